@@ -1,0 +1,86 @@
+"""Names that are never reused: blob ids, session epochs, upload ids, request ids.
+
+A blob id is (session epoch, sequence): the epoch is 64 random bits drawn once a start and recorded before
+its first use, the sequence counts from one. So a paused writer or collector can only ever touch its own
+dead name. Ids are `bytes` subclasses, since there are millions of them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Final, Self
+
+_PAIR: Final = struct.Struct(">QQ")
+
+BLOB_ID_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+
+RandomBytes = Callable[[int], bytes]
+
+
+class BlobId(bytes):
+    """16 bytes: session epoch (u64, big-endian), sequence (u64, big-endian). Never reused, never renamed."""
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Self:
+        if len(raw) != BLOB_ID_BYTES:
+            raise ValueError(f"a blob id has {BLOB_ID_BYTES} bytes, got {len(raw)}")
+        return super().__new__(cls, raw)
+
+    @classmethod
+    def of(cls, epoch: int, sequence: int) -> Self:
+        """Build the id of the given session epoch and sequence number."""
+        return cls(_PAIR.pack(epoch, sequence))
+
+    @property
+    def epoch(self) -> int:
+        """The session epoch this id was drawn under."""
+        return int(_PAIR.unpack(self)[0])
+
+    @property
+    def sequence(self) -> int:
+        """The position within its epoch, counting from one."""
+        return int(_PAIR.unpack(self)[1])
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"BlobId({self.hex()})"
+
+
+class BlobIdAllocator:
+    """Hands out the blob ids of one session epoch, in order. Not thread-safe: the event loop owns it."""
+
+    __slots__ = ("_next", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._next = 1
+
+    def allocate(self) -> BlobId:
+        """Return an id that no call has returned before."""
+        sequence = self._next
+        self._next += 1
+        return BlobId.of(self.epoch, sequence)
+
+
+def new_epoch(random_bytes: RandomBytes = os.urandom) -> int:
+    """Draw a session epoch: 64 random bits, never zero (zero stands for "no session")."""
+    while True:
+        epoch = int.from_bytes(random_bytes(8), "big")
+        if epoch:
+            return epoch
+
+
+def new_upload_id(random_bytes: RandomBytes = os.urandom) -> str:
+    """Draw an unguessable multipart upload id of 32 hex digits."""
+    return random_bytes(16).hex()
+
+
+def new_request_id(random_bytes: RandomBytes = os.urandom) -> str:
+    """Draw a request id of 16 upper-case hex digits, the shape S3 clients expect."""
+    return random_bytes(8).hex().upper()
