@@ -1,0 +1,411 @@
+"""The arena itself: region files opened or adopted, populated in the background, reserved from with a deadline, and closed.
+
+It guarantees that room handed out is backed and populated memory of which nobody else has a part, and that whoever waits for
+room is served in turn or told no. It does not know what lies in an extent, never evicts (it asks its reclaimer to), and does not
+guard against a second process in the same directory (the data directory's lock does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from kvobj.arena.directory import prepare_directory, remove_files
+from kvobj.arena.extent import ALIGNMENT, Extent, Hold, Pin
+from kvobj.arena.geometry import FORMAT, Geometry, write_geometry
+from kvobj.arena.queue import ReservationQueue
+from kvobj.arena.region import Region
+from kvobj.arena.room import Room
+from kvobj.errors import CorruptionError, KvobjError, StoreFullError, UnavailableError
+
+REGION_BYTES: Final = 256 * 1024 * 1024
+# Room is handed out in steps of this much while a region is being populated.
+_STEP_BYTES: Final = 32 * 1024 * 1024
+# A generation is (incarnation of the arena, reservation within it): higher than any of an earlier process.
+_INCARNATION_SHIFT: Final = 40
+
+Reclaimer = Callable[[int], Awaitable[int]]
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaUsage:
+    """Occupancy. `reserved_bytes` are extents as rounded, `requested_bytes` what was asked for; `pinned` counts extents."""
+
+    capacity_bytes: int
+    populated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int
+    pinned: int
+    regions: int
+    dedicated_regions: int
+    huge_pages: bool
+    location: str
+
+
+class Arena:
+    """Shared memory in extents. Made by `open`; every call on the event loop that opened it."""
+
+    def __init__(
+        self, directory: Path, geometry: Geometry, *, adopted: bool, huge_pages: bool, dedicated_buckets: frozenset[str]
+    ) -> None:
+        self.directory = directory
+        self.adopted = adopted
+        self.capacity_bytes = geometry.capacity_bytes
+        self._geometry = geometry
+        self._huge_pages = huge_pages
+        self._huge_pages_seen = False
+        self._room = Room(geometry.capacity_bytes, geometry.region_bytes, dedicated_buckets)
+        self._regions = [
+            Region(directory / f"region-{number:04}", self._room.region_span(number)[1])
+            for number in range(len(self._room.extents))
+        ]
+        self._holds: dict[int, Hold] = {}
+        self._requested_bytes = 0
+        self._generation = geometry.incarnation << _INCARNATION_SHIFT
+        self._queue = ReservationQueue(self._take, self._give_back, self._is_settled)
+        # Spans still to be handed out, ascending; None: an earlier life's extents may yet be adopted.
+        self._pending: deque[tuple[int, int]] | None = None if adopted else deque([(0, geometry.capacity_bytes)])
+        self._populated_bytes = 0
+        self._populating: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="arena")
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        *,
+        capacity_bytes: int,
+        store_id: bytes,
+        boot_id: str,
+        region_bytes: int = REGION_BYTES,
+        huge_pages: bool = True,
+        dedicated_buckets: frozenset[str] = frozenset(),
+        data_directory: Path | None = None,
+    ) -> Self:
+        """Open the arena in `directory`: adopt what an earlier process of this store and boot left, or make it anew.
+
+        Quick in both cases: of a fresh arena only the first 32 MiB are populated, `populate` does the rest. Both sizes are
+        rounded down to `ALIGNMENT`. `data_directory` is noted, so that an orphan can be told. `StoreFullError` where the file
+        system has not that much free; `UnavailableError` where the directory cannot be used.
+        """
+        capacity_bytes -= capacity_bytes % ALIGNMENT
+        region_bytes = min(region_bytes - region_bytes % ALIGNMENT, capacity_bytes)
+        if region_bytes <= 0:
+            raise ValueError(f"an arena of {capacity_bytes} bytes in regions of {region_bytes} holds nothing")
+        geometry = Geometry(
+            format=FORMAT,
+            store_id=store_id,
+            boot_id=boot_id,
+            capacity_bytes=capacity_bytes,
+            region_bytes=region_bytes,
+            data_directory="" if data_directory is None else str(data_directory),
+        )
+        geometry, adopted = await asyncio.to_thread(prepare_directory, directory, geometry)
+        arena = cls(directory, geometry, adopted=adopted, huge_pages=huge_pages, dedicated_buckets=dedicated_buckets)
+        if adopted:
+            arena._map_existing(dedicated_buckets)
+        else:
+            try:
+                await arena._populate_step()
+            except BaseException:  # a half-made arena leaves nothing behind
+                await arena.aclose(remove=True)
+                raise
+        return arena
+
+    # -- an earlier life ---------------------------------------------------------------------------------------------
+    def adopt(self, extents: Sequence[Extent]) -> list[Pin]:
+        """Take over extents of an earlier process, usable at once; all else becomes free. Pins in the order given.
+
+        Once, before anything is reserved or populated, and only if `adopted` (RuntimeError otherwise). `CorruptionError` if
+        any is out of bounds, not of an earlier process or overlaps another; nothing is adopted then.
+        """
+        usable = self._usable(extents)
+        if len(usable) != len(extents):
+            bad = min(set(range(len(extents))) - set(usable))
+            raise CorruptionError("extent cannot be adopted", extent=extents[bad])
+        self._keep(extents, usable)
+        return [self._adopt_one(extent) for extent in extents]
+
+    def adopt_usable(self, extents: Sequence[Extent]) -> list[Pin | None]:
+        """As `adopt`, but what cannot be adopted gets None and stays free; of extents that overlap, the first in the arena
+        is kept. 100,000 extents take 0.35 s."""
+        usable = self._usable(extents)
+        self._keep(extents, usable)
+        pins: list[Pin | None] = [None] * len(extents)
+        for at in usable:
+            pins[at] = self._adopt_one(extents[at])
+        return pins
+
+    def _usable(self, extents: Sequence[Extent]) -> list[int]:
+        """Positions of those that can be adopted together, ascending by place in the arena."""
+        if not self.adopted or self._pending is not None:
+            raise RuntimeError("adopt comes first, and only in an adopted arena")
+        region_bytes = self._room.region_bytes
+        order = sorted((extent.region * region_bytes + extent.offset, at) for at, extent in enumerate(extents))
+        usable: list[int] = []
+        position = 0
+        for start, at in order:
+            extent = extents[at]
+            if start >= position and self._is_earlier_extent(extent):
+                usable.append(at)
+                position = start + extent.length
+        return usable
+
+    def _keep(self, extents: Sequence[Extent], usable: Sequence[int]) -> None:
+        """What lies between these is to be handed out as it is populated."""
+        pending: deque[tuple[int, int]] = deque()
+        position = 0
+        for at in usable:
+            start = self._start_of(extents[at])
+            if start > position:
+                pending.append((position, start))
+            position = start + extents[at].length
+        if position < self.capacity_bytes:
+            pending.append((position, self.capacity_bytes))
+        self._pending = pending
+
+    def _adopt_one(self, extent: Extent) -> Pin:
+        start = self._start_of(extent)
+        self._room.record(start, extent.length)
+        hold = Hold(extent, self._memory(extent.region), extent.length, self._on_released)
+        self._holds[start] = hold
+        self._requested_bytes += extent.length
+        return Pin(hold)
+
+    def _is_earlier_extent(self, extent: Extent) -> bool:
+        if (
+            not 0 <= extent.region < len(self._regions)
+            or extent.generation >= self._geometry.incarnation << _INCARNATION_SHIFT
+        ):
+            return False
+        region = self._regions[extent.region]
+        aligned = extent.offset % ALIGNMENT == 0 and extent.length % ALIGNMENT == 0
+        inside = extent.offset >= 0 and extent.length > 0 and extent.offset + extent.length <= region.size_bytes
+        return aligned and inside and region.room is not None
+
+    def _map_existing(self, dedicated_buckets: frozenset[str]) -> None:
+        for region in self._regions:
+            if region.path.exists():
+                region.map(huge_pages=self._huge_pages)
+        for number, bucket in self._geometry.dedicated.items():
+            if bucket in dedicated_buckets and number < len(self._regions):
+                self._room.owners[number] = bucket
+
+    # -- reserving -----------------------------------------------------------------------------------------------------
+    def try_reserve(self, length: int, *, bucket: str | None = None) -> Pin | None:
+        """An extent of at least `length` bytes at once, or None where there is no room now or others wait for it."""
+        lane = self._room.lane(bucket)
+        self._start_populating()
+        if self._queue.is_waiting(lane):
+            return None
+        hold = self._take(length, lane)
+        return None if hold is None else Pin(hold)
+
+    async def reserve(self, length: int, *, timeout_seconds: float, bucket: str | None = None) -> Pin:
+        """An extent of at least `length` bytes, in turn. The caller releases the pin.
+
+        Calls the reclaimer where there is no room. `BusyError` after the deadline, `StoreFullError` if it could never fit,
+        `UnavailableError` once the arena is closed. Cancel-safe.
+        """
+        pin = self.try_reserve(length, bucket=bucket)
+        if pin is not None:
+            return pin
+        return (await self.reserve_many([length], timeout_seconds=timeout_seconds, bucket=bucket))[0]
+
+    async def reserve_many(
+        self, lengths: Sequence[int], *, timeout_seconds: float, bucket: str | None = None
+    ) -> list[Pin]:
+        """Extents of all the lengths, or none: what one request needs is asked for at once, so that two half-served
+        requests never wait for each other. Otherwise as `reserve`."""
+        if any(length <= 0 for length in lengths):
+            raise ValueError(f"an extent has at least one byte, got {lengths}")
+        if not self._room.can_ever_hold(lengths):
+            raise StoreFullError("larger than the arena", lengths=list(lengths), capacity_bytes=self.capacity_bytes)
+        self._start_populating()
+        holds = await self._queue.wait(tuple(lengths), self._room.lane(bucket), timeout_seconds) if lengths else []
+        return [Pin(hold) for hold in holds]
+
+    def set_reclaimer(self, reclaim: Reclaimer | None) -> None:
+        """Who is asked to free about n bytes when somebody waits; it returns how many it freed, 0 for "nothing to free now".
+
+        Never two calls at a time. It is asked again after each call that freed something, each release, and `reconsider`.
+        """
+        self._queue.set_reclaim(reclaim)
+
+    def reconsider(self) -> None:
+        """Tell that the reclaimer may find more than before. Costs nothing where nobody waits."""
+        self._queue.kick()
+
+    def obstacles(self, may_go: Callable[[Extent], bool]) -> list[Extent]:
+        """Extents whose removal lets a first waiter in, cheapest found, only such as `may_go` accepts. Empty where nobody
+        waits, or no choice of them would do. Takes milliseconds in a crowded arena: for a reclaimer whose first victims did
+        not suffice."""
+        found: list[Extent] = []
+        for length, lane in self._queue.heads():
+            offsets = self._room.obstacles(length, lane, lambda offset: may_go(self._holds[offset].extent))
+            found.extend(self._holds[offset].extent for offset in offsets)
+        return found
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits for room."""
+        return bool(self._queue.heads())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """All extents, as rounded."""
+        return self._room.allocated_bytes
+
+    def usage(self) -> ArenaUsage:
+        """Present occupancy."""
+        return ArenaUsage(
+            capacity_bytes=self.capacity_bytes,
+            populated_bytes=self._populated_bytes,
+            reserved_bytes=self._room.allocated_bytes,
+            requested_bytes=self._requested_bytes,
+            pinned=len(self._holds),
+            regions=sum(region.room is not None for region in self._regions),
+            dedicated_regions=len(self._room.owners),
+            huge_pages=self._huge_pages_seen,
+            location=str(self.directory),
+        )
+
+    def _take(self, length: int, lane: str | None) -> Hold | None:
+        owners = len(self._room.owners)
+        start = self._room.allocate(length, lane)
+        if start is None:
+            return None
+        region, offset = divmod(start, self._room.region_bytes)
+        self._generation += 1
+        extent = Extent(region, offset, self._room.rounded(length), self._generation)
+        hold = Hold(extent, self._memory(region), length, self._on_released)
+        self._holds[start] = hold
+        self._requested_bytes += length
+        if len(self._room.owners) != owners:
+            self._note_owners()
+        return hold
+
+    def _give_back(self, hold: Hold) -> None:
+        start = self._start_of(hold.extent)
+        owners = len(self._room.owners)
+        del self._holds[start]
+        self._requested_bytes -= hold.requested_bytes
+        self._room.free(start)
+        if len(self._room.owners) != owners:
+            self._note_owners()
+
+    def _on_released(self, hold: Hold) -> None:
+        if not hold.pins:
+            self._give_back(hold)
+            self._queue.serve()
+        self._queue.kick()
+
+    def _start_of(self, extent: Extent) -> int:
+        return extent.region * self._room.region_bytes + extent.offset
+
+    def _memory(self, region: int) -> memoryview:
+        room = self._regions[region].room
+        if room is None:
+            raise UnavailableError("the arena is closed", region=region)
+        return room
+
+    def _note_owners(self) -> None:
+        self._geometry = Geometry(
+            **{name: getattr(self._geometry, name) for name in Geometry.__struct_fields__ if name != "dedicated"},
+            dedicated=dict(self._room.owners),
+        )
+        if not self._stopping:
+            write_geometry(self.directory, self._geometry)
+
+    # -- populating ------------------------------------------------------------------------------------------------------
+    async def populate(self) -> None:
+        """Back and fault in everything, in a thread, step by step; each step's room is handed out as it is ready.
+
+        Returns when all is done or the arena closes. Start it once adoption is over. `StoreFullError` where the memory ran
+        out on the way: what is populated stays in use. Cancelling the caller does not stop it.
+        """
+        self._start_populating()
+        if self._populating is not None:
+            await asyncio.shield(self._populating)
+
+    def _start_populating(self) -> None:
+        if self._populating is None and not self._stopping:
+            self._populating = asyncio.get_running_loop().create_task(self._populate(), name="arena populate")
+            self._populating.add_done_callback(_note_failure)
+
+    def _is_settled(self) -> bool:
+        """Whether room comes from eviction only: while there is more to populate, waiting for that is cheaper."""
+        return self._populating is not None and self._populating.done()
+
+    async def _populate(self) -> None:
+        try:
+            while self._populated_bytes < self.capacity_bytes and not self._stopping:
+                await self._populate_step()
+        except KvobjError:
+            self._room.usable_bytes = self._populated_bytes
+            raise
+        finally:
+            # The task is done only after this, and reclaim waits for that.
+            asyncio.get_running_loop().call_soon(self._queue.kick)
+
+    async def _populate_step(self) -> None:
+        start = self._populated_bytes
+        region_bytes = self._room.region_bytes
+        number, offset = divmod(start, region_bytes)
+        region = self._regions[number]
+        stop = min(offset + _STEP_BYTES, region.size_bytes)
+        if offset == 0:
+            await self._on_thread(region.create)
+            if region.room is None:
+                region.map(huge_pages=self._huge_pages)
+        await self._on_thread(lambda: region.populate(offset, stop, fresh=not self.adopted))
+        if start == 0 and self._huge_pages:
+            self._huge_pages_seen = await self._on_thread(region.uses_huge_pages)
+        self._populated_bytes = number * region_bytes + stop
+        self._hand_out(self._populated_bytes)
+        self._queue.serve()
+
+    def _hand_out(self, upto: int) -> None:
+        if self._pending is None:
+            self._pending = deque([(0, self.capacity_bytes)])
+        region_bytes = self._room.region_bytes
+        while self._pending and self._pending[0][0] < upto:
+            start, stop = self._pending.popleft()
+            end = min(stop, upto, (start // region_bytes + 1) * region_bytes)
+            if end < stop:
+                self._pending.appendleft((end, stop))
+            self._room.add(start, end)
+
+    async def _on_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # -- closing ---------------------------------------------------------------------------------------------------------
+    async def aclose(self, *, remove: bool) -> None:
+        """Stop populating, fail who waits, drop the mappings; with `remove`, delete the files. Idempotent.
+
+        Views that are still out stay readable: memory goes with the last of them, the files' names go now. Without `remove` the
+        next process of this boot can adopt what the directory of the dram tier names.
+        """
+        self._stopping = True
+        await self._queue.aclose()
+        if self._populating is not None:
+            await asyncio.wait([self._populating])
+        self._thread.shutdown(wait=False)
+        for region in self._regions:
+            region.drop()
+        if remove:
+            await asyncio.to_thread(remove_files, self.directory)
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("arena population ended early: %s", task.exception())

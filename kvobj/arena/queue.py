@@ -1,0 +1,186 @@
+"""Who waits for room, in the order they came, and how room is asked for on their behalf.
+
+First come, first served within a lane (the shared room, or a dedicated bucket's): small requests never overtake a large one, so
+the large one is served. Only the first of a lane holds part of what it asked for, so no two half-served requests wait for each
+other. At most one reclaim runs at a time. Every wait has a deadline. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from kvobj.arena.extent import Hold
+from kvobj.errors import BusyError, KvobjError, UnavailableError
+
+# One call of the reclaimer frees about this much at most, so that a long queue does not empty the cache in one go.
+_RECLAIM_BYTES: Final = 256 * 1024 * 1024
+
+Reclaim = Callable[[int], Awaitable[int]]
+
+
+class Waiter:
+    """One request for several extents at once; `held` are those it has so far, by position in `lengths`."""
+
+    __slots__ = ("granted", "held", "lane", "lengths")
+
+    def __init__(self, lengths: Sequence[int], lane: str | None) -> None:
+        self.lengths = lengths
+        self.lane = lane
+        self.held: dict[int, Hold] = {}
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class ReservationQueue:
+    """Waiters by lane. `take(length, lane)` reserves or returns None; `give_back(hold)` undoes it."""
+
+    __slots__ = ("_closed", "_give_back", "_kicked", "_lanes", "_may_reclaim", "_reclaim", "_take", "_task")
+
+    def __init__(
+        self,
+        take: Callable[[int, str | None], Hold | None],
+        give_back: Callable[[Hold], None],
+        may_reclaim: Callable[[], bool],
+    ) -> None:
+        self._take = take
+        self._give_back = give_back
+        self._may_reclaim = may_reclaim
+        self._lanes: dict[str | None, deque[Waiter]] = {}
+        self._reclaim: Reclaim | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._kicked = False
+        self._closed = False
+
+    def set_reclaim(self, reclaim: Reclaim | None) -> None:
+        """Whom to ask for room from now on; None: nobody."""
+        self._reclaim = reclaim
+        self.kick()
+
+    def is_waiting(self, lane: str | None) -> bool:
+        """Whether somebody waits in the lane, so that a newcomer must wait behind."""
+        return lane in self._lanes
+
+    def heads(self) -> list[tuple[int, str | None]]:
+        """For each lane, the length that its first waiter lacks next, and the lane."""
+        return [(self._next_length(lane[0]), name) for name, lane in self._lanes.items()]
+
+    async def wait(self, lengths: Sequence[int], lane: str | None, timeout_seconds: float) -> list[Hold]:
+        """All of the lengths, in order, when it is this request's turn. `BusyError` after the deadline, `UnavailableError`
+        when the arena closes. Cancelled or failed, it leaves nothing behind."""
+        if self._closed:
+            raise UnavailableError("the arena is closed")
+        waiter = Waiter(lengths, lane)
+        self._lanes.setdefault(lane, deque()).append(waiter)
+        deadline = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), _expire, waiter)
+        try:
+            self.serve()
+            self.kick()
+            await waiter.granted
+        except BaseException:  # whatever ended the wait, what was held so far must go back
+            self._leave(waiter)
+            self._return_held(waiter)
+            self.serve()
+            self.kick()
+            raise
+        finally:
+            deadline.cancel()
+        return [waiter.held[position] for position in range(len(lengths))]
+
+    def serve(self) -> None:
+        """Give what there is to those whose turn it is."""
+        for name in list(self._lanes):
+            lane = self._lanes.get(name)
+            while lane:
+                waiter = lane[0]
+                if not waiter.granted.done():
+                    if not self._try(waiter):
+                        break
+                    waiter.granted.set_result(None)
+                self._leave(waiter)
+
+    def kick(self) -> None:
+        """Something may be reclaimable now that was not: ask again if anybody waits. Cheap where nobody does."""
+        if not self._lanes or self._reclaim is None or self._closed or not self._may_reclaim():
+            return
+        self._kicked = True
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="arena reclaim")
+
+    async def aclose(self) -> None:
+        """Fail everybody who waits and stop asking. Idempotent."""
+        self._closed = True
+        self._fail_all(UnavailableError("the arena is closed"))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _try(self, waiter: Waiter) -> bool:
+        for position, length in enumerate(waiter.lengths):
+            if position not in waiter.held:
+                hold = self._take(length, waiter.lane)
+                if hold is None:
+                    return False
+                waiter.held[position] = hold
+        return True
+
+    def _next_length(self, waiter: Waiter) -> int:
+        return next(length for position, length in enumerate(waiter.lengths) if position not in waiter.held)
+
+    def _leave(self, waiter: Waiter) -> None:
+        lane = self._lanes.get(waiter.lane)
+        if lane and waiter in lane:
+            lane.remove(waiter)
+            if not lane:
+                del self._lanes[waiter.lane]
+
+    def _return_held(self, waiter: Waiter) -> None:
+        held, waiter.held = waiter.held, {}
+        for hold in held.values():
+            self._give_back(hold)
+
+    def _fail_all(self, error: KvobjError) -> None:
+        for lane in list(self._lanes.values()):
+            for waiter in list(lane):
+                if not waiter.granted.done():
+                    waiter.granted.set_exception(error)
+
+    def _shortage_bytes(self) -> int:
+        total = 0
+        for lane in self._lanes.values():
+            for waiter in lane:
+                total += sum(length for at, length in enumerate(waiter.lengths) if at not in waiter.held)
+                if total >= _RECLAIM_BYTES:
+                    return _RECLAIM_BYTES
+        return total
+
+    async def _run(self) -> None:
+        try:
+            while self._kicked and self._lanes and self._reclaim is not None:
+                self._kicked = False
+                freed = await self._reclaim(self._shortage_bytes())
+                self.serve()
+                if freed:
+                    self._kicked = True
+                elif not self._kicked:
+                    # Stuck: what a first waiter holds already may lie in the middle of the only place for the rest.
+                    self._restart_heads()
+        except Exception as error:  # noqa: BLE001 - it must reach those who wait, whatever it is, and not die with the task
+            failure = UnavailableError("room could not be reclaimed")
+            failure.__cause__ = error
+            self._fail_all(failure)
+        finally:
+            self._task = None
+
+    def _restart_heads(self) -> None:
+        for lane in list(self._lanes.values()):
+            if lane and lane[0].held:
+                self._return_held(lane[0])
+        self.serve()
+
+
+def _expire(waiter: Waiter) -> None:
+    if not waiter.granted.done():
+        lacking = sum(length for at, length in enumerate(waiter.lengths) if at not in waiter.held)
+        waiter.granted.set_exception(BusyError("no room came free in time", lacking_bytes=lacking))

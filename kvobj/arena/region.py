@@ -1,0 +1,120 @@
+"""One region: a file in shared memory, fully allocated, mapped shared, and populated piece by piece.
+
+`create` never leaves a hole (posix_fallocate), so touching the mapping cannot end in SIGBUS; `populate` makes page faults
+happen here and not under a request. Both block and are called on a thread. Mapping alone is quick and done anywhere.
+Measured on tmpfs with 4 KiB pages: allocate 0.1 s/GiB, populate fresh 0.4 to 2.6 s/GiB, populate existing 0.05 s/GiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from kvobj.errors import StoreFullError, TierUnavailableError
+
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+_PAGE_BYTES: Final = 4096
+# One system call populates this much: it holds the mapping lock meanwhile (24 ms at worst for 4 MiB of fresh pages here).
+_CALL_BYTES: Final = 4 * 1024 * 1024
+
+
+class Region:
+    """A mapped region file of `size_bytes`. `room` is a writable view of all of it, None until mapped."""
+
+    __slots__ = ("_address", "_map", "path", "room", "size_bytes")
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self.room: memoryview | None = None
+        self._map: mmap.mmap | None = None
+        self._address = 0
+
+    def create(self) -> None:
+        """Make the file if need be and back every byte of it. Safe to repeat. Blocks.
+
+        `StoreFullError` where there is no room; the file is then as it was, or gone if this call made it.
+        """
+        existed = self.path.exists()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self.size_bytes)
+        except OSError as error:
+            if not existed:
+                self.path.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFullError(
+                    "no room for an arena region", path=str(self.path), size_bytes=self.size_bytes
+                ) from error
+            raise TierUnavailableError("arena region cannot be allocated", path=str(self.path)) from error
+        finally:
+            os.close(descriptor)
+
+    def map(self, *, huge_pages: bool) -> None:
+        """Map the file, which must have its full size. Quick: no page is touched."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(descriptor, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+        self.room = memoryview(self._map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        if huge_pages:
+            # Advice: where the kernel gives no huge pages for shared memory, it is refused or ignored.
+            _madvise(self._address, self.size_bytes, _MADV_HUGEPAGE)
+
+    def populate(self, start: int, stop: int, *, fresh: bool) -> None:
+        """Fault `[start, stop)` in, writable. Blocks without the GIL. Contents stay as they are.
+
+        Where the kernel lacks the call, pages are touched instead: written if `fresh` (nobody else may use them then), read
+        if not, since writing back what was read would race with whoever fills them.
+        """
+        for begin in range(start, stop, _CALL_BYTES):
+            length = min(_CALL_BYTES, stop - begin)
+            if _madvise(self._address + begin, length, _MADV_POPULATE_WRITE) != 0:
+                self._touch(begin, begin + length, fresh=fresh)
+
+    def uses_huge_pages(self) -> bool:
+        """Whether the kernel maps any of this region by huge pages. Reads /proc/self/smaps: milliseconds, on a thread."""
+        begins = f"{self._address:x}-"
+        try:
+            with open("/proc/self/smaps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - a stream of lines
+                inside = False
+                for line in maps:
+                    if line.startswith(begins):
+                        inside = True
+                    elif inside and line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")) and int(line.split()[1]):
+                        return True
+                    elif inside and line.startswith("VmFlags:"):
+                        return False
+        except OSError:
+            return False
+        return False
+
+    def drop(self) -> None:
+        """Forget the mapping. It goes when the last view of it goes: closing it under a reader would be a crash."""
+        self.room = None
+        self._map = None
+
+    def _touch(self, start: int, stop: int, *, fresh: bool) -> None:
+        room = self.room
+        if room is None:
+            return
+        pages = room[start:stop:_PAGE_BYTES]
+        if fresh:
+            pages[:] = bytes(len(pages))
+        else:
+            bytes(pages)
+
+
+def _madvise(address: int, length: int, advice: int) -> int:
+    """Call madvise through ctypes, which lets go of the GIL; mmap.madvise keeps it, and would stop the event loop meanwhile."""
+    return int(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice)))
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
