@@ -1,0 +1,225 @@
+"""The values the catalog keeps: frozen, slotted, and encoded as msgpack arrays (append fields, never reorder).
+
+A row is what a commit makes durable and what a lookup returns. Residency (which tier holds a blob) is not in
+here: it would lie. `durability` is the class that was reached, which a start needs in order to know which
+rows may have lost their bytes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+MAX_KEY_BYTES: Final = 1024
+MAX_PARTS: Final = 10_000
+
+
+class BucketKind(StrEnum):
+    """`kv` buckets hold immutable chunks (first writer wins); in `ordinary` ones PUT replaces."""
+
+    ORDINARY = "ordinary"
+    KV = "kv"
+
+
+class Durability(StrEnum):
+    """What a PUT's acknowledgement survives: process death, power loss, loss of the node."""
+
+    MEMORY = "memory"
+    LOCAL = "local"
+    SHARED = "shared"
+
+
+class ObjectState(StrEnum):
+    """States of `gc-protocol` §2.3 that a row can be seen in; absent and uploading have no row."""
+
+    LIVE = "live"
+    CONDEMNED = "condemned"
+    DELETING = "deleting"
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False):
+    """Common encoding: arrays, so that a row costs its values and not its field names."""
+
+
+class UserRow(_Row, frozen=True, array_like=True):
+    """One user. `secret_key` is never logged. The root user may do everything, users and admin calls included."""
+
+    id: str
+    display_name: str
+    access_key: str
+    secret_key: str
+    is_root: bool = False
+
+
+class BucketRow(_Row, frozen=True, array_like=True):
+    """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store."""
+
+    name: str
+    kind: BucketKind
+    owner: str
+    created_ms: int
+    durability: Durability
+    codec: str = "raw"
+    region: str = "us-east-1"
+
+
+class BlobRef(_Row, frozen=True, array_like=True):
+    """One blob of an object, in order. `digest` is BLAKE3 of the plain bytes, None while it is being computed.
+
+    `frame_bytes` is the length of the blob's frame (header, directory, blocks) as `codec` laid it out;
+    `codec` is the frame's codec name (`raw`, `zp`). Lossless copies in other tiers keep `plain_bytes`.
+    """
+
+    blob_id: bytes
+    plain_bytes: int
+    frame_bytes: int
+    digest: bytes | None
+    codec: str = "raw"
+
+
+class Checksum(_Row, frozen=True, array_like=True):
+    """An S3 additional checksum. `algorithm` is CRC32, CRC32C, CRC64NVME, SHA1 or SHA256; `value` is base64 as S3
+    prints it (with `-N` for a composite of N parts); `type` is FULL_OBJECT or COMPOSITE."""
+
+    algorithm: str
+    value: str
+    type: str = "FULL_OBJECT"
+
+
+class PartInfo(_Row, frozen=True, array_like=True):
+    """What is remembered of one part of a completed multipart upload, for partNumber reads and attributes."""
+
+    number: int
+    size_bytes: int
+    checksum: Checksum | None = None
+
+
+class ObjectRow(_Row, frozen=True, array_like=True):
+    """One object. Its bytes are the blobs in order; their plain sizes sum to `size_bytes`.
+
+    `etag` has no quotes. `headers` are the stored standard headers by lower-case name (content-type,
+    cache-control, content-disposition, content-encoding, content-language, expires); `metadata` the user
+    metadata without the `x-amz-meta-` in front. `sequence` is the store-wide commit number, set by the
+    catalog, ascending: of two rows for one key the higher is the newer. `digest` is BLAKE3 of all plain bytes, None
+    while unknown (several blobs, or still being computed).
+    """
+
+    bucket: str
+    key: str
+    blobs: tuple[BlobRef, ...]
+    size_bytes: int
+    etag: str
+    modified_ms: int
+    owner: str
+    durability: Durability
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksums: tuple[Checksum, ...] = ()
+    parts: tuple[PartInfo, ...] = ()
+    digest: bytes | None = None
+    state: ObjectState = ObjectState.LIVE
+    sequence: int = 0
+    # Filled by chains: the parent's key, the depth and the position-weighted sum of `gc-protocol` §2.4.
+    parent: str | None = None
+    depth: int = 0
+    chain_sum: bytes = b""
+
+
+class UploadRow(_Row, frozen=True, array_like=True):
+    """One multipart upload in progress. Its identity is (bucket, key, upload_id)."""
+
+    bucket: str
+    key: str
+    upload_id: str
+    initiated_ms: int
+    owner: str
+    durability: Durability
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksum_algorithm: str | None = None
+    checksum_type: str | None = None
+
+
+class PartRow(_Row, frozen=True, array_like=True):
+    """One uploaded part; a part sent again under the same number replaces the earlier one."""
+
+    upload_id: str
+    number: int
+    blobs: tuple[BlobRef, ...]
+    size_bytes: int
+    etag: str
+    modified_ms: int
+    checksum: Checksum | None = None
+
+
+class QueueEntry(_Row, frozen=True, array_like=True):
+    """A blob that no row names any more. Its tiers' copies may be deleted once `not_before_ms` has passed.
+
+    `position` is the entry's place in the queue, set by the catalog; reap names it.
+    """
+
+    blob_id: bytes
+    not_before_ms: int
+    bucket: str
+    key: str
+    position: int = 0
+    volatile: bool = False
+
+
+class WriteCondition(_Row, frozen=True, array_like=True):
+    """Conditions checked in the commit's own transaction. Values are bare ETags or `*`, as S3 has them."""
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+
+
+class CommitMode(StrEnum):
+    """What a commit does about a live row under its key."""
+
+    REPLACE = "replace"
+    FIRST_WRITER_WINS = "first-writer-wins"
+
+
+class CommitOutcome(_Row, frozen=True, array_like=True):
+    """The row that is live after the commit. `existed`: an earlier writer's row stood and the given one was not taken
+    (its blobs are queued for deletion in the same transaction)."""
+
+    row: ObjectRow
+    existed: bool
+
+
+class DeleteOutcome(_Row, frozen=True, array_like=True):
+    """One key's result: the row that was hidden, or None if there was none. `error` is set where a condition failed."""
+
+    key: str
+    removed: ObjectRow | None
+    precondition_failed: bool = False
+
+
+class ListPage(_Row, frozen=True, array_like=True):
+    """One page in key order (bytes of UTF-8). `next_after` continues: pass it as `after`; None at the end.
+
+    `common_prefixes` are the keys' leading parts up to and with the delimiter; a page holds at most `limit` of rows
+    and common prefixes together.
+    """
+
+    rows: tuple[ObjectRow, ...]
+    common_prefixes: tuple[str, ...]
+    next_after: str | None
+
+
+class UploadPage(_Row, frozen=True, array_like=True):
+    """One page of uploads in (key, upload id) order; `next_after` is the last (key, upload id) when more follow."""
+
+    rows: tuple[UploadRow, ...]
+    common_prefixes: tuple[str, ...]
+    next_after: tuple[str, str] | None
+
+
+class BucketUsage(_Row, frozen=True, array_like=True):
+    """Objects and plain bytes of one bucket, live rows only."""
+
+    objects: int
+    size_bytes: int

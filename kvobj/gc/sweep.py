@@ -1,0 +1,160 @@
+"""The sweep: finds what no row names and no queue entry promises to delete.
+
+Leftovers come from writers that died between a tier's put and the commit. A blob is one if its id was in a tier before the
+rows were read, belongs to no write in progress, and no row, part or queue entry names it: ids are never reused, so what is
+a leftover once stays one. Also ends uploads that nobody goes on with, and compacts the record log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BucketKind
+from kvobj.clock import Clock
+from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
+from kvobj.gc.reaper import Reaper
+from kvobj.ids import BlobId
+from kvobj.tiers.protocol import Tier
+
+# Ids looked at in one pass over the rows: 16 bytes each and Python's overhead make about 100 MB.
+PASS_IDS: Final = 1_000_000
+QUEUE_STEP: Final = 1000
+# An upload to an ordinary bucket may be resumed for days; S3 itself never ends one without a lifecycle rule.
+ORDINARY_UPLOAD_TTL_SECONDS: Final = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep found and did."""
+
+    leftover_blobs: int
+    ended_uploads: int
+
+
+class Sweep:
+    """Runs at the start and then at every interval. Event-loop-only."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        tiers: tuple[Tier, ...],
+        reaper: Reaper,
+        being_written: Callable[[BlobId], bool],
+        clock: Clock,
+        upload_ttl_seconds: float,
+        interval_seconds: float,
+        compact: Callable[[], Awaitable[None]],
+        log: logging.Logger,
+    ) -> None:
+        self._catalog = catalog
+        self._tiers = tiers
+        self._reaper = reaper
+        self._being_written = being_written
+        self._clock = clock
+        self._upload_ttl_seconds = upload_ttl_seconds
+        self._interval_seconds = interval_seconds
+        self._compact = compact
+        self._log = log
+        self._task: asyncio.Task[None] | None = None
+        self.leftover_blobs = 0
+        self.sweeps = 0
+
+    def start(self) -> None:
+        """Sweep now and then at every interval."""
+        self._task = asyncio.create_task(self._run(), name="sweep")
+
+    async def aclose(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        first = True
+        while True:
+            try:
+                await self.sweep(leftovers=first)
+                first = False
+                await self._compact()
+            except KvobjError as error:
+                self._log.warning("sweep failed, will retry: %s", error)
+            await asyncio.sleep(self._interval_seconds)
+
+    async def sweep(self, *, leftovers: bool = True) -> SweepReport:
+        """One sweep. `leftovers` compares the tiers with the catalog, which costs a pass over both; the rest is cheap."""
+        found = 0
+        if leftovers:
+            for tier in self._tiers:
+                found += await self._sweep_tier(tier)
+        ended = await self._end_uploads()
+        self.leftover_blobs += found
+        self.sweeps += 1
+        if found or ended:
+            self._log.info("sweep: %d leftover blobs, %d uploads ended", found, ended)
+            self._reaper.kick()
+        return SweepReport(leftover_blobs=found, ended_uploads=ended)
+
+    async def _sweep_tier(self, tier: Tier) -> int:
+        found = 0
+        async for candidates in self._passes(tier):
+            leftovers = await self._unnamed(candidates)
+            for start in range(0, len(leftovers), QUEUE_STEP):
+                await self._catalog.queue_blobs(leftovers[start : start + QUEUE_STEP], now_ms=self._clock.now_ms())
+            found += len(leftovers)
+        return found
+
+    async def _passes(self, tier: Tier) -> AsyncIterator[set[bytes]]:
+        candidates: set[bytes] = set()
+        async for blob_id in tier.scan():
+            if not self._being_written(blob_id):
+                candidates.add(blob_id)
+            if len(candidates) == PASS_IDS:
+                yield candidates
+                candidates = set()
+        if candidates:
+            yield candidates
+
+    async def _unnamed(self, candidates: set[bytes]) -> list[bytes]:
+        async for row in self._catalog.scan_objects():
+            for blob in row.blobs:
+                candidates.discard(blob.blob_id)
+        async for part in self._catalog.scan_parts():
+            for blob in part.blobs:
+                candidates.discard(blob.blob_id)
+        return sorted(candidates)
+
+    async def _end_uploads(self) -> int:
+        ended = 0
+        for bucket in await self._catalog.buckets():
+            ttl_seconds = self._upload_ttl_seconds if bucket.kind is BucketKind.KV else ORDINARY_UPLOAD_TTL_SECONDS
+            cutoff_ms = self._clock.now_ms() - int(ttl_seconds * 1000)
+            after = ("", "")
+            while True:
+                try:
+                    page = await self._catalog.list_uploads(bucket.name, after=after)
+                except NoSuchBucketError:
+                    break
+                for upload in page.rows:
+                    if upload.initiated_ms < cutoff_ms:
+                        ended += await self._end_if_idle(bucket.name, upload.key, upload.upload_id, cutoff_ms)
+                if page.next_after is None:
+                    break
+                after = page.next_after
+        return ended
+
+    async def _end_if_idle(self, bucket: str, key: str, upload_id: str, cutoff_ms: int) -> int:
+        try:
+            parts = await self._catalog.parts(bucket, key, upload_id)
+            if any(part.modified_ms >= cutoff_ms for part in parts):
+                return 0
+            await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+        except NoSuchUploadError:
+            return 0
+        return 1

@@ -1,0 +1,284 @@
+"""The last step of a write: blobs are placed where their class needs them, then one catalog commit makes them visible.
+
+Class `memory` in a raw KV bucket does not wait for digests: the row is committed without them, and a follow-up seals the
+frame, records the digest and hands the row to write-behind. At most `unhashed_bytes_max` bytes are in that state; a
+crash in between is healed by adoption, which hashes what was unsealed before it serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+
+import msgspec
+
+from kvobj.arena import Arena, Pin, PinnedFrame
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, Durability, ObjectRow, PartRow
+from kvobj.clock import Clock
+from kvobj.codec.codec import codec_named
+from kvobj.codec.frame import raw_frame_bytes
+from kvobj.errors import KvobjError, StoreFullError
+from kvobj.ids import BlobId
+from kvobj.store.ingest import PutTransfer, ReceivedBlob
+from kvobj.store.placement import Placement
+from kvobj.store.requests import PutResult
+from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.protocol import BlobNames
+
+
+def kv_etag(blob_id: bytes) -> str:
+    """The opaque ETag of a KV chunk, which no client mistakes for an MD5 (`kv-api` §4)."""
+    return f"kv-{blob_id.hex()[-24:]}"
+
+
+class CommitStep:
+    """Implements `ingest.Committer` over tiers and catalog. Event-loop-only."""
+
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        catalog: Catalog,
+        placement: Placement,
+        write_behind: WriteBehind,
+        clock: Clock,
+        hash_executor: Executor,
+        make_room: Callable[[int], Awaitable[int]],
+        on_written: Callable[[ObjectRow], Awaitable[None]],
+        reserve_timeout_seconds: float,
+        unhashed_bytes_max: int,
+        log: logging.Logger,
+    ) -> None:
+        self._arena = arena
+        self._catalog = catalog
+        self._placement = placement
+        self._write_behind = write_behind
+        self._clock = clock
+        self._executor = hash_executor
+        self._make_room = make_room
+        self._on_written = on_written
+        self._reserve_timeout_seconds = reserve_timeout_seconds
+        self._unhashed_bytes_max = unhashed_bytes_max
+        self._unhashed_bytes = 0
+        self._log = log
+        self._follow_ups: dict[bytes, asyncio.Task[None]] = {}
+
+    async def reserve(self, plain_sizes: list[int], *, codec: str = "raw") -> list[Pin]:
+        """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw.
+
+        All in one reservation: half-served writers that wait for each other would never finish.
+        """
+        lengths = [raw_frame_bytes(plain_bytes) for plain_bytes in plain_sizes]
+        if codec != "raw":
+            lengths.append(codec_named(codec).encode_bound(plain_sizes[0]))
+        if len(lengths) == 1:
+            pin = self._arena.try_reserve(lengths[0])
+            if pin is not None:
+                return [pin]
+        return await self._arena.reserve_many(lengths, timeout_seconds=self._reserve_timeout_seconds)
+
+    async def encode(self, blob: ReceivedBlob, bucket: BucketRow, into: Pin) -> ReceivedBlob:
+        """See `Committer.encode`."""
+        assert blob.hash is not None
+        assert blob.hash.digest is not None
+        digest = blob.hash.digest
+        # KV tensors are 2-byte floats nearly always: their planes are what makes zp worth its time. A wrong guess costs
+        # ratio, never bytes.
+        element_bytes = 2 if bucket.kind is BucketKind.KV else 1
+
+        def work() -> int:
+            codec = codec_named(bucket.codec)
+            return codec.encode(blob.payload, into.view, digest=digest, element_bytes=element_bytes)
+
+        frame_bytes = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        encoded = ReceivedBlob(blob.blob_id, into, blob.plain_bytes, bucket.codec)
+        encoded.frame_bytes = frame_bytes
+        encoded.frame = PinnedFrame(into, frame_bytes=frame_bytes)
+        encoded.hash = blob.hash
+        encoded.sealed = True
+        return encoded
+
+    async def write_home(self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool) -> None:
+        """See `Committer.write_home`."""
+        try:
+            await self._placement.hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached)
+        except StoreFullError:
+            # Chunks of KV buckets are a cache: the least recently used give way before a writer is refused.
+            if not await self._make_room(blob.frame_bytes):
+                raise
+            await self._placement.hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached)
+
+    async def abandon(self, transfer: PutTransfer) -> None:
+        """See `Committer.abandon`."""
+        self._give_back_dirty(transfer)
+        with suppress(KvobjError):  # a tier that fails here keeps an orphan, which the next sweep finds
+            await self._placement.discard(transfer.written)
+
+    def _give_back_dirty(self, transfer: PutTransfer) -> None:
+        if transfer.dirty_reserved_bytes:
+            self._placement.unreserve_dirty(transfer.dirty_reserved_bytes)
+            transfer.dirty_reserved_bytes = 0
+
+    async def finish(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> PutResult:
+        """See `Committer.finish`."""
+        request = transfer.request
+        if transfer.held is not None:
+            await self._place_held(transfer, want_digest=want_digest)
+        refs = tuple(transfer.refs)
+        if request.part is not None:
+            return await self._commit_part(transfer, refs, checksums)
+        now_ms = self._clock.now_ms()
+        row = ObjectRow(
+            bucket=request.bucket.name,
+            key=request.key,
+            blobs=refs,
+            size_bytes=request.size_bytes,
+            etag=self._etag(transfer, refs),
+            modified_ms=now_ms,
+            owner=request.owner,
+            durability=transfer.durability,
+            headers=dict(request.headers),
+            metadata=dict(request.metadata),
+            checksums=checksums,
+            digest=refs[0].digest if len(refs) == 1 else self._whole_digest(transfer),
+        )
+        # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`).
+        transfer.committed = True
+        try:
+            outcome = await self._catalog.commit(row, mode=transfer.mode, condition=request.condition, now_ms=now_ms)
+        finally:
+            self._give_back_dirty(transfer)
+        if not outcome.existed:
+            if transfer.durability is Durability.MEMORY:
+                self._follow(transfer, outcome.row)
+            else:
+                await self._on_written(outcome.row)
+        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+
+    async def _commit_part(
+        self, transfer: PutTransfer, refs: tuple[BlobRef, ...], checksums: tuple[Checksum, ...]
+    ) -> PutResult:
+        request = transfer.request
+        assert request.part is not None
+        now_ms = self._clock.now_ms()
+        part = PartRow(
+            upload_id=request.part.upload_id,
+            number=request.part.number,
+            blobs=refs,
+            size_bytes=request.size_bytes,
+            etag=self._etag(transfer, refs),
+            modified_ms=now_ms,
+            checksum=checksums[0] if checksums else None,
+        )
+        transfer.committed = True
+        try:
+            await self._catalog.put_part(request.bucket.name, request.key, part, now_ms=now_ms)
+        finally:
+            self._give_back_dirty(transfer)
+        return PutResult(row=part, existed=False, durability=transfer.durability)
+
+    async def _place_held(self, transfer: PutTransfer, *, want_digest: bool) -> None:
+        blob = transfer.held
+        assert blob is not None
+        assert blob.hash is not None
+        in_memory = transfer.durability is Durability.MEMORY
+        may_defer = (
+            in_memory
+            and not want_digest
+            and transfer.request.part is None
+            and transfer.request.bucket.codec == "raw"
+            and transfer.body_digester is None
+            and self._unhashed_bytes + blob.plain_bytes <= self._unhashed_bytes_max
+        )
+        if not may_defer or blob.hash.finished:
+            await blob.hash.wait()
+            blob.seal()
+            if transfer.request.bucket.codec != "raw":
+                blob = await self._encode_held(transfer, blob)
+        transfer.written.append(blob.blob_id)
+        if in_memory and not (transfer.request.part is not None and not transfer.dirty_reserved_bytes):
+            await self._placement.hold_dirty(blob.blob_id, blob.frame, transfer.names, sealed=blob.sealed)
+        else:
+            await self.write_home(blob, transfer.names, keep_cached=True)
+        transfer.refs.append(blob.ref())
+
+    async def _encode_held(self, transfer: PutTransfer, plain: ReceivedBlob) -> ReceivedBlob:
+        encoded = await transfer.encoded(plain)
+        plain.frame.release()
+        transfer.held = encoded
+        # The extent was reserved for the worst case: keep no more of the arena than the frame needs.
+        exact = self._arena.try_reserve(encoded.frame_bytes)
+        if exact is not None:
+            exact.view[: encoded.frame_bytes] = encoded.frame.view
+            encoded.frame.release()
+            encoded.pin = exact
+            encoded.frame = PinnedFrame(exact, frame_bytes=encoded.frame_bytes)
+        return encoded
+
+    @staticmethod
+    def _etag(transfer: PutTransfer, refs: tuple[BlobRef, ...]) -> str:
+        if transfer.request.bucket.kind is BucketKind.KV:
+            return kv_etag(refs[0].blob_id)
+        body = transfer.body_digester
+        assert body is not None
+        return body.hexdigest("md5")
+
+    @staticmethod
+    def _whole_digest(transfer: PutTransfer) -> bytes | None:
+        body = transfer.body_digester
+        return body.digest("blake3") if body is not None and "blake3" in body.algorithms else None
+
+    def _follow(self, transfer: PutTransfer, row: ObjectRow) -> None:
+        blob = transfer.held
+        if blob is None or blob.sealed:
+            self._write_behind.enqueue(row)
+            return
+        transfer.held = None
+        self._unhashed_bytes += blob.plain_bytes
+        task = asyncio.create_task(self._seal_later(blob, row))
+        self._follow_ups[bytes(blob.blob_id)] = task
+        task.add_done_callback(lambda _: self._follow_ups.pop(bytes(blob.blob_id), None))
+
+    async def _seal_later(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        try:
+            assert blob.hash is not None
+            digest = await blob.hash.wait()
+            blob.seal()
+            self._placement.cache.mark_sealed(blob.blob_id)
+            await self._catalog.record_digests(row.bucket, row.key, blob.blob_id, digest)
+            self._write_behind.enqueue(row)
+        except KvobjError as error:
+            # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
+            self._log.error("a chunk could not be sealed: %s", error)
+        finally:
+            self._unhashed_bytes -= blob.plain_bytes
+            blob.frame.release()
+
+    async def settled(self, row: ObjectRow) -> ObjectRow:
+        """The row with its digest, waiting for it where it is still being computed."""
+        if row.digest is not None or len(row.blobs) != 1:
+            return row
+        task = self._follow_ups.get(row.blobs[0].blob_id)
+        if task is not None:
+            await asyncio.wait([task])
+        (current,) = await self._catalog.lookup(row.bucket, [row.key])
+        if current is not None and current.blobs[0].blob_id == row.blobs[0].blob_id:
+            return current
+        return row
+
+    async def drain(self) -> None:
+        """Wait until no digest is pending."""
+        while self._follow_ups:
+            await asyncio.wait(list(self._follow_ups.values()))
+
+
+def with_digest(row: ObjectRow, blob_id: BlobId, digest: bytes) -> ObjectRow:
+    """The row with one blob's digest filled in, and the object's own where that blob is all of it."""
+    blobs = tuple(
+        msgspec.structs.replace(blob, digest=digest) if blob.blob_id == blob_id else blob for blob in row.blobs
+    )
+    return msgspec.structs.replace(row, blobs=blobs, digest=digest if len(blobs) == 1 else row.digest)

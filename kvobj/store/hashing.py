@@ -1,0 +1,157 @@
+"""Hashing beside the wire: digests of a body are computed while it is still arriving.
+
+One pipeline serves one transfer. It hashes blobs strictly in order (the body's own digests run through all of them), one
+job at a time on the hash pool, so that a digester is never used by two threads. Pieces of up to 64 KiB are hashed
+where they are: a hop to the pool costs more (60 µs) than hashing them (10 µs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Executor
+from typing import Final
+
+from blake3 import blake3
+
+from kvobj.codec.checksums import Digester, crc32c
+from kvobj.codec.frame import BLOCK_PLAIN_BYTES
+
+INLINE_BYTES: Final = 64 * 1024
+# A job is worth its hop from here on; it also bounds how far hashing trails a body that is still arriving.
+STEP_BYTES: Final = 1024 * 1024
+
+
+class BlobHash:
+    """The running BLAKE3 and block checksums of one blob's plain bytes, which are filled from the front."""
+
+    __slots__ = ("_crc", "_finished", "_hasher", "available_bytes", "block_crcs", "digest", "hashed_bytes", "payload")
+
+    def __init__(self, payload: memoryview) -> None:
+        self.payload = payload
+        self.available_bytes = 0
+        self.hashed_bytes = 0
+        self.block_crcs: list[int] = []
+        self.digest: bytes | None = None
+        self._crc = 0
+        self._hasher = blake3()
+        self._finished: asyncio.Future[None] | None = None
+
+    def advance(self, upto: int, body: Digester | None) -> None:
+        """Hash the bytes up to `upto`. Runs on any thread, but never on two at once."""
+        if self.digest is not None:
+            return
+        position = self.hashed_bytes
+        while position < upto:
+            step = self.payload[position : min(upto, position + STEP_BYTES)]
+            self._hasher.update(step)
+            if body is not None:
+                body.update(step)
+            self._update_blocks(step, position)
+            position += len(step)
+        self.hashed_bytes = position
+        if position == len(self.payload):
+            if position % BLOCK_PLAIN_BYTES:
+                self.block_crcs.append(self._crc)
+            self.digest = self._hasher.digest()
+
+    def _update_blocks(self, step: memoryview, position: int) -> None:
+        offset = 0
+        while offset < len(step):
+            room = BLOCK_PLAIN_BYTES - (position + offset) % BLOCK_PLAIN_BYTES
+            piece = step[offset : offset + room]
+            self._crc = crc32c(piece, self._crc)
+            if len(piece) == room:
+                self.block_crcs.append(self._crc)
+                self._crc = 0
+            offset += len(piece)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that have arrived and are not hashed yet."""
+        return self.available_bytes - self.hashed_bytes
+
+    @property
+    def finished(self) -> bool:
+        """Whether every byte of the blob is hashed."""
+        return self.digest is not None
+
+    def wake(self) -> None:
+        """Tell who waits for the digest that it is there (event loop only)."""
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell who waits for the digest that there will be none (event loop only)."""
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_exception(error)
+
+    async def wait(self) -> bytes:
+        """The digest, once every byte has been hashed."""
+        if self.digest is None:
+            if self._finished is None:
+                self._finished = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._finished)
+        assert self.digest is not None
+        return self.digest
+
+
+class HashPipeline:
+    """Hashes the blobs of one transfer in order. Event-loop-only but for the jobs it sends to `executor`."""
+
+    __slots__ = ("_blobs", "_executor", "_running", "body")
+
+    def __init__(self, executor: Executor, *, body: Digester | None) -> None:
+        self._executor = executor
+        self._blobs: deque[BlobHash] = deque()
+        self._running = False
+        self.body = body
+
+    def begin(self, payload: memoryview) -> BlobHash:
+        """Start the next blob; its bytes are `payload`, to be filled from the front."""
+        blob = BlobHash(payload)
+        if not payload:
+            blob.advance(0, self.body)
+        else:
+            self._blobs.append(blob)
+        return blob
+
+    def feed(self, blob: BlobHash, available_bytes: int) -> None:
+        """Say that the first `available_bytes` of the blob have arrived."""
+        blob.available_bytes = available_bytes
+        if not self._running and (
+            available_bytes - blob.hashed_bytes >= STEP_BYTES or available_bytes == len(blob.payload)
+        ):
+            self._next_job()
+
+    def _next_job(self) -> None:
+        while self._blobs:
+            blob = self._blobs[0]
+            upto = blob.available_bytes
+            pending = upto - blob.hashed_bytes
+            if pending == 0 or (pending < STEP_BYTES and upto < len(blob.payload)):
+                return
+            if pending > INLINE_BYTES:
+                self._running = True
+                job = asyncio.get_running_loop().run_in_executor(self._executor, blob.advance, upto, self.body)
+                job.add_done_callback(self._job_done)
+                return
+            blob.advance(upto, self.body)
+            self._retire(blob)
+
+    def _job_done(self, job: asyncio.Future[None]) -> None:
+        self._running = False
+        error = None if job.cancelled() else job.exception()
+        if error is not None:
+            for blob in self._blobs:
+                blob.fail(error)
+            self._blobs.clear()
+            return
+        if self._blobs:
+            self._retire(self._blobs[0])
+        self._next_job()
+
+    def _retire(self, blob: BlobHash) -> None:
+        if blob.finished:
+            self._blobs.popleft()
+            blob.wake()

@@ -1,0 +1,253 @@
+"""Writing an object: bytes are received into reserved extents, hashed beside the wire, and become visible in one commit.
+
+States of a transfer: reserved (room for at most two blobs is held) → receiving → complete → committed. Leaving it
+anywhere before the commit frees every extent and deletes every blob that was written down already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from kvobj.arena import Pin, PinnedFrame
+from kvobj.catalog.rows import BlobRef, BucketRow, Checksum, CommitMode, Durability, ObjectRow
+from kvobj.codec.checksums import Digester
+from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset, seal_raw
+from kvobj.errors import IncompleteBodyError
+from kvobj.ids import BlobId
+from kvobj.store.hashing import BlobHash, HashPipeline
+from kvobj.store.requests import PutRequest, PutResult
+from kvobj.tiers.protocol import BlobNames
+
+
+class ByteSource(Protocol):
+    """See `api.message.ByteSource`; repeated here since the store is below the API."""
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """Fill the whole buffer, reporting how much of it is there."""
+        ...
+
+
+class ReceivedBlob:
+    """One blob of a transfer while its bytes are in the arena."""
+
+    __slots__ = ("blob_id", "codec", "frame", "frame_bytes", "hash", "pin", "plain_bytes", "sealed")
+
+    def __init__(self, blob_id: BlobId, pin: Pin, plain_bytes: int, codec: str) -> None:
+        self.blob_id = blob_id
+        self.pin = pin
+        self.plain_bytes = plain_bytes
+        self.codec = codec
+        self.frame_bytes = raw_frame_bytes(plain_bytes)
+        self.frame = PinnedFrame(pin, frame_bytes=self.frame_bytes)
+        self.hash: BlobHash | None = None
+        self.sealed = False
+
+    @property
+    def payload(self) -> memoryview:
+        """Where the plain bytes go."""
+        offset = raw_payload_offset(self.plain_bytes)
+        return self.frame.writable[offset : offset + self.plain_bytes]
+
+    def seal(self) -> None:
+        """Write header and directory in front of the payload; the hash must be finished."""
+        assert self.hash is not None
+        assert self.hash.digest is not None
+        if not self.sealed:
+            seal_raw(
+                self.frame.writable,
+                plain_bytes=self.plain_bytes,
+                digest=self.hash.digest,
+                block_crcs=self.hash.block_crcs,
+            )
+            self.sealed = True
+
+    def ref(self) -> BlobRef:
+        """The row's reference to this blob, with its digest if that is known."""
+        digest = self.hash.digest if self.hash is not None else None
+        return BlobRef(
+            blob_id=bytes(self.blob_id),
+            plain_bytes=self.plain_bytes,
+            frame_bytes=self.frame_bytes,
+            digest=digest,
+            codec=self.codec,
+        )
+
+
+class Committer(Protocol):
+    """The store's side of a transfer: rooms, tiers and the catalog."""
+
+    async def encode(self, blob: ReceivedBlob, bucket: BucketRow, into: Pin) -> ReceivedBlob:
+        """The hashed blob in the bucket's codec, in the extent `into`, whose pin the new blob takes over."""
+        ...
+
+    async def write_home(self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool) -> None:
+        """Put a sealed blob into the home tier."""
+        ...
+
+    async def finish(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> PutResult:
+        """Place what is not placed yet and commit."""
+        ...
+
+    async def abandon(self, transfer: PutTransfer) -> None:
+        """Undo: delete blobs that were written down, give back what was reserved."""
+        ...
+
+
+class PutTransfer:
+    """One write in progress; an async context manager. Made by `Store.start_put`. One task uses it."""
+
+    def __init__(
+        self,
+        request: PutRequest,
+        *,
+        committer: Committer,
+        pipeline: HashPipeline,
+        durability: Durability,
+        mode: CommitMode,
+        existing: ObjectRow | None,
+        sizes: list[int],
+        pins: list[Pin],
+        encode_pin: Pin | None,
+        dirty_reserved_bytes: int,
+        allocate: Callable[[], BlobId],
+    ) -> None:
+        self.request = request
+        self.existing = existing
+        self.durability = durability
+        self.mode = mode
+        self.names = BlobNames(bucket=request.bucket.name, key=request.key)
+        self.refs: list[BlobRef] = []
+        self.written: list[BlobId] = []
+        self.held: ReceivedBlob | None = None
+        self.dirty_reserved_bytes = dirty_reserved_bytes
+        self.committed = False
+        self._committer = committer
+        self._pipeline = pipeline
+        self._sizes = sizes
+        self._pins = pins
+        self._encode_pin = encode_pin
+        self._allocate = allocate
+        self._writing: asyncio.Task[None] | None = None
+        self._received = False
+
+    async def __aenter__(self) -> Self:
+        """Nothing is done: the room is reserved already."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back whatever the transfer still holds; undo it unless it was committed."""
+        await self._end_writing()
+        if not self.committed:
+            await self._committer.abandon(self)
+        if self.held is not None:
+            self.held.frame.release()
+            self.held = None
+        for pin in self._pins:
+            pin.release()
+        self._pins.clear()
+        if self._encode_pin is not None:
+            self._encode_pin.release()
+            self._encode_pin = None
+
+    async def _end_writing(self) -> None:
+        task, self._writing = self._writing, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # retrieved: the transfer fails or failed for its own reason
+
+    @property
+    def single(self) -> bool:
+        """Whether the body is one blob."""
+        return len(self._sizes) == 1
+
+    async def receive(self, source: ByteSource) -> None:
+        """Receive the whole body. A body of several blobs is written down while it arrives, at most two blobs at a time."""
+        last = len(self._sizes) - 1
+        for index, plain_bytes in enumerate(self._sizes):
+            blob = ReceivedBlob(self._allocate(), self._pins.pop(0), plain_bytes, "raw")
+            self.held = blob
+            payload = blob.payload
+            blob.hash = self._pipeline.begin(payload)
+            if plain_bytes:
+                await source.receive_into(payload, self._feeder(blob.hash))
+            if index == last and self.single:
+                break
+            if self._writing is not None:
+                writing, self._writing = self._writing, None
+                await writing
+            self.held = None
+            self._writing = asyncio.create_task(self._write_down(blob))
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+        self._received = True
+
+    def _feeder(self, blob_hash: BlobHash) -> Callable[[int], None]:
+        pipeline = self._pipeline
+
+        def feed(available_bytes: int) -> None:
+            pipeline.feed(blob_hash, available_bytes)
+
+        return feed
+
+    async def _write_down(self, blob: ReceivedBlob) -> None:
+        # The extent goes back to this transfer and not to the arena: were it freed and reserved again for the next
+        # blob, transfers could wait for each other's halves.
+        assert blob.hash is not None
+        try:
+            await blob.hash.wait()
+            blob.seal()
+            encoded = blob
+            codec = self.request.bucket.codec
+            if codec != "raw":
+                encoded = await self.encoded(blob)
+            self.written.append(blob.blob_id)
+            await self._committer.write_home(encoded, self.names, keep_cached=False)
+            self.refs.append(encoded.ref())
+            if encoded is not blob:
+                self._encode_pin = encoded.pin
+        finally:
+            self._pins.append(blob.pin)
+
+    async def encoded(self, blob: ReceivedBlob) -> ReceivedBlob:
+        """The blob in its bucket's codec, in the extent that was reserved for it."""
+        pin, self._encode_pin = self._encode_pin, None
+        assert pin is not None
+        try:
+            return await self._committer.encode(blob, self.request.bucket, pin)
+        except BaseException:
+            pin.release()
+            raise
+
+    async def digests(self) -> Digester:
+        """Every digest that was asked for, once the last byte has been hashed."""
+        if not self._received:
+            raise IncompleteBodyError("the body has not been received")
+        if self.held is not None:
+            assert self.held.hash is not None
+            await self.held.hash.wait()
+        body = self._pipeline.body
+        assert body is not None
+        return body
+
+    @property
+    def body_digester(self) -> Digester | None:
+        """The body's digester, if any digest was asked for."""
+        return self._pipeline.body
+
+    async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
+        """Make the object or part visible. Returns once the class asked for is reached.
+
+        `want_digest`: the row carries the digest of the plain bytes even where the class would not wait for it.
+        Errors as `Catalog.commit` and `Tier.put`; after any, nothing is visible and nothing is left behind.
+        """
+        if not self._received:
+            raise IncompleteBodyError("the body has not been received")
+        return await self._committer.finish(self, checksums, want_digest=want_digest)

@@ -1,0 +1,118 @@
+"""Which tiers a blob goes to for a durability class, and what may be dirty meanwhile.
+
+`memory`: dram alone, dirty until write-behind has put it into the home tier. `local`: the home tier first, then dram as a
+cache. Dirty bytes are at most half of dram: above that, writers of class `memory` wait and then get a BusyError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from kvobj.arena import PinnedFrame
+from kvobj.errors import BusyError, CapacityError
+from kvobj.ids import BlobId
+from kvobj.tiers.protocol import BlobNames, Tier
+
+
+class DirtyTier(Tier, Protocol):
+    """A cache tier that can be told that it holds the only copy of a blob."""
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes of frames that are held here and nowhere below."""
+        ...
+
+    async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = False) -> None:
+        """As `Tier.put`. `dirty`: nothing below holds the blob, so it is not evicted."""
+        ...
+
+    def mark_dirty(self, blob_id: BlobId) -> None:
+        """From now on the blob is not evicted."""
+        ...
+
+    def mark_clean(self, blob_id: BlobId) -> None:
+        """The blob has a copy below: it may be evicted. Unknown ids are fine."""
+        ...
+
+    async def put_unsealed(
+        self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True
+    ) -> None:
+        """Like put, for a frame whose header is written later: after a crash it is hashed before it is served."""
+        ...
+
+    def mark_sealed(self, blob_id: BlobId) -> None:
+        """The frame's header and directory are in place now."""
+        ...
+
+
+class Placement:
+    """Puts frames where their class needs them. `read` is the cascade over all tiers that serves reads."""
+
+    def __init__(self, *, cache: DirtyTier, home: Tier, read: Tier, dirty_bytes_max: int, wait_seconds: float) -> None:
+        self.cache = cache
+        self.home = home
+        self.read = read
+        self.dirty_bytes_max = dirty_bytes_max
+        self._wait_seconds = wait_seconds
+        self._clean_event = asyncio.Event()
+        self._reserved_bytes = 0
+
+    async def reserve_dirty(self, size_bytes: int) -> None:
+        """Wait until `size_bytes` more may be dirty; matched by one `unreserve_dirty`. Raises BusyError at the deadline."""
+        if self._dirty_room(size_bytes):
+            self._reserved_bytes += size_bytes
+            return
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while not self._dirty_room(size_bytes):
+                    self._clean_event.clear()
+                    await self._clean_event.wait()
+        except TimeoutError as error:
+            raise BusyError("too much is waiting to be written down", dirty_bytes=self.cache.dirty_bytes) from error
+        self._reserved_bytes += size_bytes
+
+    def unreserve_dirty(self, size_bytes: int) -> None:
+        """The bytes are counted by the cache as dirty now, or will never be."""
+        self._reserved_bytes -= size_bytes
+        self._clean_event.set()
+
+    def _dirty_room(self, size_bytes: int) -> bool:
+        return self.cache.dirty_bytes + self._reserved_bytes + size_bytes <= self.dirty_bytes_max
+
+    def may_stay_dirty(self, size_bytes: int) -> bool:
+        """Whether a part that nobody writes down yet may stay in memory: only while dirty bytes are few."""
+        return self.cache.dirty_bytes + size_bytes <= self.dirty_bytes_max // 2
+
+    async def hold_dirty(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, sealed: bool) -> None:
+        """Class `memory`: the blob outlives the process from here on."""
+        if sealed:
+            await self.cache.put(blob_id, frame, names, dirty=True)
+        else:
+            await self.cache.put_unsealed(blob_id, frame, names, dirty=True)
+
+    async def hold_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, keep_cached: bool) -> None:
+        """Class `local`: durable when this returns. A cache without room is no reason to fail."""
+        await self.home.put(blob_id, frame, names)
+        if keep_cached:
+            try:
+                await self.cache.put(blob_id, frame, names)
+            except CapacityError:
+                return
+
+    def written_down(self, blob_id: BlobId) -> None:
+        """The blob has its home copy: it may be evicted from the cache."""
+        self.cache.mark_clean(blob_id)
+        self._clean_event.set()
+
+    def note_room(self) -> None:
+        """Blobs were deleted: whoever waits for dirty room looks again."""
+        self._clean_event.set()
+
+    async def discard(self, blob_ids: list[BlobId]) -> None:
+        """Delete blobs that never became visible."""
+        if not blob_ids:
+            return
+        await self.cache.delete(blob_ids)
+        self._clean_event.set()
+        await self.home.delete(blob_ids)

@@ -1,0 +1,124 @@
+"""What a start does with what an earlier process left in memory, before anything is served.
+
+Class `memory` survives the death of the process: its rows are in the catalog's volatile environment and its frames in
+the adopted arena. Each such row is checked against the tiers; one whose bytes did not survive is dropped, one that does
+becomes dirty again and goes back to write-behind. Frames whose digest was still being computed are hashed first, since a
+frame is served only with its header in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.codec.frame import parse_frame, raw_payload_offset, seal_raw
+from kvobj.errors import FrameCorruptError
+from kvobj.ids import BlobId
+from kvobj.store.commit import with_digest
+from kvobj.store.hashing import BlobHash
+from kvobj.store.placement import DirtyTier
+from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.protocol import Tier
+
+BATCH_ROWS: Final = 256
+
+
+class AdoptedTier(DirtyTier, Protocol):
+    """A cache tier that may have been adopted from an earlier process."""
+
+    def unsealed(self) -> frozenset[BlobId]:
+        """Blobs found at adoption whose frame header was not written yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """Rows of class `memory` that were found, and what became of them."""
+
+    rows: int
+    hashed_blobs: int
+    dropped_rows: int
+
+
+class Recovery:
+    """One pass over the volatile rows. Used once, before the server accepts requests."""
+
+    def __init__(
+        self, *, catalog: Catalog, cache: AdoptedTier, home: Tier, write_behind: WriteBehind, hash_executor: Executor
+    ) -> None:
+        self._catalog = catalog
+        self._cache = cache
+        self._home = home
+        self._write_behind = write_behind
+        self._executor = hash_executor
+        self._hashed = 0
+
+    async def run(self) -> RecoveryReport:
+        """Do it; see the module's text."""
+        unsealed = self._cache.unsealed()
+        lost: list[ObjectRow] = []
+        found: list[ObjectRow] = [row async for row in self._catalog.scan_objects(volatile_only=True)]
+        found.sort(key=lambda row: row.sequence)  # commit order: parents are written down before their children
+        for row in found:
+            if await self._adopt(row.blobs):
+                self._write_behind.enqueue(await self._with_digests(row, unsealed))
+            else:
+                lost.append(row)
+        for start in range(0, len(lost), BATCH_ROWS):
+            await self._catalog.drop_rows(lost[start : start + BATCH_ROWS])
+        async for part in self._catalog.scan_parts():
+            await self._adopt(part.blobs)
+        return RecoveryReport(rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost))
+
+    async def _adopt(self, blobs: tuple[BlobRef, ...]) -> bool:
+        """Whether every blob is somewhere; those without a home copy become dirty."""
+        ids = [BlobId(blob.blob_id) for blob in blobs]
+        not_home = await self._home.missing(ids)
+        if not_home and await self._cache.missing(not_home):
+            return False
+        for blob_id in not_home:
+            self._cache.mark_dirty(blob_id)
+        return True
+
+    async def _with_digests(self, row: ObjectRow, unsealed: frozenset[BlobId]) -> ObjectRow:
+        for blob in row.blobs:
+            blob_id = BlobId(blob.blob_id)
+            if blob_id in unsealed:
+                digest = await self._seal(blob)
+                self._cache.mark_sealed(blob_id)
+            elif blob.digest is None:
+                digest = await self._digest_of(blob)
+            else:
+                continue
+            await self._catalog.record_digests(row.bucket, row.key, blob_id, digest)
+            row = with_digest(row, blob_id, digest)
+        return row
+
+    async def _seal(self, blob: BlobRef) -> bytes:
+        frame = await self._cache.get(BlobId(blob.blob_id))
+        if frame is None:
+            raise FrameCorruptError("an adopted blob vanished", blob_id=blob.blob_id.hex())
+        try:
+            offset = raw_payload_offset(blob.plain_bytes)
+            hashing = BlobHash(frame.writable[offset : offset + blob.plain_bytes])
+            await asyncio.get_running_loop().run_in_executor(self._executor, hashing.advance, blob.plain_bytes, None)
+            assert hashing.digest is not None
+            seal_raw(frame.writable, plain_bytes=blob.plain_bytes, digest=hashing.digest, block_crcs=hashing.block_crcs)
+            self._hashed += 1
+            return hashing.digest
+        finally:
+            frame.release()
+
+    async def _digest_of(self, blob: BlobRef) -> bytes:
+        # Killed between sealing the frame and recording the digest: the frame's header has it.
+        frame = await self._cache.get(BlobId(blob.blob_id))
+        if frame is None:
+            raise FrameCorruptError("an adopted blob vanished", blob_id=blob.blob_id.hex())
+        try:
+            return parse_frame(frame.view, blob.frame_bytes).digest
+        finally:
+            frame.release()

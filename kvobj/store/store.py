@@ -1,0 +1,301 @@
+"""The store: one put, one get, one delete, one copy. Coordination only.
+
+Where bytes lie is the tiers' business, what exists is the catalog's, how bodies are received and hashed is `ingest`'s, and what a
+class of durability needs is `placement`'s. All calls come from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+from kvobj.arena import Pin
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import (
+    BucketKind,
+    BucketRow,
+    Checksum,
+    CommitMode,
+    DeleteOutcome,
+    Durability,
+    ObjectRow,
+    UploadRow,
+    WriteCondition,
+)
+from kvobj.clock import Clock
+from kvobj.codec.checksums import Digester
+from kvobj.codec.frame import raw_frame_bytes
+from kvobj.errors import (
+    ImmutableChunkError,
+    InvalidRequestError,
+    NoSuchKeyError,
+    NoSuchUploadError,
+    PreconditionFailedError,
+)
+from kvobj.ids import BlobIdAllocator
+from kvobj.store.commit import CommitStep, kv_etag
+from kvobj.store.hashing import HashPipeline
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
+from kvobj.store.placement import Placement
+from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
+from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.split import BlobSplit
+from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.in_use import BlobsInUse
+
+S3_CHECKSUM_ALGORITHMS: Final = frozenset({"crc32", "crc32c", "crc64nvme", "sha1", "sha256"})
+
+
+class Store:
+    """See the module's text. Made by `app.py`, which also closes what it is given."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        placement: Placement,
+        commit_step: CommitStep,
+        write_behind: WriteBehind,
+        blob_ids: BlobIdAllocator,
+        clock: Clock,
+        hash_executor: Executor,
+        split: BlobSplit,
+        in_use: BlobsInUse,
+        on_read: Callable[[ObjectRow], None],
+        on_removed: Callable[[], None],
+    ) -> None:
+        self.catalog = catalog
+        self._placement = placement
+        self._commit_step = commit_step
+        self._write_behind = write_behind
+        self._blob_ids = blob_ids
+        self._clock = clock
+        self._executor = hash_executor
+        self._split = split
+        self._in_use = in_use
+        self._on_read = on_read
+        self._on_removed = on_removed
+
+    # -- writes --------------------------------------------------------------------------------------------------
+    async def start_put(self, request: PutRequest) -> PutTransfer:
+        """Check what can be known before the body and reserve room for it.
+
+        In a KV bucket a live row under the key is in the transfer's `existing`: the caller answers from it, and
+        receives nothing. Errors: `PreconditionFailedError`, `NoSuchKeyError` (If-Match on an absent key), `NoSuchUploadError`,
+        `BusyError` (no room within the deadline), `StoreFullError` (never any room), `InvalidRequestError` (a
+        durability class that this store has no tier for).
+        """
+        is_kv = request.bucket.kind is BucketKind.KV
+        existing = await self._early_look(request, is_kv=is_kv)
+        durability = await self._durability(request)
+        sizes = self._split.sizes(request.size_bytes)
+        single = len(sizes) == 1
+        if not single:
+            # Written down while it arrives: no reason to promise less than was reached.
+            durability = Durability.LOCAL
+        algorithms = set(request.algorithms)
+        if not is_kv:
+            algorithms.add("md5")
+        if not single and request.part is None:
+            algorithms.add("blake3")
+        dirty_bytes = 0
+        if existing is None and durability is Durability.MEMORY:
+            dirty_bytes = await self._reserve_dirty(request, raw_frame_bytes(sizes[0]))
+        pins: list[Pin] = []
+        encode_pin: Pin | None = None
+        if existing is None:
+            try:
+                pins = await self._commit_step.reserve(sizes[:2], codec=request.bucket.codec)
+            except BaseException:
+                self._placement.unreserve_dirty(dirty_bytes)
+                raise
+            if request.bucket.codec != "raw":
+                encode_pin = pins.pop()
+        return PutTransfer(
+            request,
+            committer=self._commit_step,
+            pipeline=HashPipeline(self._executor, body=Digester(frozenset(algorithms)) if algorithms else None),
+            durability=durability,
+            mode=CommitMode.FIRST_WRITER_WINS if is_kv else CommitMode.REPLACE,
+            existing=existing,
+            sizes=sizes,
+            pins=pins,
+            encode_pin=encode_pin,
+            dirty_reserved_bytes=dirty_bytes,
+            allocate=self._blob_ids.allocate,
+        )
+
+    async def _early_look(self, request: PutRequest, *, is_kv: bool) -> ObjectRow | None:
+        if request.part is not None or not (is_kv or request.condition is not None):
+            return None
+        (row,) = await self.catalog.lookup(request.bucket.name, [request.key])
+        condition = request.condition
+        if condition is not None:
+            check_write_condition(row, condition, key=request.key)
+        return row if is_kv else None
+
+    async def _durability(self, request: PutRequest) -> Durability:
+        if request.part is not None:
+            upload = await self.catalog.upload(request.bucket.name, request.key, request.part.upload_id)
+            if upload is None:
+                raise NoSuchUploadError("no such upload", upload_id=request.part.upload_id)
+            return upload.durability
+        return self.durability_of(request.bucket, request.durability)
+
+    def durability_of(self, bucket: BucketRow, asked: Durability | None) -> Durability:
+        """The class a write gets: what was asked for, else the bucket's default, else an error."""
+        durability = bucket.durability if asked is None else asked
+        if durability is Durability.SHARED:
+            raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
+        return durability
+
+    async def _reserve_dirty(self, request: PutRequest, frame_bytes: int) -> int:
+        if request.part is not None and not self._placement.may_stay_dirty(frame_bytes):
+            return 0  # nobody writes a part down before Complete: it goes to the home tier at once
+        if frame_bytes > self._placement.dirty_bytes_max:
+            return 0
+        await self._placement.reserve_dirty(frame_bytes)
+        return frame_bytes
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+    async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).
+
+        The caller closes the reader. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
+        """
+        slices = slices_of(row.blobs, start, stop)
+        held = [part.blob.blob_id for part in slices]
+        self._in_use.hold(held)
+        try:
+            first = await fetch(self._placement.read, slices[0]) if slices else None
+        except BaseException:
+            self._in_use.release(held)
+            raise
+        if slices and first is None:
+            self._in_use.release(held)
+            return None
+        self._on_read(row)
+        return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
+
+    async def settled(self, row: ObjectRow) -> ObjectRow:
+        """The row with its digest, waiting for it where it is still being computed."""
+        return await self._commit_step.settled(row)
+
+    # -- removal -------------------------------------------------------------------------------------------------
+    async def delete(
+        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+    ) -> list[DeleteOutcome]:
+        """Hide the keys at once; their bytes go soon after. See `Catalog.delete`."""
+        outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
+        self._on_removed()
+        return outcomes
+
+    async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
+        """Forget an upload and its parts. `NoSuchUploadError`."""
+        await self.catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+        self._on_removed()
+
+    # -- compositions --------------------------------------------------------------------------------------------
+    async def copy(
+        self,
+        source: ObjectRow,
+        start: int,
+        stop: int,
+        request: PutRequest,
+        *,
+        checksums: tuple[Checksum, ...] = (),
+    ) -> PutResult:
+        """Write the source's bytes `[start, stop)` as the request's object or part.
+
+        The new row gets `checksums`, and a full-object one of the copied bytes for each S3 algorithm in `request.algorithms`.
+        Errors: `NoSuchKeyError` where the source's bytes are lost, and those of `start_put` and `PutTransfer.commit`.
+        """
+        reader = await self.open(source, start, stop)
+        if reader is None:
+            raise NoSuchKeyError("the source's bytes are lost", bucket=source.bucket, key=source.key)
+        source_bytes = ReaderSource(reader)
+        try:
+            async with await self.start_put(request) as transfer:
+                if transfer.existing is not None:
+                    existing = transfer.existing
+                    if existing.size_bytes != request.size_bytes:
+                        raise ImmutableChunkError("a chunk of another size is stored", key=request.key)
+                    return PutResult(row=existing, existed=True, durability=existing.durability)
+                await transfer.receive(source_bytes)
+                return await transfer.commit(checksums=checksums + await _checksums_of(transfer))
+        finally:
+            await source_bytes.aclose()
+            await reader.aclose()
+
+    async def complete_upload(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+        *,
+        condition: WriteCondition | None = None,
+        checksums: tuple[Checksum, ...] = (),
+        size_bytes: int | None = None,
+    ) -> PutResult:
+        """Make one object of an upload's parts, in one step. `size_bytes`: what the client says the object must have.
+
+        Errors: `InvalidPartError`, `InvalidPartOrderError`, `EntityTooSmallError`, `InvalidRequestError` (another size), and
+        those of `Catalog.commit`.
+        """
+        is_kv = bucket.kind is BucketKind.KV
+        uploaded = await self.catalog.parts(bucket.name, upload.key, upload.upload_id)
+        chosen = choose_parts(uploaded, parts)
+        total = sum(part.size_bytes for part in chosen)
+        if size_bytes is not None and size_bytes != total:
+            raise InvalidRequestError(
+                "the parts do not sum to the size given", size_bytes=total, given_bytes=size_bytes
+            )
+        blobs = tuple(blob for part in chosen for blob in part.blobs)
+        now_ms = self._clock.now_ms()
+        row = ObjectRow(
+            bucket=bucket.name,
+            key=upload.key,
+            blobs=blobs,
+            size_bytes=total,
+            etag=kv_etag(blobs[0].blob_id) if is_kv else multipart_etag(chosen),
+            modified_ms=now_ms,
+            owner=upload.owner,
+            durability=upload.durability,
+            headers=upload.headers,
+            metadata=upload.metadata,
+            checksums=checksums,
+            parts=part_infos(chosen),
+            digest=blobs[0].digest if len(blobs) == 1 else None,
+        )
+        outcome = await self.catalog.commit(
+            row,
+            mode=CommitMode.FIRST_WRITER_WINS if is_kv else CommitMode.REPLACE,
+            condition=condition,
+            upload_id=upload.upload_id,
+            now_ms=now_ms,
+        )
+        self._on_removed()
+        if not outcome.existed and outcome.row.durability is Durability.MEMORY:
+            self._write_behind.enqueue(outcome.row)
+        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+
+
+async def _checksums_of(transfer: PutTransfer) -> tuple[Checksum, ...]:
+    wanted = sorted(S3_CHECKSUM_ALGORITHMS & transfer.request.algorithms)
+    if not wanted:
+        return ()
+    body = await transfer.digests()
+    return tuple(Checksum(algorithm=name.upper(), value=body.base64(name)) for name in wanted)
+
+
+def check_write_condition(row: ObjectRow | None, condition: WriteCondition, *, key: str) -> None:
+    """Refuse early what the commit would refuse: the body need not be sent then. The commit checks again."""
+    if condition.if_match is not None:
+        if row is None:
+            raise NoSuchKeyError("no such key", key=key)
+        if condition.if_match not in ("*", row.etag):
+            raise PreconditionFailedError("the etag is another", condition="If-Match", key=key)
+    if condition.if_none_match is not None and row is not None and condition.if_none_match in ("*", row.etag):
+        raise PreconditionFailedError("the object exists", condition="If-None-Match", key=key)
