@@ -1,0 +1,155 @@
+"""The hash functions of the data path, under the names that requests and rows use for them.
+
+Guarantees: every function releases the GIL over large inputs, so they run beside the event loop on a pool; none copies.
+Does not decide where it runs: callers hash more than 64 KiB on a pool. This is the one module that imports awscrt.
+
+Seen on one core of an AMD EPYC server, GB/s over 32 MiB: crc32c 29 (20 when the bytes are not in the cache),
+crc64nvme 30, crc32 3.0, blake3 6.4, sha256 1.3, sha1 1.2, md5 0.7.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Final, Protocol
+
+from awscrt import checksums as _crt  # type: ignore[import-untyped]
+from blake3 import blake3
+
+ALGORITHMS: Final = frozenset({"md5", "sha1", "sha256", "crc32", "crc32c", "crc64nvme", "blake3"})
+"""What a `Digester` can compute."""
+
+CRC_BYTES: Final = {"crc32": 4, "crc32c": 4, "crc64nvme": 8}
+"""Width of each CRC, most significant byte first as S3 prints it."""
+
+
+def crc32c(view: memoryview, previous: int = 0) -> int:
+    """CRC-32C (RFC 3720, Castagnoli) of `view`, going on from `previous`, the value for the bytes before it."""
+    value: int = _crt.crc32c(view, previous)
+    return value
+
+
+def blake3_digest(view: memoryview) -> bytes:
+    """The 32-byte BLAKE3 digest of `view`."""
+    return blake3(view).digest()
+
+
+def combine_crc(algorithm: str, first: bytes, second: bytes, *, second_bytes: int) -> bytes:
+    """CRC of two spans of bytes put together, from the CRC of each and the length of the second.
+
+    `algorithm` is one of `CRC_BYTES`. Makes a FULL_OBJECT checksum of a multipart upload out of those of its parts (S3
+    reference, "Checking object integrity") without reading them again.
+    """
+    combined: int
+    left, right = int.from_bytes(first, "big"), int.from_bytes(second, "big")
+    match algorithm:
+        case "crc32":
+            combined = _crt.combine_crc32(left, right, second_bytes)
+        case "crc32c":
+            combined = _crt.combine_crc32c(left, right, second_bytes)
+        case "crc64nvme":
+            combined = _crt.combine_crc64nvme(left, right, second_bytes)
+        case _:
+            raise ValueError(f"not a CRC: {algorithm}")
+    return combined.to_bytes(CRC_BYTES[algorithm], "big")
+
+
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value: int = 0
+
+    def update(self, data: memoryview, /) -> None:
+        self._value = _crt.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+class _Crc32c:
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: memoryview, /) -> None:
+        self._value = _crt.crc32c(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+class _Crc64Nvme:
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: memoryview, /) -> None:
+        self._value = _crt.crc64nvme(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(8, "big")
+
+
+def _new_hash(algorithm: str) -> _Hash:
+    match algorithm:
+        case "crc32":
+            return _Crc32()
+        case "crc32c":
+            return _Crc32c()
+        case "crc64nvme":
+            return _Crc64Nvme()
+        case "blake3":
+            return blake3()
+        case "md5" | "sha1" | "sha256":
+            # MD5 and SHA-1 are what S3 clients announce; nothing here rests its safety on them.
+            return hashlib.new(algorithm, usedforsecurity=False)
+        case _:
+            raise ValueError(f"unknown digest algorithm: {algorithm}")
+
+
+class Digester:
+    """Several digests of one stream of bytes, fed view by view in order.
+
+    `algorithms` are names out of `ALGORITHMS`, lower case; another raises ValueError. Not thread-safe: one `update`
+    at a time, on any thread. An update goes through the whole view once for each algorithm: smaller pieces would sit
+    in the cache, but each hand-back of the GIL can cost a switch interval (5 ms) on a busy loop, so fewer and larger
+    calls win.
+    """
+
+    __slots__ = ("_hashes", "size_bytes")
+
+    def __init__(self, algorithms: frozenset[str]) -> None:
+        self._hashes: dict[str, _Hash] = {name: _new_hash(name) for name in sorted(algorithms)}
+        self.size_bytes = 0
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """The names this digester was made with."""
+        return frozenset(self._hashes)
+
+    def update(self, view: memoryview) -> None:
+        """Go on with the bytes of `view`, which is only read and not kept."""
+        for each in self._hashes.values():
+            each.update(view)
+        self.size_bytes += len(view)
+
+    def digest(self, algorithm: str) -> bytes:
+        """The digest of the bytes so far; of a CRC, most significant byte first. KeyError if it was not asked for."""
+        return self._hashes[algorithm].digest()
+
+    def hexdigest(self, algorithm: str) -> str:
+        """`digest` as lower-case hex, the form of an ETag."""
+        return self.digest(algorithm).hex()
+
+    def base64(self, algorithm: str) -> str:
+        """`digest` as base64, the form of S3's x-amz-checksum headers."""
+        return base64.b64encode(self.digest(algorithm)).decode("ascii")

@@ -1,0 +1,98 @@
+"""Every wrapper passes the contract of what it wraps, over a tier whose frames are complete and one whose frames still fill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from fakes import DictTier, Fault, FaultyTier, ManualClock
+from tier_contract import RawRead, TierContract
+
+from kvobj.arena import Arena
+from kvobj.errors import StoreFullError
+from kvobj.ids import BlobId
+from kvobj.metrics import Metrics
+from kvobj.tiers.cascade import Cascade
+from kvobj.tiers.instruments import TierInstruments
+from kvobj.tiers.metered import Metered
+from kvobj.tiers.protocol import Tier
+from kvobj.tiers.single_flight import SingleFlight
+from kvobj.tiers.verified import Verified
+
+T = TypeVar("T")
+
+
+def on_thread(work: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
+    return asyncio.to_thread(work, *arguments)
+
+
+class WrapperContract(TierContract):
+    @pytest.fixture(params=["complete", "filling"])
+    async def medium(self, arena: Arena, request: pytest.FixtureRequest) -> AsyncIterator[DictTier]:
+        medium = DictTier(arena, name="medium")
+        if request.param == "filling":
+            gate = asyncio.Event()
+            gate.set()
+            medium.fill_gates = [gate] * 5
+        yield medium
+        await medium.aclose()
+
+    @pytest.fixture
+    def instruments(self) -> TierInstruments:
+        return TierInstruments(Metrics())
+
+    @pytest.fixture
+    def raw_read(self, medium: DictTier) -> RawRead:
+        return medium.raw_read
+
+
+class TestSingleFlight(WrapperContract):
+    @pytest.fixture
+    def tier(self, medium: DictTier, instruments: TierInstruments) -> Tier:
+        return SingleFlight(medium, instruments=instruments)
+
+
+class TestMetered(WrapperContract):
+    @pytest.fixture
+    def tier(self, medium: DictTier, instruments: TierInstruments) -> Tier:
+        return Metered(medium, instruments=instruments, clock=ManualClock())
+
+
+def verified(inner: Tier, instruments: TierInstruments) -> Verified:
+    def fail(blob_id: BlobId) -> None:
+        raise AssertionError(f"nothing was spoiled: {blob_id}")
+
+    return Verified(inner, run=on_thread, instruments=instruments, on_corrupt=fail)
+
+
+class TestVerified(WrapperContract):
+    @pytest.fixture
+    def tier(self, medium: DictTier, instruments: TierInstruments) -> Tier:
+        return verified(medium, instruments)
+
+
+class TestCascade(WrapperContract):
+    @pytest.fixture
+    def tier(self, arena: Arena, medium: DictTier, instruments: TierInstruments) -> Tier:
+        return Cascade(DictTier(arena, name="fast"), medium, instruments=instruments)
+
+
+class TestCascadeWithoutRoomInFront(WrapperContract):
+    """The fast tier takes nothing, so everything is read from the slow one."""
+
+    @pytest.fixture
+    def tier(self, arena: Arena, medium: DictTier, instruments: TierInstruments) -> Tier:
+        full = FaultyTier(DictTier(arena, name="fast"), arena)
+        full.faults["put", 0] = Fault(error=StoreFullError("full"))
+        return Cascade(full, medium, instruments=instruments)
+
+
+class TestAllOfThem(WrapperContract):
+    @pytest.fixture
+    def tier(self, arena: Arena, medium: DictTier, instruments: TierInstruments) -> Tier:
+        fast = Metered(DictTier(arena, name="fast"), instruments=instruments, clock=ManualClock())
+        slow = SingleFlight(verified(medium, instruments), instruments=instruments)
+        slow_metered = Metered(slow, instruments=instruments, clock=ManualClock())
+        return Cascade(fast, slow_metered, instruments=instruments)
