@@ -1,0 +1,124 @@
+"""What the admin API shows of a store: values, and the protocol that `app.py` implements over store and tiers.
+
+The catalog's own verbs (users, buckets, listings) are not repeated here: `AdminService` is given the catalog as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvobj.arena import ArenaUsage
+from kvobj.catalog.rows import ObjectRow
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier. `hit_ratio` is hits per lookup since the start, None before the first; `mode` is how it does its I/O."""
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    blobs: int
+    mode: str = ""
+    location: str = ""
+    is_home: bool = False
+    hit_ratio: float | None = None
+    dirty_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStatus:
+    """The catalog: its driver, its live rows, and how much of each map is used."""
+
+    kind: str
+    buckets: int
+    objects: int
+    size_bytes: int
+    map_bytes: int = 0
+    map_used_bytes: int = 0
+    volatile_map_bytes: int = 0
+    volatile_map_used_bytes: int = 0
+    record_log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `rates` are figures over
+    the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
+    operator should know: buffered I/O, an arena outside shared memory, orphaned arenas."""
+
+    version: str
+    store_id: str
+    uptime_seconds: float
+    is_ready: bool
+    receive_mode: str
+    tiers: tuple[TierStatus, ...]
+    arena: ArenaUsage
+    catalog: CatalogStatus
+    queues: Mapping[str, int] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStatus:
+    """A frame's header as it was read from the first tier that holds it; `digest` in hex."""
+
+    codec: str
+    plain_bytes: int
+    frame_bytes: int
+    blocks: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobStatus:
+    """Where one blob is: names of the tiers that hold it, fast to slow, and its frame if any could be read."""
+
+    tiers: tuple[str, ...]
+    frame: FrameStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedObject:
+    """One object that was read back from every tier that holds it and hashed again. `problem` is None where all is right."""
+
+    bucket: str
+    key: str
+    size_bytes: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushOutcome:
+    """What a flush wrote down of what was only in memory."""
+
+    blobs: int
+    size_bytes: int
+
+
+class AdminView(Protocol):
+    """What the admin API asks of the running store. Calls come from the event loop."""
+
+    def is_ready(self) -> bool:
+        """Whether S3 requests are being accepted: false while starting and while draining."""
+        ...
+
+    async def status(self) -> StoreStatus:
+        """The present state. Cheap enough to be asked every second."""
+        ...
+
+    async def inspect(self, row: ObjectRow) -> tuple[BlobStatus, ...]:
+        """Where each blob of the row is, in the row's order. A medium that fails counts as not holding it."""
+        ...
+
+    def verify(self, bucket: str | None) -> AsyncGenerator[VerifiedObject, None]:
+        """Re-hash the objects of a bucket, or of all, one after another in key order. A failure of one object is its `problem`,
+        never an exception. Closing the iterator stops the work."""
+        ...
+
+    async def flush(self) -> FlushOutcome:
+        """Write down everything that is only in memory; returns once it is durable. `StoreFullError`, `UnavailableError`."""
+        ...

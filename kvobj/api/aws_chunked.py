@@ -1,0 +1,233 @@
+"""Takes the aws-chunked framing off a body: a `ByteSource` of the payload, and the trailers after its end.
+
+Guarantees: payload goes straight into the receiver's buffer (only what came in one read with a chunk's header is copied, at most
+512 bytes a chunk); every line, chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature
+was checked; exactly the declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
+Source: S3 API reference, "Signature calculations: transferring payload in multiple chunks" and "including trailing headers".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from hashlib import sha256
+from typing import Final
+
+from kvobj.api.errors import S3Error
+from kvobj.api.message import RequestBody
+from kvobj.api.sigv4 import ChunkSigning
+from kvobj.errors import IncompleteBodyError
+
+MAX_LINE_BYTES: Final = 8192 + 64
+MAX_TRAILER_BYTES: Final = 16 * 1024
+MAX_TRAILERS: Final = 16
+MINIMUM_CHUNK_BYTES: Final = 8192
+# Only a signed chunk must be held back until it is whole. Unsigned ones pass through, and real clients (awscrt, the Go SDK)
+# send a whole part as one chunk.
+MAX_SIGNED_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_INLINE_HASH_BYTES: Final = 64 * 1024
+_READ_BYTES: Final = 512
+_SMALL_BODY_BYTES: Final = 64 * 1024
+
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})\Z").match
+_SIGNED_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16});chunk-signature=([0-9a-f]{64})\Z").match
+_TRAILER: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}):[ \t]*([\x20-\x7e]*?)[ \t]*\Z").match
+_SIGNATURE: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII).match
+_EMPTY_SHA256: Final = sha256(b"").hexdigest()
+_TRAILER_SIGNATURE: Final = "x-amz-trailer-signature"
+
+
+def _malformed(what: str) -> S3Error:
+    return S3Error("InvalidRequest", f"The aws-chunked body is malformed: {what}.")
+
+
+class AwsChunkedSource:
+    """The payload of one aws-chunked body. Call `receive_into` until `size_bytes` have come, then `finish`.
+
+    `signing`: chunks are signed from this seed on; None: they are unsigned. `with_trailer`: trailers may follow the last chunk (and
+    are signed where chunks are). Hashes of pieces over 64 KiB run on `executor`. One call at a time; cancel-safe as `body` is.
+    """
+
+    def __init__(
+        self,
+        body: RequestBody,
+        size_bytes: int,
+        *,
+        signing: ChunkSigning | None,
+        with_trailer: bool,
+        executor: Executor | None = None,
+    ) -> None:
+        self._body = body
+        self._left_bytes = size_bytes
+        self._signing = signing
+        self._with_trailer = with_trailer
+        self._executor = executor
+        small = body.length is not None and body.length <= _SMALL_BODY_BYTES
+        self._read_bytes = _SMALL_BODY_BYTES if small else _READ_BYTES
+        self._pending = b""
+        self._position = 0
+        self._chunk_left_bytes = 0
+        self._chunk_bytes: int | None = None
+        self._chunk_signature = ""
+        self._previous_signature = "" if signing is None else signing.seed_signature
+        self._hash = sha256()
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """See `ByteSource.receive_into`. Of signed chunks `on_bytes` tells once their signature has been checked; the piece of a
+        chunk that ends in another buffer is told at this one's end (nothing is visible before the commit).
+
+        Raises `IncompleteBodyError` and `S3Error` (InvalidRequest, InvalidChunkSizeError, SignatureDoesNotMatch).
+        """
+        filled = 0
+        while filled < len(buffer):
+            if not self._chunk_left_bytes:
+                if not await self._next_chunk():
+                    raise IncompleteBodyError(
+                        "the body ended before its decoded length", missing_bytes=self._left_bytes
+                    )
+                continue
+            piece = buffer[filled : filled + min(len(buffer) - filled, self._chunk_left_bytes)]
+            await self._receive_piece(piece, filled, on_bytes)
+            filled += len(piece)
+            self._chunk_left_bytes -= len(piece)
+            self._left_bytes -= len(piece)
+            if self._signing is not None:
+                await self._add_to_hash(piece)
+                if not self._chunk_left_bytes:
+                    self._check_chunk_signature(self._signing)
+                on_bytes(filled)
+
+    async def finish(self) -> dict[str, str]:
+        """Read the last chunk and the trailers, and check that nothing follows. Returns the trailers by lower-case name.
+
+        Raises as `receive_into` does, and `S3Error` MalformedTrailerError.
+        """
+        if self._chunk_left_bytes or await self._next_chunk():
+            raise IncompleteBodyError("the body is longer than its decoded length")
+        if self._left_bytes:
+            raise IncompleteBodyError("the body ended before its decoded length", missing_bytes=self._left_bytes)
+        if self._signing is not None:
+            self._check_chunk_signature(self._signing)
+        trailers = await self._read_trailers()
+        if self._position < len(self._pending) or await self._body.read_some(1):
+            raise IncompleteBodyError("bytes follow the end of the aws-chunked body")
+        return trailers
+
+    async def _receive_piece(self, piece: memoryview, filled: int, on_bytes: Callable[[int], None]) -> None:
+        told = on_bytes if self._signing is None else _tell_nobody
+        taken = min(len(piece), len(self._pending) - self._position)
+        if taken:
+            piece[:taken] = self._pending[self._position : self._position + taken]
+            self._position += taken
+            told(filled + taken)
+        if taken < len(piece):
+            offset = filled + taken
+            await self._body.receive_into(piece[taken:], lambda count: told(offset + count))
+
+    async def _next_chunk(self) -> bool:
+        """Read a chunk's header; False for the last one, of no bytes."""
+        if self._chunk_bytes is not None:
+            if await self._read_exactly(2) != b"\r\n":
+                raise _malformed("no line end after a chunk")
+            if self._chunk_bytes == 0:
+                raise IncompleteBodyError("the body ended before its decoded length", missing_bytes=self._left_bytes)
+        line = await self._read_line()
+        found = _SIZE_LINE(line) if self._signing is None else _SIGNED_LINE(line)
+        if found is None:
+            raise _malformed("a chunk's header is not as its mode has it")
+        size_bytes = int(found[1], 16)
+        if size_bytes > self._left_bytes:
+            raise IncompleteBodyError("the body is longer than its decoded length")
+        if self._signing is not None:
+            self._chunk_signature = found[2].decode()
+            self._hash = sha256()
+            if size_bytes > MAX_SIGNED_CHUNK_BYTES:
+                raise _malformed("a signed chunk is too large")
+        if size_bytes and self._chunk_bytes is not None and self._chunk_bytes < MINIMUM_CHUNK_BYTES:
+            raise S3Error("InvalidChunkSizeError", BadChunkSizeInBytes=self._chunk_bytes)
+        self._chunk_bytes = self._chunk_left_bytes = size_bytes
+        return size_bytes > 0
+
+    async def _add_to_hash(self, piece: memoryview) -> None:
+        if self._executor is None or len(piece) <= _INLINE_HASH_BYTES:
+            self._hash.update(piece)
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._hash.update, piece)
+
+    def _check_chunk_signature(self, signing: ChunkSigning) -> None:
+        text = (
+            f"AWS4-HMAC-SHA256-PAYLOAD\n{signing.stamp}\n{signing.scope}\n{self._previous_signature}\n"
+            f"{_EMPTY_SHA256}\n{self._hash.hexdigest()}"
+        )
+        self._previous_signature = _require_signature(signing, text, self._chunk_signature)
+
+    async def _read_trailers(self) -> dict[str, str]:
+        trailers: dict[str, str] = {}
+        canonical = ""
+        total_bytes = 0
+        while line := await self._read_line():
+            total_bytes += len(line)
+            found = _TRAILER(line)
+            if not self._with_trailer or found is None or total_bytes > MAX_TRAILER_BYTES:
+                raise S3Error("MalformedTrailerError")
+            name, value = found[1].decode().lower(), found[2].decode()
+            if name in trailers or len(trailers) >= MAX_TRAILERS or _TRAILER_SIGNATURE in trailers:
+                raise S3Error("MalformedTrailerError")
+            trailers[name] = value
+            if name != _TRAILER_SIGNATURE:
+                canonical += f"{name}:{value}\n"
+        signature = trailers.pop(_TRAILER_SIGNATURE, None)
+        if self._signing is None:
+            if signature is not None:
+                raise S3Error("MalformedTrailerError")
+        elif self._with_trailer:
+            if signature is None or not _SIGNATURE(signature):
+                raise S3Error("SignatureDoesNotMatch")
+            text = (
+                f"AWS4-HMAC-SHA256-TRAILER\n{self._signing.stamp}\n{self._signing.scope}\n{self._previous_signature}\n"
+                f"{sha256(canonical.encode()).hexdigest()}"
+            )
+            _require_signature(self._signing, text, signature)
+        return trailers
+
+    async def _read_line(self) -> bytes:
+        """The next line without its CRLF."""
+        while True:
+            end = self._pending.find(b"\r\n", self._position)
+            if end >= 0:
+                line = self._pending[self._position : end]
+                self._position = end + 2
+                if b"\n" in line or b"\r" in line:
+                    raise _malformed("a bare line end")
+                return line
+            if len(self._pending) - self._position > MAX_LINE_BYTES:
+                raise _malformed("a line is too long")
+            await self._read_more()
+
+    async def _read_exactly(self, count: int) -> bytes:
+        while len(self._pending) - self._position < count:
+            await self._read_more()
+        taken = self._pending[self._position : self._position + count]
+        self._position += count
+        return taken
+
+    async def _read_more(self) -> None:
+        more = await self._body.read_some(self._read_bytes)
+        if not more:
+            raise IncompleteBodyError("the body ended inside its aws-chunked framing")
+        self._pending = self._pending[self._position :] + more
+        self._position = 0
+
+
+def _tell_nobody(_count: int) -> None:
+    """Signed bytes are announced by the chunk, not as they arrive."""
+
+
+def _require_signature(signing: ChunkSigning, text: str, signature: str) -> str:
+    expected = hmac.digest(signing.signing_key, text.encode(), "sha256").hex()
+    if not hmac.compare_digest(expected, signature):
+        raise S3Error("SignatureDoesNotMatch")
+    return expected

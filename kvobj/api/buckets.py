@@ -1,0 +1,165 @@
+"""Buckets: list, create, head, delete, and what S3 asks of a bucket that has one region, no versions and a private ACL."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvobj.api import xml
+from kvobj.api.checksums import parse_announced
+from kvobj.api.errors import S3Error
+from kvobj.api.exchange import Exchange
+from kvobj.api.message import Reply
+from kvobj.api.object_headers import parse_durability
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.operations import (
+    CreateBucket,
+    DeleteBucket,
+    GetBucketAcl,
+    GetBucketLocation,
+    GetBucketVersioning,
+    GetObjectAcl,
+    HeadBucket,
+    ListBuckets,
+)
+from kvobj.api.timestamps import iso_time
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability
+from kvobj.config.bucket_name import bucket_name_problem
+from kvobj.errors import BucketExistsError, NoSuchKeyError
+
+MAX_DOCUMENT_BYTES: Final = 64 * 1024
+_KIND_HEADER: Final = "x-kvobj-bucket-kind"
+_CANONICAL_USER: Final = ' xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser"'
+
+
+class Buckets:
+    """Handlers of the operations on buckets, and of the ACLs that can be read."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def list(self, exchange: Exchange, _operation: ListBuckets) -> Reply:
+        """The user's own buckets; root's are all."""
+        user = exchange.authentication.user
+        rows = [row for row in await self._store.catalog.buckets() if user.is_root or row.owner == user.id]
+        nodes: list[xml.Node] = [
+            ("Owner", [("ID", user.id), ("DisplayName", user.display_name)]),
+            (
+                "Buckets",
+                [("Bucket", [("Name", row.name), ("CreationDate", iso_time(row.created_ms))]) for row in rows],
+            ),
+        ]
+        return exchange.xml(xml.document("ListAllMyBucketsResult", nodes))
+
+    async def create(self, exchange: Exchange, operation: CreateBucket) -> Reply:
+        """Create a bucket. One's own with the same settings again is a 200."""
+        if bucket_name_problem(operation.bucket) is not None:
+            raise S3Error("InvalidBucketName", BucketName=operation.bucket)
+        fields = exchange.fields
+        kind = _parse_kind(fields.get(_KIND_HEADER))
+        _check_bucket_headers(fields)
+        announced = parse_announced(fields, exchange.authentication)
+        document = await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES)
+        region = _parse_location(document, exchange)
+        default = Durability.MEMORY if kind is BucketKind.KV else Durability.LOCAL
+        row = BucketRow(
+            name=operation.bucket,
+            kind=kind,
+            owner=exchange.authentication.user.id,
+            created_ms=exchange.clock.now_ms(),
+            durability=parse_durability(fields) or default,
+            region=region,
+        )
+        try:
+            await self._store.catalog.create_bucket(row)
+        except BucketExistsError as error:
+            _check_same_bucket(error, row)
+        return exchange.reply(200, [("location", f"/{row.name}")])
+
+    async def head(self, exchange: Exchange, operation: HeadBucket) -> Reply:
+        """Whether the bucket is there and may be used, and its region."""
+        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        headers = [("x-amz-bucket-region", row.region), ("content-type", "application/xml")]
+        return exchange.reply(200, [*headers, (_KIND_HEADER, row.kind.value)])
+
+    async def delete(self, exchange: Exchange, operation: DeleteBucket) -> Reply:
+        """Remove an empty bucket."""
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        await self._store.catalog.delete_bucket(operation.bucket)
+        return exchange.reply(204)
+
+    async def location(self, exchange: Exchange, operation: GetBucketLocation) -> Reply:
+        """The bucket's region; empty for us-east-1."""
+        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        region = "" if row.region == "us-east-1" else xml.text(row.region)
+        document = f'{xml.PROLOG}<LocationConstraint xmlns="{xml.NAMESPACE}">{region}</LocationConstraint>'
+        return exchange.xml(document.encode())
+
+    async def versioning(self, exchange: Exchange, operation: GetBucketVersioning) -> Reply:
+        """Never enabled: an empty document."""
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        return exchange.xml(xml.document("VersioningConfiguration", []))
+
+    async def bucket_acl(self, exchange: Exchange, operation: GetBucketAcl) -> Reply:
+        """The one ACL there is: full control for the owner."""
+        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        return _acl(exchange, row.owner)
+
+    async def object_acl(self, exchange: Exchange, operation: GetObjectAcl) -> Reply:
+        """The one ACL there is: full control for the owner."""
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
+        if row is None:
+            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
+        return _acl(exchange, row.owner)
+
+
+def _acl(exchange: Exchange, owner: str) -> Reply:
+    # The grantee's type is an attribute, the only one that S3 has: the writer of elements does not carry it.
+    about = f"<ID>{xml.text(owner)}</ID><DisplayName>{xml.text(exchange.users.display_name(owner))}</DisplayName>"
+    return exchange.xml(
+        (
+            f'{xml.PROLOG}<AccessControlPolicy xmlns="{xml.NAMESPACE}"><Owner>{about}</Owner><AccessControlList><Grant>'
+            f"<Grantee{_CANONICAL_USER}>{about}</Grantee><Permission>FULL_CONTROL</Permission></Grant></AccessControlList>"
+            "</AccessControlPolicy>"
+        ).encode()
+    )
+
+
+def _parse_kind(value: str | None) -> BucketKind:
+    if value is None:
+        return BucketKind.ORDINARY
+    try:
+        return BucketKind(value.strip().lower())
+    except ValueError as error:
+        raise S3Error("InvalidArgument", f"{_KIND_HEADER} is kv or ordinary.", ArgumentName=_KIND_HEADER) from error
+
+
+def _check_bucket_headers(fields: dict[str, str]) -> None:
+    acl = fields.get("x-amz-acl", "private")
+    if acl != "private":
+        raise S3Error("NotImplemented", f"x-amz-acl: {acl} is not implemented.", Header="x-amz-acl")
+    if fields.get("x-amz-bucket-object-lock-enabled", "false").lower() == "true":
+        raise S3Error("NotImplemented", "Object lock is not implemented.", Header="x-amz-bucket-object-lock-enabled")
+    if any(name.startswith("x-amz-grant-") for name in fields):
+        raise S3Error("NotImplemented", "Grants are not implemented.", Header="x-amz-grant")
+
+
+def _parse_location(document: bytes, exchange: Exchange) -> str:
+    if not document.strip():
+        return exchange.settings.region
+    try:
+        root = xml.parse(document, root="CreateBucketConfiguration")
+    except xml.XmlSyntaxError as error:
+        raise S3Error("MalformedXML") from error
+    region = (root.child_text("LocationConstraint") or "").strip()
+    if region and region not in exchange.settings.regions:
+        raise S3Error("InvalidLocationConstraint", LocationConstraint=region)
+    return region or exchange.settings.region
+
+
+def _check_same_bucket(error: BucketExistsError, row: BucketRow) -> None:
+    existing = error.data.get("existing")
+    if not isinstance(existing, BucketRow) or existing.owner != row.owner:
+        raise S3Error("BucketAlreadyExists", BucketName=row.name) from error
+    if (existing.kind, existing.durability, existing.region) != (row.kind, row.durability, row.region):
+        raise S3Error("BucketAlreadyOwnedByYou", BucketName=row.name) from error

@@ -1,0 +1,161 @@
+"""CopyObject and UploadPartCopy: the right to read is checked on the source, the right to write on the destination.
+
+A copy is a new object of its own blobs. Source: S3 API reference, CopyObject and UploadPartCopy.
+"""
+
+from __future__ import annotations
+
+from kvobj.api.checksums import CHECKSUM_BYTES, checksum_headers
+from kvobj.api.conditions import judge_copy, parse_write_condition
+from kvobj.api.errors import S3Error
+from kvobj.api.exchange import Exchange
+from kvobj.api.message import Reply
+from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.objects_write import MAX_PUT_BYTES, check_same_chunk
+from kvobj.api.operations import CopyObject, UploadPartCopy
+from kvobj.api.ranges import parse_copy_range
+from kvobj.api.timestamps import iso_time
+from kvobj.api.xml import Node, document
+from kvobj.catalog.rows import Checksum, ObjectRow, PartRow
+from kvobj.errors import EntityTooLargeError, NoSuchKeyError, NoSuchUploadError, PreconditionFailedError
+from kvobj.store.requests import PartTarget, PutRequest, PutResult
+
+
+class ObjectCopies:
+    """Handlers of CopyObject and UploadPartCopy."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def copy(self, exchange: Exchange, operation: CopyObject) -> Reply:
+        """Copy an object, with its headers and metadata or with new ones."""
+        fields = exchange.fields
+        bucket = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        source = await self._source(exchange, operation.source_bucket, operation.source_key)
+        replaces = _replaces_metadata(fields)
+        is_self = (operation.source_bucket, operation.source_key) == (operation.bucket, operation.key)
+        if (
+            is_self
+            and not replaces
+            and "x-amz-checksum-algorithm" not in fields
+            and "x-amz-storage-class" not in fields
+        ):
+            raise S3Error(
+                "InvalidRequest",
+                "This copy request is illegal because it is trying to copy an object to itself without changing the object's "
+                "metadata, storage class, website redirect location or encryption attributes.",
+            )
+        if source.size_bytes > MAX_PUT_BYTES:
+            raise EntityTooLargeError("the source is too large to be copied at once", size_bytes=source.size_bytes)
+        algorithm = _algorithm(fields)
+        request = PutRequest(
+            bucket=bucket,
+            key=operation.key,
+            size_bytes=source.size_bytes,
+            owner=exchange.authentication.user.id,
+            durability=parse_durability(fields),
+            headers=parse_stored_headers(fields) if replaces else source.headers,
+            metadata=parse_metadata(fields) if replaces else source.metadata,
+            condition=parse_write_condition(fields),
+            algorithms=frozenset() if algorithm is None else frozenset({algorithm.lower()}),
+        )
+        # A composite checksum counts parts, which a copy does not have: it is computed anew, as S3 does.
+        kept = tuple(checksum for checksum in source.checksums if checksum.type == "FULL_OBJECT")
+        result = _found(
+            await self._store.copy(source, 0, source.size_bytes, request, checksums=kept, checksum_algorithm=algorithm),
+            source,
+        )
+        row = result.row
+        assert isinstance(row, ObjectRow)
+        if result.existed:
+            check_same_chunk(row, request)
+        reply = exchange.xml(document("CopyObjectResult", _result_nodes(row.etag, row.modified_ms, row.checksums)))
+        headers = write_headers(row, bucket, existed=result.existed, durability=result.durability)
+        return Reply(reply.status, (*reply.headers, *headers), reply.body)
+
+    async def copy_part(self, exchange: Exchange, operation: UploadPartCopy) -> Reply:
+        """Copy an object or a range of it as a part of an upload."""
+        catalog = self._store.catalog
+        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
+        if upload is None:
+            raise NoSuchUploadError("no such upload", upload_id=operation.upload_id)
+        source = await self._source(exchange, operation.source_bucket, operation.source_key)
+        start, stop = _copy_span(exchange.fields.get("x-amz-copy-source-range"), source)
+        if stop - start > MAX_PUT_BYTES:
+            raise EntityTooLargeError("the range is too large for a part", size_bytes=stop - start)
+        algorithm = upload.checksum_algorithm
+        request = PutRequest(
+            bucket=bucket,
+            key=operation.key,
+            size_bytes=stop - start,
+            owner=exchange.authentication.user.id,
+            algorithms=frozenset() if algorithm is None else frozenset({algorithm.lower()}),
+            part=PartTarget(operation.upload_id, operation.number),
+        )
+        result = _found(await self._store.copy(source, start, stop, request, checksum_algorithm=algorithm), source)
+        part = result.row
+        assert isinstance(part, PartRow)
+        checksums = () if part.checksum is None else (part.checksum,)
+        return exchange.xml(
+            document("CopyPartResult", _result_nodes(part.etag, part.modified_ms, checksums, with_type=False))
+        )
+
+    async def _source(self, exchange: Exchange, bucket: str, key: str) -> ObjectRow:
+        catalog = self._store.catalog
+        exchange.authorise(await catalog.bucket(bucket), bucket)
+        (row,) = await catalog.lookup(bucket, [key])
+        if row is None:
+            raise NoSuchKeyError("no such key", bucket=bucket, key=key)
+        if not judge_copy(exchange.fields, row):
+            raise PreconditionFailedError("a condition on the copy's source does not hold", bucket=bucket, key=key)
+        return row
+
+
+def _found(result: PutResult | None, source: ObjectRow) -> PutResult:
+    if result is None:
+        raise NoSuchKeyError("no such key", bucket=source.bucket, key=source.key)
+    return result
+
+
+def _replaces_metadata(fields: dict[str, str]) -> bool:
+    directive = fields.get("x-amz-metadata-directive", "COPY").strip().upper()
+    if directive not in ("COPY", "REPLACE"):
+        raise S3Error("InvalidArgument", "Unknown metadata directive.", ArgumentName="x-amz-metadata-directive")
+    return directive == "REPLACE"
+
+
+def _algorithm(fields: dict[str, str]) -> str | None:
+    value = fields.get("x-amz-checksum-algorithm")
+    if value is None:
+        return None
+    if value.upper() not in CHECKSUM_BYTES:
+        raise S3Error("InvalidRequest", "Checksum algorithm provided is unsupported.")
+    return value.upper()
+
+
+def _copy_span(value: str | None, source: ObjectRow) -> tuple[int, int]:
+    if value is None:
+        return 0, source.size_bytes
+    try:
+        return parse_copy_range(value, source.size_bytes)
+    except ValueError as error:
+        raise S3Error(
+            "InvalidArgument",
+            "The x-amz-copy-source-range value must be of the form bytes=first-last.",
+            ArgumentName="x-amz-copy-source-range",
+        ) from error
+
+
+def _result_nodes(
+    etag: str, modified_ms: int, checksums: tuple[Checksum, ...], *, with_type: bool = True
+) -> list[Node]:
+    nodes: list[Node] = [("LastModified", iso_time(modified_ms)), ("ETag", f'"{etag}"')]
+    for name, value in checksum_headers(checksums):
+        if name == "x-amz-checksum-type":
+            if with_type:
+                nodes.append(("ChecksumType", value))
+        else:
+            nodes.append((f"Checksum{name.rpartition('-')[2].upper()}", value))
+    return nodes

@@ -1,0 +1,238 @@
+"""The one place that knows S3 error codes: which code, status and message each failure gets, and the XML it is told in.
+
+Inside the API a refusal that only S3 has a name for is an `S3Error`; what comes from the store and the catalog are the
+typed errors of `kvobj.errors`, mapped here leaf by leaf. Error bodies never hold secrets, signatures or strings to sign.
+Source: Amazon S3 API reference, "Error responses".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvobj.api import xml
+from kvobj.api.message import Reply
+from kvobj.errors import (
+    AccessDeniedError,
+    BucketExistsError,
+    BucketNotEmptyError,
+    BusyError,
+    CapacityError,
+    ConflictError,
+    CorruptionError,
+    DigestMismatchError,
+    EntityTooLargeError,
+    EntityTooSmallError,
+    FencedError,
+    ImmutableChunkError,
+    IncompleteBodyError,
+    InvalidPartError,
+    InvalidPartOrderError,
+    InvalidRangeError,
+    InvalidRequestError,
+    KvobjError,
+    NoSuchBucketError,
+    NoSuchKeyError,
+    NoSuchUploadError,
+    NotFoundError,
+    PreconditionFailedError,
+    UnavailableError,
+)
+
+XML_HEADER: Final = ("content-type", "application/xml")
+
+_STATUS: Final[dict[str, tuple[int, str]]] = {
+    "AccessDenied": (403, "Access Denied."),
+    "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
+    "AuthorizationQueryParametersError": (400, "The query parameters for authentication are malformed."),
+    "BadDigest": (400, "The Content-MD5 or checksum value that you specified did not match what the server received."),
+    "BucketAlreadyExists": (409, "The requested bucket name is not available."),
+    "BucketAlreadyOwnedByYou": (409, "The bucket exists already, is owned by you, and has other settings."),
+    "BucketNotEmpty": (409, "The bucket that you tried to delete is not empty."),
+    "ConditionalRequestConflict": (409, "A conflicting operation occurred. Retry."),
+    "EntityTooLarge": (400, "Your proposed upload exceeds the maximum allowed object size."),
+    "EntityTooSmall": (400, "Your proposed upload is smaller than the minimum allowed object size."),
+    "ImmutableChunk": (409, "A live chunk of another size exists under this key."),
+    "IncompleteBody": (400, "The body does not have the number of bytes that its headers announce."),
+    "InternalError": (500, "An internal error occurred. Try again."),
+    "InvalidAccessKeyId": (403, "The access key id that you provided does not exist in our records."),
+    "InvalidArgument": (400, "Invalid argument."),
+    "InvalidBucketName": (400, "The specified bucket is not valid."),
+    "InvalidChunkSizeError": (403, "Only the last chunk is allowed to have a size less than 8192 bytes."),
+    "InvalidDigest": (400, "The Content-MD5 that you specified is not valid."),
+    "InvalidLocationConstraint": (400, "The specified location constraint is not valid."),
+    "InvalidPart": (400, "One or more of the specified parts could not be found, or an entity tag did not match."),
+    "InvalidPartNumber": (416, "The requested part number is not satisfiable."),
+    "InvalidPartOrder": (400, "The list of parts was not in ascending order."),
+    "InvalidRange": (416, "The requested range is not satisfiable."),
+    "InvalidRequest": (400, "Invalid request."),
+    "InvalidStorageClass": (400, "The storage class that you specified is not valid."),
+    "InvalidToken": (400, "The provided token is malformed or otherwise not valid."),
+    "InvalidURI": (400, "Couldn't parse the specified URI."),
+    "KeyTooLongError": (400, "Your key is too long."),
+    "MalformedTrailerError": (400, "The request contained trailing data that was not well-formed."),
+    "MalformedXML": (400, "The XML that you provided was not well-formed or did not validate."),
+    "MetadataTooLarge": (400, "Your metadata headers exceed the maximum allowed metadata size."),
+    "MethodNotAllowed": (405, "The specified method is not allowed against this resource."),
+    "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
+    "MissingSecurityHeader": (400, "Your request is missing a required header."),
+    "NoSuchBucket": (404, "The specified bucket does not exist."),
+    "NoSuchKey": (404, "The specified key does not exist."),
+    "NoSuchUpload": (404, "The specified multipart upload does not exist."),
+    "NoSuchVersion": (404, "The specified version does not exist."),
+    "NotImplemented": (501, "A header or query you provided implies functionality that is not implemented."),
+    "PreconditionFailed": (412, "At least one of the preconditions that you specified did not hold."),
+    "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
+    "ServiceUnavailable": (503, "The service cannot answer at present. Retry."),
+    "SignatureDoesNotMatch": (403, "The request signature does not match. Check your secret key and signing method."),
+    "SlowDown": (503, "Reduce your request rate."),
+    "StoreFull": (507, "The store is full."),
+    "XAmzContentSHA256Mismatch": (400, "The provided 'x-amz-content-sha256' header does not match what was computed."),
+}
+
+# Leaf before branch: the first class that fits decides.
+_CODES: Final[tuple[tuple[type[KvobjError], str], ...]] = (
+    (InvalidRangeError, "InvalidRange"),
+    (InvalidPartError, "InvalidPart"),
+    (InvalidPartOrderError, "InvalidPartOrder"),
+    (EntityTooSmallError, "EntityTooSmall"),
+    (EntityTooLargeError, "EntityTooLarge"),
+    (DigestMismatchError, "BadDigest"),
+    (IncompleteBodyError, "IncompleteBody"),
+    (InvalidRequestError, "InvalidRequest"),
+    (AccessDeniedError, "AccessDenied"),
+    (NoSuchBucketError, "NoSuchBucket"),
+    (NoSuchKeyError, "NoSuchKey"),
+    (NoSuchUploadError, "NoSuchUpload"),
+    (NotFoundError, "NoSuchKey"),
+    (PreconditionFailedError, "PreconditionFailed"),
+    (ImmutableChunkError, "ImmutableChunk"),
+    (BucketExistsError, "BucketAlreadyExists"),
+    (BucketNotEmptyError, "BucketNotEmpty"),
+    (FencedError, "ServiceUnavailable"),
+    (ConflictError, "ConditionalRequestConflict"),
+    (BusyError, "SlowDown"),
+    (CapacityError, "StoreFull"),
+    (UnavailableError, "ServiceUnavailable"),
+    (CorruptionError, "InternalError"),
+)
+
+_CODES_WITH_OWN_MESSAGE: Final = frozenset({"InvalidRequest", "InvalidArgument", "NotImplemented"})
+RETRY_AFTER_SECONDS: Final = 1
+
+
+class S3Error(KvobjError):
+    """A refusal that has a name only in S3. `code` must be in this module's table; `message` replaces the table's text;
+    the data become elements of the error's XML, so it must hold nothing secret."""
+
+    def __init__(self, code: str, message: str = "", **data: object) -> None:
+        status, text = _STATUS[code]
+        super().__init__(message or text, **data)
+        self.code = code
+        self.status = status
+
+
+def describe(error: KvobjError) -> tuple[str, int, str]:
+    """The S3 code, HTTP status and message of an error. Total over `KvobjError`: what no rule fits is an InternalError."""
+    if isinstance(error, S3Error):
+        return error.code, error.status, error.message
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            status, message = _STATUS[code]
+            # Only a request's own fault is told in the words of who refused it: the others could tell of the inside.
+            return code, status, error.message if code in _CODES_WITH_OWN_MESSAGE else message
+    status, message = _STATUS["InternalError"]
+    return "InternalError", status, message
+
+
+def error_reply(
+    error: KvobjError, *, request_id: str, host_id: str, resource: str, is_head: bool, close: bool
+) -> Reply:
+    """The reply that tells of an error: XML, or no body to a HEAD."""
+    code, status, message = describe(error)
+    return _reply(
+        code,
+        status,
+        message,
+        error=error,
+        request_id=request_id,
+        host_id=host_id,
+        resource=resource,
+        is_head=is_head,
+        close=close,
+    )
+
+
+def internal_error_reply(*, request_id: str, host_id: str, resource: str, is_head: bool) -> Reply:
+    """The reply to a request that met a defect: InternalError, and the connection is closed, its state being unknown."""
+    status, message = _STATUS["InternalError"]
+    return _reply(
+        "InternalError",
+        status,
+        message,
+        error=None,
+        request_id=request_id,
+        host_id=host_id,
+        resource=resource,
+        is_head=is_head,
+        close=True,
+    )
+
+
+def bad_request(status: int, code: str, message: str, request_id: str) -> Reply:
+    """What the HTTP layer answers when it refuses a request by itself: the same XML, and the connection is closed."""
+    return Reply(
+        status,
+        (("x-amz-request-id", request_id), XML_HEADER),
+        error_document(code, message, resource="", request_id=request_id, host_id=""),
+        close=True,
+        log={"error": code},
+    )
+
+
+def error_document(
+    code: str, message: str, *, resource: str, request_id: str, host_id: str, data: dict[str, object] | None = None
+) -> bytes:
+    """The XML of an error. `data` become further elements, in order."""
+    nodes: list[xml.Node] = [("Code", code), ("Message", message)]
+    nodes += [(name, str(value)) for name, value in (data or {}).items()]
+    if resource:
+        nodes.append(("Resource", resource))
+    nodes += [("RequestId", request_id), ("HostId", host_id)]
+    return xml.document("Error", nodes, namespace=False)
+
+
+def _reply(
+    code: str,
+    status: int,
+    message: str,
+    *,
+    error: KvobjError | None,
+    request_id: str,
+    host_id: str,
+    resource: str,
+    is_head: bool,
+    close: bool,
+) -> Reply:
+    headers = [("x-amz-request-id", request_id), ("x-amz-id-2", host_id), XML_HEADER]
+    data: dict[str, object] = {}
+    if isinstance(error, S3Error):
+        data = error.data
+        if code == "AuthorizationHeaderMalformed" and "Region" in data:
+            headers.append(("x-amz-bucket-region", str(data["Region"])))
+        if code == "MethodNotAllowed" and "Allow" in data:
+            headers.append(("allow", str(data["Allow"])))
+    elif isinstance(error, InvalidRangeError) and "size_bytes" in error.data:
+        headers.append(("content-range", f"bytes */{error.data['size_bytes']}"))
+        data = {"ActualObjectSize": error.data["size_bytes"]}
+    elif isinstance(error, NoSuchBucketError) and "bucket" in error.data:
+        data = {"BucketName": error.data["bucket"]}
+    elif isinstance(error, NoSuchKeyError) and "key" in error.data:
+        data = {"Key": error.data["key"]}
+    if status == 503:  # noqa: PLR2004 - the status itself is the name
+        headers.append(("retry-after", str(RETRY_AFTER_SECONDS)))
+    document = (
+        b""
+        if is_head
+        else error_document(code, message, resource=resource, request_id=request_id, host_id=host_id, data=data)
+    )
+    return Reply(status, tuple(headers), document, close=close, log={"error": code})

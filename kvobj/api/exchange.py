@@ -1,0 +1,202 @@
+"""One request as the handlers see it: what was parsed and verified, the body, and how replies begin.
+
+`Exchange` is made once a request, after its signature was checked; `body_is_read` says whether the connection may go on;
+`overrides` is the query, of which GET takes response-* (every exchange is signed: an anonymous request has none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvobj.api.aws_chunked import AwsChunkedSource
+from kvobj.api.checksums import Announced, check_document, check_trailers
+from kvobj.api.errors import S3Error
+from kvobj.api.message import BodyStream, Reply, RequestBody, RequestHead
+from kvobj.api.request import HostRules
+from kvobj.api.sigv4 import Authentication, PayloadMode
+from kvobj.api.users import UserDirectory
+from kvobj.catalog.rows import BucketRow
+from kvobj.clock import Clock
+from kvobj.errors import AccessDeniedError, EntityTooLargeError, IncompleteBodyError, NoSuchBucketError
+
+DRAIN_BYTES: Final = 256 * 1024
+_DECODED_LENGTH: Final = "x-amz-decoded-content-length"
+_MAX_LENGTH_DIGITS: Final = 19
+
+Header = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """`region` is accepted in credential scopes beside us-east-1. `host_id` is x-amz-id-2 of every reply."""
+
+    region: str = "us-east-1"
+    host_rules: HostRules = field(default_factory=HostRules)
+    host_id: str = "kvobj"
+
+    @property
+    def regions(self) -> frozenset[str]:
+        """The regions that a credential scope or a location constraint may name."""
+        return frozenset({self.region, "us-east-1"})
+
+
+class Exchange:
+    """See the module's text. One task uses it."""
+
+    __slots__ = (
+        "authentication",
+        "base",
+        "body",
+        "body_is_read",
+        "clock",
+        "executor",
+        "fields",
+        "head",
+        "overrides",
+        "settings",
+        "users",
+    )
+
+    def __init__(
+        self,
+        head: RequestHead,
+        body: RequestBody,
+        *,
+        fields: dict[str, str],
+        overrides: dict[str, str],
+        authentication: Authentication,
+        settings: S3Settings,
+        users: UserDirectory,
+        clock: Clock,
+        executor: Executor | None,
+    ) -> None:
+        self.head = head
+        self.body = body
+        self.fields = fields
+        self.overrides = overrides
+        self.authentication = authentication
+        self.settings = settings
+        self.users = users
+        self.clock = clock
+        self.executor = executor
+        self.base: tuple[Header, Header] = (("x-amz-request-id", head.request_id), ("x-amz-id-2", settings.host_id))
+        self.body_is_read = body.length == 0
+
+    @property
+    def is_head(self) -> bool:
+        """The method is HEAD: no reply has a body."""
+        return self.head.method == "HEAD"
+
+    def authorise(self, bucket: BucketRow | None, name: str) -> BucketRow:
+        """The bucket, if there is one and the user may use it: its owner and root may do all.
+
+        Raises `NoSuchBucketError` and `AccessDeniedError`. S3 answers so too: bucket names are no secret.
+        """
+        if bucket is None:
+            raise NoSuchBucketError("no such bucket", bucket=name)
+        user = self.authentication.user
+        if bucket.owner != user.id and not user.is_root:
+            raise AccessDeniedError("not the bucket's owner", bucket=name, user_id=user.id)
+        return bucket
+
+    def reply(
+        self, status: int, headers: list[Header] | tuple[Header, ...] = (), body: bytes | BodyStream = b""
+    ) -> Reply:
+        """A reply that begins with the request's id."""
+        return Reply(status, (*self.base, *headers), body)
+
+    def xml(self, document: bytes) -> Reply:
+        """A 200 with an XML document, or with its length alone to a HEAD."""
+        headers = (*self.base, ("content-type", "application/xml"))
+        return Reply(
+            200, headers, b"" if self.is_head else document, content_length=len(document) if self.is_head else None
+        )
+
+    def must_close(self) -> bool:
+        """Whether a reply now must end the connection: the body is unread and long, or may never come (Expect)."""
+        if self.body_is_read:
+            return False
+        return body_blocks_connection(self.body, self.fields)
+
+    def body_size_bytes(self) -> int:
+        """The payload's length: of Content-Length, or of x-amz-decoded-content-length inside aws-chunked framing.
+
+        Raises `S3Error` MissingContentLength (411) where there is none.
+        """
+        if not self.authentication.payload_mode.is_chunked:
+            if self.body.length is None or (self.body.length == 0 and self.fields.get("content-length") in (None, "")):
+                raise S3Error("MissingContentLength")
+            return self.body.length
+        value = self.fields.get(_DECODED_LENGTH)
+        if value is None:
+            raise S3Error("MissingContentLength", "You must provide the x-amz-decoded-content-length header.")
+        if not value.isascii() or not value.isdigit() or len(value) > _MAX_LENGTH_DIGITS:
+            raise S3Error(
+                "InvalidArgument", "x-amz-decoded-content-length must be a number.", ArgumentName=_DECODED_LENGTH
+            )
+        return int(value)
+
+    def source(self, size_bytes: int) -> PayloadSource:
+        """The payload to receive, without its framing."""
+        mode = self.authentication.payload_mode
+        if not mode.is_chunked:
+            return PayloadSource(self, None)
+        framed = AwsChunkedSource(
+            self.body,
+            size_bytes,
+            signing=self.authentication.chunk_signing,
+            with_trailer=mode is not PayloadMode.CHUNKS_SIGNED,
+            executor=self.executor,
+        )
+        return PayloadSource(self, framed)
+
+    async def read_document(self, announced: Announced, *, limit_bytes: int) -> bytes:
+        """A small body, whole and verified as `announced` says. Raises `EntityTooLargeError` past the limit, before reading."""
+        size_bytes = 0 if self.body.length == 0 else self.body_size_bytes()
+        if size_bytes > limit_bytes:
+            raise EntityTooLargeError("the document is too large", size_bytes=size_bytes, limit_bytes=limit_bytes)
+        buffer = bytearray(size_bytes)
+        source = self.source(size_bytes)
+        if size_bytes:
+            await self.body.accept()
+            with memoryview(buffer) as view:
+                await source.receive_into(view, lambda _: None)
+        value = check_trailers(announced, await source.finish())
+        document = bytes(buffer)
+        check_document(announced, value, document)
+        return document
+
+
+class PayloadSource:
+    """The `ByteSource` of a request's payload, framed or not; `finish` reads what follows it."""
+
+    __slots__ = ("_exchange", "_framed")
+
+    def __init__(self, exchange: Exchange, framed: AwsChunkedSource | None) -> None:
+        self._exchange = exchange
+        self._framed = framed
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """See `ByteSource.receive_into`."""
+        if self._framed is None:
+            await self._exchange.body.receive_into(buffer, on_bytes)
+        else:
+            await self._framed.receive_into(buffer, on_bytes)
+
+    async def finish(self) -> dict[str, str]:
+        """The trailers; from here on the connection may be used again."""
+        trailers: dict[str, str] = {}
+        if self._framed is not None and self._exchange.body.length != 0:
+            trailers = await self._framed.finish()
+        elif self._framed is not None:
+            raise IncompleteBodyError("the body has no aws-chunked framing")
+        self._exchange.body_is_read = True
+        return trailers
+
+
+def body_blocks_connection(body: RequestBody, fields: dict[str, str]) -> bool:
+    """Whether an unread body makes a connection useless: too long to drain, or announced but perhaps never sent."""
+    return body.length is None or body.length > DRAIN_BYTES or (body.length > 0 and "expect" in fields)

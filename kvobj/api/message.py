@@ -1,0 +1,101 @@
+"""What crosses the line between the HTTP layer and the S3 layer: a request head, a body to pull, a reply to send.
+
+The HTTP layer (`kvobj.api.http`) knows sockets and aiohttp and no S3; the S3 layer knows no aiohttp. Header names are lower case,
+values are str decoded as latin-1 exactly as they arrived; the target is the raw request target, never normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request without its body. `headers` keeps order and repeats; `target` is the raw origin-form request target."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    request_id: str
+    remote: str
+    is_tls: bool = False
+
+    def header(self, name: str) -> str | None:
+        """The value of the first header of this (lower-case) name, or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def header_all(self, name: str) -> list[str]:
+        """All values of this (lower-case) name, in order of arrival."""
+        return [value for key, value in self.headers if key == name]
+
+
+class ByteSource(Protocol):
+    """Bytes that arrive in order and are received straight into somebody's memory."""
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """Fill the whole buffer. `on_bytes(n)` is called on the event loop each time the first n bytes are there (n grows).
+
+        Raises `IncompleteBodyError` when the source ends before the buffer is full. Cancel-safe: after it
+        raises or is cancelled, nobody writes to the buffer any more.
+        """
+        ...
+
+
+class RequestBody(ByteSource, Protocol):
+    """The body of one request as framed by HTTP (Content-Length or chunked), not yet by S3 (aws-chunked)."""
+
+    @property
+    def length(self) -> int | None:
+        """Content-Length, or None under Transfer-Encoding: chunked. 0 for no body."""
+        ...
+
+    async def read_some(self, limit: int) -> bytes:
+        """Between 1 and `limit` bytes, or b"" at the end."""
+        ...
+
+    async def accept(self) -> None:
+        """Say that the body is wanted: sends `100 Continue` if the client waits for it. Reading does this by itself."""
+        ...
+
+
+class BodyStream(Protocol):
+    """A reply's body that is sent view by view, without copies."""
+
+    @property
+    def length(self) -> int:
+        """Exact number of bytes that the views sum to."""
+        ...
+
+    def views(self) -> AsyncIterator[memoryview]:
+        """Views in order. Each stays valid until the next is asked for: the HTTP layer asks only when all of the former
+        has left the process. An exception means that the reply cannot be completed: the connection is reset."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release everything held. Called exactly once, whatever happened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer. Content-Length, Date, Server and Connection are added by the HTTP layer.
+
+    `content_length` overrides the body's length in the header (HEAD replies carry the object's length and no body).
+    `close` asks for the connection to be closed after the reply. `log` fields are added to the request's log line.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | BodyStream = b""
+    content_length: int | None = None
+    close: bool = False
+    log: dict[str, object] = field(default_factory=dict)
+
+
+Handler = Callable[[RequestHead, RequestBody], Awaitable[Reply]]
+"""The S3 layer's entry. It never raises but for cancellation: errors are replies."""

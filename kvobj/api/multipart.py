@@ -1,0 +1,217 @@
+"""Multipart uploads: create, list parts, complete, abort. Parts are put by `objects_write` and `copies`.
+
+The rules of Complete that need only the rows are the store's; here its document is read and the object's checksum is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from kvobj.api import xml
+from kvobj.api.checksums import (
+    CHECKSUM_BYTES,
+    Announced,
+    check_value,
+    checksum_headers,
+    of_parts,
+    parse_upload_checksum,
+)
+from kvobj.api.conditions import bare_etag, parse_write_condition
+from kvobj.api.errors import S3Error
+from kvobj.api.exchange import Exchange, Header
+from kvobj.api.message import Reply
+from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.operations import AbortMultipartUpload, CompleteMultipartUpload, CreateMultipartUpload, ListParts
+from kvobj.api.request import encode_key
+from kvobj.api.timestamps import iso_time
+from kvobj.catalog.rows import MAX_PARTS, Checksum, ObjectRow, UploadRow
+from kvobj.errors import NoSuchUploadError
+from kvobj.store.multipart import CompletedPart, choose_parts
+
+MAX_COMPLETE_BYTES: Final = 4 * 1024 * 1024
+_SIZE_HEADER: Final = "x-amz-mp-object-size"
+_CHECKSUM_ELEMENTS: Final = {f"Checksum{algorithm}": algorithm for algorithm in CHECKSUM_BYTES}
+
+
+class MultipartUploads:
+    """Handlers of CreateMultipartUpload, ListParts, CompleteMultipartUpload and AbortMultipartUpload."""
+
+    def __init__(self, store: ObjectStore, *, new_upload_id: Callable[[], str]) -> None:
+        self._store = store
+        self._new_upload_id = new_upload_id
+
+    async def create(self, exchange: Exchange, operation: CreateMultipartUpload) -> Reply:
+        """Begin an upload; its headers and metadata are those the object will have."""
+        catalog = self._store.catalog
+        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        fields = exchange.fields
+        algorithm, kind = parse_upload_checksum(fields)
+        upload = UploadRow(
+            bucket=operation.bucket,
+            key=operation.key,
+            upload_id=self._new_upload_id(),
+            initiated_ms=exchange.clock.now_ms(),
+            owner=exchange.authentication.user.id,
+            durability=parse_durability(fields) or bucket.durability,
+            headers=parse_stored_headers(fields),
+            metadata=parse_metadata(fields),
+            checksum_algorithm=algorithm,
+            checksum_type=kind,
+        )
+        await catalog.create_upload(upload)
+        reply = exchange.xml(
+            xml.document(
+                "InitiateMultipartUploadResult",
+                [("Bucket", upload.bucket), ("Key", upload.key), ("UploadId", upload.upload_id)],
+            )
+        )
+        headers: list[Header] = []
+        if algorithm is not None and kind is not None:
+            headers = [("x-amz-checksum-algorithm", algorithm), ("x-amz-checksum-type", kind)]
+        return Reply(reply.status, (*reply.headers, *headers), reply.body)
+
+    async def list_parts(self, exchange: Exchange, operation: ListParts) -> Reply:
+        """One page of an upload's parts, by number."""
+        catalog = self._store.catalog
+        exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        upload = await self._upload(operation.bucket, operation.key, operation.upload_id)
+        parts = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
+        following = [part for part in parts if part.number > operation.after]
+        page = following[: operation.limit]
+        owner = [("ID", upload.owner), ("DisplayName", exchange.users.display_name(upload.owner))]
+        nodes: list[xml.Node] = [
+            ("Bucket", operation.bucket),
+            ("Key", operation.key),
+            ("UploadId", operation.upload_id),
+            ("Initiator", owner),
+            ("Owner", owner),
+            ("StorageClass", "STANDARD"),
+            ("PartNumberMarker", str(operation.after)),
+        ]
+        is_truncated = len(following) > len(page) > 0
+        if page:
+            nodes.append(("NextPartNumberMarker", str(page[-1].number)))
+        nodes += [("MaxParts", str(operation.limit)), ("IsTruncated", "true" if is_truncated else "false")]
+        if upload.checksum_algorithm is not None:
+            nodes.append(("ChecksumAlgorithm", upload.checksum_algorithm))
+            nodes.append(("ChecksumType", upload.checksum_type or ""))
+        for part in page:
+            about: list[xml.Node] = [
+                ("PartNumber", str(part.number)),
+                ("LastModified", iso_time(part.modified_ms)),
+                ("ETag", f'"{part.etag}"'),
+                ("Size", str(part.size_bytes)),
+            ]
+            if part.checksum is not None:
+                about.append((f"Checksum{part.checksum.algorithm}", part.checksum.value))
+            nodes.append(("Part", about))
+        return exchange.xml(xml.document("ListPartsResult", nodes))
+
+    async def complete(self, exchange: Exchange, operation: CompleteMultipartUpload) -> Reply:
+        """Make the object of the listed parts. Conditions are evaluated in the commit."""
+        catalog = self._store.catalog
+        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        upload = await self._upload(operation.bucket, operation.key, operation.upload_id)
+        fields = exchange.fields
+        # The x-amz-checksum headers of Complete tell of the object, not of this document.
+        announced = Announced(None, exchange.authentication.payload_sha256, None, None)
+        parts = parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
+        upload, stated = _stated_checksum(fields, upload)
+        checksums: tuple[Checksum, ...] = ()
+        if upload.checksum_algorithm is not None:
+            uploaded = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
+            checksums = of_parts(upload, choose_parts(uploaded, parts))
+        if stated is not None and (not checksums or checksums[0].value.partition("-")[0] != stated.partition("-")[0]):
+            raise S3Error("BadDigest", "The checksum of the object did not match that of its parts.")
+        result = await self._store.complete_upload(
+            bucket,
+            upload,
+            parts,
+            condition=parse_write_condition(fields),
+            checksums=checksums,
+            size_bytes=_stated_size(fields),
+        )
+        row = result.row
+        assert isinstance(row, ObjectRow)
+        nodes: list[xml.Node] = [
+            ("Location", f"/{operation.bucket}/{encode_key(operation.key)}"),
+            ("Bucket", operation.bucket),
+            ("Key", operation.key),
+            ("ETag", f'"{row.etag}"'),
+        ]
+        if not result.existed:
+            for name, value in checksum_headers(checksums):
+                is_type = name == "x-amz-checksum-type"
+                nodes.append(("ChecksumType" if is_type else f"Checksum{name.rpartition('-')[2].upper()}", value))
+        reply = exchange.xml(xml.document("CompleteMultipartUploadResult", nodes))
+        headers = write_headers(row, bucket, existed=result.existed, durability=result.durability)
+        return Reply(reply.status, (*reply.headers, *headers), reply.body)
+
+    async def abort(self, exchange: Exchange, operation: AbortMultipartUpload) -> Reply:
+        """Give the upload up; its parts' bytes go."""
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        await self._store.abort_upload(operation.bucket, operation.key, operation.upload_id)
+        return exchange.reply(204)
+
+    async def _upload(self, bucket: str, key: str, upload_id: str) -> UploadRow:
+        upload = await self._store.catalog.upload(bucket, key, upload_id)
+        if upload is None:
+            raise NoSuchUploadError("no such upload", upload_id=upload_id)
+        return upload
+
+
+def parse_complete(document: bytes) -> list[CompletedPart]:
+    """The parts of a CompleteMultipartUpload document, in its order. Raises `S3Error` MalformedXML."""
+    try:
+        root = xml.parse(document, root="CompleteMultipartUpload")
+    except xml.XmlSyntaxError as error:
+        raise S3Error("MalformedXML") from error
+    parts = [_parse_part(element) for element in root.children if element.name == "Part"]
+    if not 1 <= len(parts) <= MAX_PARTS or len(parts) != len(root.children):
+        raise S3Error("MalformedXML")
+    return parts
+
+
+def _parse_part(element: xml.Element) -> CompletedPart:
+    number, etag = element.child_text("PartNumber"), element.child_text("ETag")
+    if number is None or etag is None:
+        raise S3Error("MalformedXML")
+    number = number.strip()
+    if not number.isascii() or not number.isdigit() or len(number) > 5 or not 1 <= int(number) <= MAX_PARTS:  # noqa: PLR2004 - digits
+        raise S3Error("InvalidArgument", f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive.")
+    checksums = {
+        _CHECKSUM_ELEMENTS[child.name]: child.text.strip()
+        for child in element.children
+        if child.name in _CHECKSUM_ELEMENTS
+    }
+    return CompletedPart(number=int(number), etag=bare_etag(etag), checksums=checksums)
+
+
+def _stated_checksum(fields: dict[str, str], upload: UploadRow) -> tuple[UploadRow, str | None]:
+    """The object's checksum as Complete states it; an upload that named no algorithm takes Complete's."""
+    for algorithm in CHECKSUM_BYTES:
+        value = fields.get(f"x-amz-checksum-{algorithm.lower()}")
+        if value is not None:
+            value = value.strip()
+            check_value(algorithm, value.partition("-")[0])
+            if upload.checksum_algorithm is None:
+                kind = fields.get("x-amz-checksum-type", "COMPOSITE" if "-" in value else "FULL_OBJECT").upper()
+                return msgspec.structs.replace(upload, checksum_algorithm=algorithm, checksum_type=kind), value
+            if upload.checksum_algorithm != algorithm:
+                raise S3Error("InvalidRequest", "The checksum's algorithm is not the upload's.")
+            return upload, value
+    return upload, None
+
+
+def _stated_size(fields: dict[str, str]) -> int | None:
+    value = fields.get(_SIZE_HEADER)
+    if value is None:
+        return None
+    value = value.strip()
+    if not value.isascii() or not value.isdigit() or len(value) > 19:  # noqa: PLR2004 - digits of 2^63
+        raise S3Error("InvalidRequest", f"{_SIZE_HEADER} must be a number.")
+    return int(value)

@@ -1,0 +1,120 @@
+"""What the S3 layer needs of the store, as protocols: `kvobj.store.Store` has it, and so does the store of the tests.
+
+The values that cross (`PutRequest`, `PutResult`, `CompletedPart`) are the store's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from kvobj.api.message import BodyStream, ByteSource
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import (
+    BucketRow,
+    Checksum,
+    DeleteOutcome,
+    ObjectRow,
+    UploadRow,
+    WriteCondition,
+)
+from kvobj.codec.checksums import Digester
+from kvobj.store.multipart import CompletedPart
+from kvobj.store.requests import PutRequest, PutResult
+
+
+class Transfer(Protocol):
+    """One body on its way in. Leaving the context without a commit frees everything."""
+
+    @property
+    def existing(self) -> ObjectRow | None:
+        """KV bucket: the live row of this key found at the start."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def receive(self, source: ByteSource) -> None:
+        """Pull exactly the declared number of bytes."""
+        ...
+
+    async def digests(self) -> Digester:
+        """Wait until every digest that was asked for is there."""
+        ...
+
+    async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
+        """Make the object or part visible."""
+        ...
+
+
+class Reader(BodyStream, Protocol):
+    """An object's bytes on their way out."""
+
+    @property
+    def tier(self) -> str:
+        """The tier that served the first of them."""
+        ...
+
+
+class ObjectStore(Protocol):
+    """One put, one get, one copy, one delete; names and listings come from `catalog`."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The record of buckets, objects, uploads and users."""
+        ...
+
+    async def start_put(self, request: PutRequest) -> Transfer:
+        """Check the early conditions and reserve room; nothing is read yet."""
+        ...
+
+    async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
+        """The bytes `[start, stop)`, or None where they are lost."""
+        ...
+
+    async def delete(
+        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+    ) -> list[DeleteOutcome]:
+        """Hide the keys at once."""
+        ...
+
+    async def settled(self, row: ObjectRow) -> ObjectRow:
+        """The row with its digest, waiting for it where it is still being computed."""
+        ...
+
+    async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
+        """Forget an upload and its parts. `NoSuchUploadError`."""
+        ...
+
+    async def copy(
+        self,
+        source: ObjectRow,
+        start: int,
+        stop: int,
+        request: PutRequest,
+        *,
+        checksums: tuple[Checksum, ...] = (),
+        checksum_algorithm: str | None = None,
+    ) -> PutResult | None:
+        """Write the source's bytes `[start, stop)` as the request's object or part; None where they are lost.
+
+        `checksum_algorithm` (an S3 name, also in `request.algorithms`) is computed and stored instead of `checksums`.
+        """
+        ...
+
+    async def complete_upload(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+        *,
+        condition: WriteCondition | None = None,
+        checksums: tuple[Checksum, ...] = (),
+        size_bytes: int | None = None,
+    ) -> PutResult:
+        """Make an object out of the listed parts; its row gets `checksums`."""
+        ...

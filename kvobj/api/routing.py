@@ -1,0 +1,341 @@
+"""From a request to its operation: parsed once, before any handler runs, so that handlers read no query string.
+
+What is a known feature of S3 but not built is refused here by its name (501), what no operation has by its method (405).
+Parameters that S3 ignores are ignored. Source: Amazon S3 API reference.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Final
+
+from kvobj.api.errors import S3Error
+from kvobj.api.operations import (
+    AbortMultipartUpload,
+    CompleteMultipartUpload,
+    CopyObject,
+    CreateBucket,
+    CreateMultipartUpload,
+    DeleteBucket,
+    DeleteObject,
+    DeleteObjects,
+    GetBucketAcl,
+    GetBucketLocation,
+    GetBucketVersioning,
+    GetObject,
+    GetObjectAcl,
+    HeadBucket,
+    ListBuckets,
+    ListMultipartUploads,
+    ListObjectsV1,
+    ListObjectsV2,
+    ListObjectVersions,
+    ListParts,
+    Operation,
+    PutObject,
+    UploadPart,
+    UploadPartCopy,
+)
+from kvobj.api.request import Target, check_bucket_name, check_key, decode
+from kvobj.catalog.rows import MAX_KEY_BYTES, MAX_PARTS
+
+MAX_PAGE: Final = 1000
+_MAX_INTEGER: Final = 2**31 - 1
+_UPLOAD_ID: Final = re.compile(r"[A-Za-z0-9._~\-]{1,128}\Z").match
+
+# Sub-resources of S3 and of our own that are not built, by where they may stand; a plain parameter is in none of these.
+_NOT_BUILT_BUCKET: Final = frozenset(
+    {
+        "accelerate",
+        "analytics",
+        "cors",
+        "encryption",
+        "events",
+        "intelligent-tiering",
+        "inventory",
+        "lifecycle",
+        "logging",
+        "match",
+        "metadataTable",
+        "metrics",
+        "mget",
+        "mput",
+        "namespace",
+        "namespaces",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "pins",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "replication",
+        "requestPayment",
+        "session",
+        "sessions",
+        "tagging",
+        "website",
+    }
+)
+_NOT_BUILT_OBJECT: Final = frozenset(
+    {
+        "attributes",
+        "follow",
+        "layers",
+        "legal-hold",
+        "restore",
+        "retention",
+        "select",
+        "tagging",
+        "torrent",
+        "renameObject",
+        "part",
+    }
+)
+_NOT_BUILT_HEADERS: Final = (
+    "x-amz-server-side-encryption",
+    "x-amz-object-lock-",
+    "x-amz-website-redirect-location",
+    "x-amz-tagging",
+    "x-amz-grant-",
+    "x-amz-write-offset-bytes",
+    "x-amz-copy-source-server-side-encryption",
+)
+_PRIVATE_ACLS: Final = frozenset({"private", "bucket-owner-read", "bucket-owner-full-control"})
+
+
+def parse_operation(method: str, target: Target, fields: dict[str, str]) -> Operation:
+    """The operation that a request names. Raises `S3Error`: NotImplemented, MethodNotAllowed, InvalidArgument and others."""
+    if target.key:
+        return _parse_object(method, target, fields)
+    if target.bucket:
+        return _parse_bucket(method, target)
+    if method in ("GET", "HEAD"):
+        return ListBuckets()
+    raise S3Error("MethodNotAllowed", Method=method, ResourceType="SERVICE", Allow="GET")
+
+
+def _parse_bucket(method: str, target: Target) -> Operation:
+    query, bucket = target.parameters, target.bucket
+    if query and not _NOT_BUILT_BUCKET.isdisjoint(query):
+        raise _not_built(min(_NOT_BUILT_BUCKET.intersection(query)))
+    match method:
+        case "GET":
+            return _parse_bucket_read(target)
+        case "HEAD":
+            return HeadBucket(bucket)
+        case "PUT" | "DELETE" if "acl" in query or "versioning" in query:
+            raise _not_built("acl" if "acl" in query else "versioning")
+        case "PUT":
+            return CreateBucket(bucket)
+        case "DELETE":
+            return DeleteBucket(bucket)
+        case "POST" if "delete" in query:
+            return DeleteObjects(bucket)
+        case "POST":
+            raise _not_built("POST object forms")
+        case _:
+            raise S3Error(
+                "MethodNotAllowed", Method=method, ResourceType="BUCKET", Allow="GET, HEAD, PUT, DELETE, POST"
+            )
+
+
+def _parse_bucket_read(target: Target) -> Operation:
+    query, bucket = target.parameters, target.bucket
+    for name, kind in (("location", GetBucketLocation), ("versioning", GetBucketVersioning), ("acl", GetBucketAcl)):
+        if name in query:
+            return kind(bucket)
+    key_prefix, delimiter = _name(query, "prefix"), _name(query, "delimiter")
+    encode = _encoding(query)
+    if "uploads" in query:
+        return ListMultipartUploads(
+            bucket, key_prefix, delimiter, _limit(query, "max-uploads"), encode,
+            _name(query, "key-marker"), _name(query, "upload-id-marker"),
+        )  # fmt: skip
+    limit = _limit(query, "max-keys")
+    if "versions" in query:
+        return ListObjectVersions(
+            bucket,
+            key_prefix,
+            delimiter,
+            limit,
+            encode,
+            _name(query, "key-marker"),
+            _name(query, "version-id-marker"),
+        )
+    if query.get("list-type") == "2":
+        token = query.get("continuation-token")
+        start_after = _name(query, "start-after")
+        after = start_after if token is None else decode_token(token)
+        fetch_owner = query.get("fetch-owner", "").lower() == "true"
+        return ListObjectsV2(bucket, key_prefix, delimiter, limit, encode, start_after, token, after, fetch_owner)
+    return ListObjectsV1(bucket, key_prefix, delimiter, limit, encode, _name(query, "marker"))
+
+
+def _parse_object(method: str, target: Target, fields: dict[str, str]) -> Operation:
+    query, bucket, key = target.parameters, target.bucket, target.key
+    if query:
+        if not _NOT_BUILT_OBJECT.isdisjoint(query):
+            raise _not_built(min(_NOT_BUILT_OBJECT.intersection(query)))
+        _check_version(query.get("versionId"))
+    match method:
+        case "GET" | "HEAD":
+            return _parse_object_read(method, target)
+        case "PUT":
+            return _parse_object_put(target, fields)
+        case "POST":
+            return _parse_object_post(target, fields)
+        case "DELETE" if "uploadId" in query:
+            return AbortMultipartUpload(bucket, key, _upload_id(query))
+        case "DELETE":
+            return DeleteObject(bucket, key)
+        case _:
+            raise S3Error("MethodNotAllowed", Method=method, ResourceType="OBJECT", Allow="GET, HEAD, PUT, DELETE")
+
+
+def _parse_object_read(method: str, target: Target) -> Operation:
+    query, bucket, key = target.parameters, target.bucket, target.key
+    if query:
+        if method == "GET" and "acl" in query:
+            return GetObjectAcl(bucket, key)
+        if method == "GET" and "uploadId" in query:
+            after = _integer(query, "part-number-marker", default=0)
+            return ListParts(bucket, key, _upload_id(query), after, _limit(query, "max-parts"))
+        if "partNumber" in query:
+            return GetObject(bucket, key, _part_number(query))
+    return GetObject(bucket, key)
+
+
+def _parse_object_post(target: Target, fields: dict[str, str]) -> Operation:
+    query, bucket, key = target.parameters, target.bucket, target.key
+    if "uploads" in query:
+        _check_headers(fields)
+        return CreateMultipartUpload(bucket, key)
+    if "uploadId" in query:
+        return CompleteMultipartUpload(bucket, key, _upload_id(query))
+    raise S3Error("MethodNotAllowed", Method="POST", ResourceType="OBJECT", Allow="GET, HEAD, PUT, DELETE")
+
+
+def _parse_object_put(target: Target, fields: dict[str, str]) -> Operation:
+    query, bucket, key = target.parameters, target.bucket, target.key
+    if "acl" in query:
+        raise _not_built("acl")
+    _check_headers(fields)
+    source = fields.get("x-amz-copy-source")
+    if "uploadId" in query or "partNumber" in query:
+        if "uploadId" not in query or "partNumber" not in query:
+            raise S3Error("InvalidArgument", "A part needs both uploadId and partNumber.")
+        number = _part_number(query)
+        if source is None:
+            return UploadPart(bucket, key, _upload_id(query), number)
+        return UploadPartCopy(bucket, key, _upload_id(query), number, *_copy_source(source))
+    if source is None:
+        return PutObject(bucket, key)
+    return CopyObject(bucket, key, *_copy_source(source))
+
+
+def _copy_source(value: str) -> tuple[str, str]:
+    """Bucket and key of x-amz-copy-source, under the same rules as a path; a leading slash and `?versionId=null` may be there."""
+    path, _, version = value.partition("?")
+    if version:
+        name, _, version_id = version.partition("=")
+        if name != "versionId":
+            raise S3Error("InvalidArgument", "Copy source has an unknown parameter.", ArgumentName="x-amz-copy-source")
+        _check_version(version_id)
+    bucket, _, key = decode(path).removeprefix("/").partition("/")
+    if not bucket or not key:
+        raise S3Error(
+            "InvalidArgument", "Copy source must mention the source bucket and key.", ArgumentName="x-amz-copy-source"
+        )
+    check_bucket_name(bucket)
+    check_key(key)
+    return bucket, key
+
+
+def _check_headers(fields: dict[str, str]) -> None:
+    for name, value in fields.items():
+        if name.startswith("x-amz-"):
+            if name.startswith(_NOT_BUILT_HEADERS):
+                raise _not_built(name)
+            if name == "x-amz-acl" and value not in _PRIVATE_ACLS:
+                raise _not_built(f"x-amz-acl: {value}")
+            if name == "x-amz-storage-class" and value not in ("STANDARD", "REDUCED_REDUNDANCY"):
+                raise S3Error("InvalidStorageClass", StorageClassRequested=value)
+
+
+def _check_version(version_id: str | None) -> None:
+    if version_id is not None and version_id not in ("null", ""):
+        raise S3Error("NoSuchVersion", VersionId=version_id)
+
+
+def _encoding(query: dict[str, str]) -> bool:
+    value = query.get("encoding-type")
+    if value in (None, ""):
+        return False
+    if value != "url":
+        raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request", ArgumentName="encoding-type")
+    return True
+
+
+def _limit(query: dict[str, str], name: str) -> int:
+    return min(_integer(query, name, default=MAX_PAGE), MAX_PAGE)
+
+
+def _name(query: dict[str, str], name: str) -> str:
+    """A key, or a part of one, that a listing is asked about: no longer than a key and without NUL."""
+    value = query.get(name, "")
+    if len(value.encode()) > MAX_KEY_BYTES or "\0" in value:
+        raise S3Error("InvalidArgument", f"Argument {name} is no key.", ArgumentName=name)
+    return value
+
+
+def _upload_id(query: dict[str, str]) -> str:
+    """An id of the form this server draws. Another names no upload, and never reaches the catalog."""
+    upload_id = query["uploadId"]
+    if not _UPLOAD_ID(upload_id):
+        raise S3Error("NoSuchUpload")
+    return upload_id
+
+
+def _integer(query: dict[str, str], name: str, *, default: int) -> int:
+    value = query.get(name)
+    if value is None or value == "":
+        return default
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) > _MAX_INTEGER:  # noqa: PLR2004 - digits of 2^31
+        raise S3Error(
+            "InvalidArgument", f"Argument {name} must be an integer between 0 and {_MAX_INTEGER}.", ArgumentName=name
+        )
+    return int(value)
+
+
+def _part_number(query: dict[str, str]) -> int:
+    number = _integer(query, "partNumber", default=0)
+    if not 1 <= number <= MAX_PARTS:
+        raise S3Error(
+            "InvalidArgument",
+            f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive.",
+            ArgumentName="partNumber",
+        )
+    return number
+
+
+def _not_built(feature: str) -> S3Error:
+    return S3Error("NotImplemented", f"{feature} is not implemented.", Feature=feature)
+
+
+def encode_token(after: str) -> str:
+    """An opaque continuation token: clients must not read it as a key."""
+    return base64.urlsafe_b64encode(b"1" + after.encode()).decode()
+
+
+def decode_token(token: str) -> str:
+    """The key that a token continues after. Raises `S3Error` InvalidArgument for one that this server did not make."""
+    try:
+        raw = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+        if raw[:1] == b"1" and len(raw) <= MAX_KEY_BYTES + 1 and b"\0" not in raw:
+            return raw[1:].decode()
+    except (binascii.Error, ValueError):
+        pass
+    raise S3Error("InvalidArgument", "The continuation token provided is incorrect.", ArgumentName="continuation-token")

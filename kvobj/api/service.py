@@ -1,0 +1,162 @@
+"""The S3 service: one request in, one reply out, and never an exception but cancellation.
+
+Order, the same on every route: request target and headers, signature, operation, handler (which authorises before it looks at
+anything). What goes wrong becomes a reply in `errors.py`. `Reply.log` carries what the request's line in the log adds; the HTTP
+layer writes that line. A defect (an exception that is no `KvobjError`) is logged here with its traceback and the request's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from kvobj.api import operations as ops
+from kvobj.api.buckets import Buckets
+from kvobj.api.copies import ObjectCopies
+from kvobj.api.credential import CredentialParser
+from kvobj.api.deletes import ObjectDeletes
+from kvobj.api.errors import S3Error, error_reply, internal_error_reply
+from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
+from kvobj.api.listing import Listings
+from kvobj.api.message import Reply, RequestBody, RequestHead
+from kvobj.api.multipart import MultipartUploads
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.objects_read import ObjectReads
+from kvobj.api.objects_write import ObjectWrites
+from kvobj.api.request import Target, parse_fields, parse_target
+from kvobj.api.routing import parse_operation
+from kvobj.api.sigv4 import Authentication, SignatureVerifier
+from kvobj.api.users import UserDirectory
+from kvobj.clock import Clock
+from kvobj.errors import AccessDeniedError, KvobjError
+from kvobj.ids import new_upload_id
+
+# Each handler takes the operation that its key names; the table cannot say so in types.
+_Handle = Callable[[Exchange, Any], Awaitable[Reply]]
+
+
+class S3Service:
+    """`handle` is the entry (`message.Handler`). Event-loop-only; requests run concurrently.
+
+    `executor` runs hashes of large signed chunks. `upload_ids` draws the ids of multipart uploads.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: S3Settings,
+        *,
+        clock: Clock,
+        log: logging.Logger,
+        executor: Executor | None = None,
+        upload_ids: Callable[[], str] = new_upload_id,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self._executor = executor
+        self._users = UserDirectory(store.catalog, clock)
+        self._credentials = CredentialParser(settings.regions)
+        self._verifier = SignatureVerifier(clock)
+        self._handlers = _handlers(store, upload_ids)
+
+    async def handle(self, head: RequestHead, body: RequestBody) -> Reply:
+        """Answer one request. Raises nothing but CancelledError."""
+        exchange: Exchange | None = None
+        fields: dict[str, str] = {}
+        log: dict[str, object] = {}
+        try:
+            fields = parse_fields(head)
+            target = parse_target(head.target, fields.get("host", ""), self._settings.host_rules)
+            if target.bucket:
+                log["bucket"], log["key"] = target.bucket, target.key
+            authentication = await self._authenticate(head.method, target, fields)
+            log["user"] = authentication.user.id
+            exchange = Exchange(
+                head,
+                body,
+                fields=fields,
+                overrides=target.parameters,
+                authentication=authentication,
+                settings=self._settings,
+                users=self._users,
+                clock=self._clock,
+                executor=self._executor,
+            )
+            operation = parse_operation(head.method, target, fields)
+            log["operation"] = type(operation).__name__
+            reply = await self._handlers[type(operation)](exchange, operation)
+        except KvobjError as error:
+            must_close = body_blocks_connection(body, fields) if exchange is None else exchange.must_close()
+            reply = error_reply(
+                error,
+                request_id=head.request_id,
+                host_id=self._settings.host_id,
+                resource=head.target.partition("?")[0],
+                is_head=head.method == "HEAD",
+                close=must_close,
+            )
+            if reply.status >= 500:  # noqa: PLR2004 - server errors
+                log["cause"] = str(error)
+        except asyncio.CancelledError:
+            raise
+        except ConnectionError as error:
+            # The client went away inside its body: nobody reads this reply, and it is no defect.
+            log["cause"] = f"connection lost: {error}"
+            reply = internal_error_reply(
+                request_id=head.request_id, host_id=self._settings.host_id, resource="", is_head=head.method == "HEAD"
+            )
+        except Exception:  # noqa: BLE001 - the outermost line: a defect in one request must not end the server
+            self._log.exception("a request met a defect request_id=%s method=%s", head.request_id, head.method)
+            reply = internal_error_reply(
+                request_id=head.request_id,
+                host_id=self._settings.host_id,
+                resource=head.target.partition("?")[0],
+                is_head=head.method == "HEAD",
+            )
+        reply.log.update(log)
+        return reply
+
+    async def _authenticate(self, method: str, target: Target, fields: dict[str, str]) -> Authentication:
+        credential = self._credentials.parse(fields, target)
+        if credential is None:
+            raise AccessDeniedError("anonymous requests are not allowed")
+        if "host" not in fields:
+            raise S3Error("InvalidRequest", "A Host header is required.")
+        user = await self._users.with_access_key(credential.signer.access_key)
+        return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
+
+
+def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
+    """Which handler answers which operation: complete, or a request of that operation is a defect."""
+    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store)
+    copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
+    uploads = MultipartUploads(store, new_upload_id=upload_ids)
+    return {
+        ops.ListBuckets: buckets.list,
+        ops.CreateBucket: buckets.create,
+        ops.HeadBucket: buckets.head,
+        ops.DeleteBucket: buckets.delete,
+        ops.GetBucketLocation: buckets.location,
+        ops.GetBucketVersioning: buckets.versioning,
+        ops.GetBucketAcl: buckets.bucket_acl,
+        ops.GetObjectAcl: buckets.object_acl,
+        ops.ListObjectsV1: listings.objects,
+        ops.ListObjectsV2: listings.objects_v2,
+        ops.ListObjectVersions: listings.versions,
+        ops.ListMultipartUploads: listings.uploads,
+        ops.DeleteObjects: deletes.delete,
+        ops.GetObject: reads.get,
+        ops.PutObject: writes.put,
+        ops.DeleteObject: writes.delete,
+        ops.CopyObject: copies.copy,
+        ops.CreateMultipartUpload: uploads.create,
+        ops.ListParts: uploads.list_parts,
+        ops.CompleteMultipartUpload: uploads.complete,
+        ops.AbortMultipartUpload: uploads.abort,
+        ops.UploadPart: writes.upload_part,
+        ops.UploadPartCopy: copies.copy_part,
+    }

@@ -1,0 +1,11 @@
+"""The times of S3's XML: ISO 8601 with milliseconds, UTC."""
+
+from __future__ import annotations
+
+from time import gmtime, strftime
+
+
+def iso_time(milliseconds: int) -> str:
+    """`2026-01-31T12:00:00.000Z`."""
+    seconds, rest = divmod(milliseconds, 1000)
+    return f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(seconds))}.{rest:03d}Z"

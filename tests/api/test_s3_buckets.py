@@ -1,0 +1,130 @@
+"""Buckets as clients use them."""
+
+import pytest
+from s3_driver import ALICE, BOB, HOST, ROOT, Driver
+
+from kvobj.api.exchange import S3Settings
+from kvobj.api.request import HostRules
+from kvobj.catalog.rows import BucketKind, Durability
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+async def test_a_bucket_is_created_listed_found_and_removed(driver: Driver) -> None:
+    created = await driver.put("/bucket", b"")
+    assert (created.status, created.headers["location"]) == (200, "/bucket")
+    listed = await driver.get("/")
+    assert listed.texts("Buckets/Bucket/Name") == ["bucket"]
+    assert listed.xml.findtext("Owner/ID") == "alice"
+    head = await driver.request("HEAD", "/bucket")
+    assert (head.status, head.body, head.headers["x-amz-bucket-region"]) == (200, b"", "us-east-1")
+    assert (await driver.request("DELETE", "/bucket")).status == 204
+    gone = await driver.request("HEAD", "/bucket")
+    assert (gone.status, gone.body) == (404, b"")
+    assert (await driver.get("/bucket?location")).code == "NoSuchBucket"
+
+
+async def test_ones_own_bucket_again_is_fine_and_anothers_is_not(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    assert (await driver.put("/bucket", b"")).status == 200
+    other = await driver.request("PUT", "/bucket", user=BOB)
+    assert (other.status, other.code) == (409, "BucketAlreadyExists")
+    differs = await driver.put("/bucket", b"", x_kvobj_bucket_kind="kv")
+    assert (differs.status, differs.code) == (409, "BucketAlreadyOwnedByYou")
+
+
+async def test_a_kv_bucket_is_made_by_its_header_and_defaults_to_memory(driver: Driver) -> None:
+    assert (await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")).status == 200
+    row = driver.fake.catalog.bucket_rows["chunks"]
+    assert (row.kind, row.durability, row.owner) == (BucketKind.KV, Durability.MEMORY, "alice")
+    await driver.put("/objects", b"")
+    assert driver.fake.catalog.bucket_rows["objects"].durability is Durability.LOCAL
+    assert (await driver.put("/wrong", b"", x_kvobj_bucket_kind="other")).code == "InvalidArgument"
+
+
+async def test_the_location_is_the_configured_one_or_empty() -> None:
+    driver = Driver(settings=S3Settings(region="eu-west-1"))
+    await driver.put("/bucket", b"")
+    located = await driver.get("/bucket?location")
+    assert located.xml.text == "eu-west-1"
+    document = (
+        b"<CreateBucketConfiguration><LocationConstraint>us-east-1</LocationConstraint></CreateBucketConfiguration>"
+    )
+    assert (await driver.put("/other-bucket", document)).status == 200
+    assert (await driver.get("/other-bucket/?location")).xml.text is None
+    bad = document.replace(b"us-east-1", b"mars-1")
+    assert (await driver.put("/bad-bucket", bad)).code == "InvalidLocationConstraint"
+    assert (await driver.put("/bad-bucket", b"<nonsense")).code == "MalformedXML"
+
+
+@pytest.mark.parametrize("name", ["ab", "Upper", "-dash", "a..b", "192.168.1.1", "name--x-s3", "a_b", "x" * 64])
+async def test_a_bucket_id_is_validated(driver: Driver, name: str) -> None:
+    answer = await driver.put(f"/{name}", b"")
+    assert (answer.status, answer.code) == (400, "InvalidBucketName")
+
+
+async def test_a_bucket_with_objects_or_uploads_stays(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    await driver.request("POST", "/bucket/key?uploads")
+    answer = await driver.request("DELETE", "/bucket")
+    assert (answer.status, answer.code) == (409, "BucketNotEmpty")
+
+
+async def test_other_users_are_refused_and_root_is_not(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    await driver.put("/bucket/key", b"data")
+    for method, target in (
+        ("GET", "/bucket"),
+        ("GET", "/bucket/key"),
+        ("PUT", "/bucket/key"),
+        ("DELETE", "/bucket/key"),
+        ("DELETE", "/bucket"),
+        ("POST", "/bucket?delete"),
+        ("GET", "/bucket/key?acl"),
+    ):
+        answer = await driver.request(method, target, user=BOB)
+        assert (answer.status, answer.code) == (403, "AccessDenied"), (method, target)
+    assert (await driver.get("/")).texts("Buckets/Bucket/Name") == ["bucket"]
+    assert (await driver.request("GET", "/", user=BOB)).texts("Buckets/Bucket/Name") == []
+    assert (await driver.request("GET", "/bucket/key", user=ROOT)).body == b"data"
+
+
+async def test_versioning_and_acl_answer_for_an_unversioned_private_bucket(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    await driver.put("/bucket/key", b"data")
+    assert len(list((await driver.get("/bucket?versioning")).xml)) == 0
+    for target in ("/bucket?acl", "/bucket/key?acl"):
+        acl = await driver.get(target)
+        assert acl.xml.findtext("AccessControlList/Grant/Permission") == "FULL_CONTROL"
+        assert acl.xml.findtext("Owner/DisplayName") == "Alice"
+
+
+async def test_a_feature_that_is_not_built_says_its_name(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    for feature in ("policy", "tagging", "lifecycle", "cors", "encryption", "website", "session"):
+        answer = await driver.get(f"/bucket?{feature}")
+        assert (answer.status, answer.code) == (501, "NotImplemented")
+        assert feature in (answer.xml.findtext("Message") or "")
+
+
+async def test_virtual_hosted_style_signs_and_finds_the_bucket() -> None:
+    driver = Driver(settings=S3Settings(host_rules=HostRules(domains=("localhost",), default_bucket="fallback")))
+    host = "bucket.localhost:9000"
+    assert (await driver.request("PUT", "/", host=host)).status == 200
+    assert (await driver.request("PUT", "/dir/key", body=b"data", host=host)).status == 200
+    assert (await driver.request("GET", "/bucket/dir/key", host=HOST)).body == b"data"
+    assert (await driver.request("PUT", "/", host="elsewhere.example")).status == 200
+    assert "fallback" in driver.fake.catalog.bucket_rows
+
+
+async def test_a_removed_user_is_refused_and_a_new_one_is_found(driver: Driver) -> None:
+    await driver.put("/bucket", b"")
+    await driver.fake.catalog.remove_user("alice")
+    driver.clock.offset_ms += 1500
+    assert (await driver.get("/")).code == "InvalidAccessKeyId"
+    await driver.fake.catalog.put_user(ALICE)
+    driver.clock.offset_ms += 100
+    assert (await driver.get("/")).status == 200

@@ -1,0 +1,259 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvobj.api import operations as ops
+from kvobj.api.errors import S3Error
+from kvobj.api.message import RequestHead
+from kvobj.api.request import HostRules, encode_key, parse_fields, parse_target
+from kvobj.api.routing import decode_token, encode_token, parse_operation
+
+RULES = HostRules(
+    hosts={"cache.example": "cache"},
+    domains=("s3.example.com", "localhost"),
+    path_style=frozenset({"store.internal"}),
+    default_bucket="fallback",
+)
+
+NOT_ENCODED = WITHOUT_OWNER = False
+
+
+def names(target: str, host: str = "127.0.0.1:9000", rules: HostRules = RULES) -> tuple[str, str]:
+    parsed = parse_target(target, host, rules)
+    return parsed.bucket, parsed.key
+
+
+@pytest.mark.parametrize(
+    ("host", "target", "expected"),
+    [
+        ("cache.example:9000", "/some/key", ("cache", "some/key")),
+        ("CACHE.example", "/", ("cache", "")),
+        ("photos.s3.example.com", "/key", ("photos", "key")),
+        ("a.b.s3.example.com:80", "/key", ("a.b", "key")),
+        ("s3.example.com", "/bucket/key", ("bucket", "key")),
+        ("chunks.localhost:9000", "/key", ("chunks", "key")),
+        ("127.0.0.1:9000", "/bucket/key", ("bucket", "key")),
+        ("[::1]:9000", "/bucket/key", ("bucket", "key")),
+        ("store.internal", "/bucket/key", ("bucket", "key")),
+        ("unknown.example", "/some/key", ("fallback", "some/key")),
+        ("nots3.example.com", "/some/key", ("fallback", "some/key")),
+    ],
+)
+def test_the_host_leads_where_the_rules_say(host: str, target: str, expected: tuple[str, str]) -> None:
+    assert names(target, host) == expected
+
+
+def test_an_unknown_host_is_path_style_without_a_default_bucket() -> None:
+    assert names("/bucket/key", "unknown.example", HostRules()) == ("bucket", "key")
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        ("/bucket/a%2Fb", "a/b"),
+        ("/bucket//a//b", "/a//b"),
+        ("/bucket/a+b", "a+b"),
+        ("/bucket/a%2bb", "a+b"),
+        ("/bucket/./a", "./a"),
+        ("/bucket/a/../b", "a/../b"),
+        ("/bucket/%C3%A9", "é"),
+        ("/bucket/%252F", "%2F"),
+        ("/bucket/a~b", "a~b"),
+        ("/bucket/", ""),
+        ("/bucket/?location", ""),
+    ],
+)
+def test_a_path_is_decoded_once_and_never_normalised(target: str, key: str) -> None:
+    assert names(target) == ("bucket", key)
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("/bucket/../evil/key", "InvalidURI"),
+        ("/bucket/a/../../evil", "InvalidURI"),
+        ("/bucket/%2e%2e/evil", "InvalidURI"),
+        ("/bucket/a%00b", "InvalidURI"),
+        ("/bucket/%ff", "InvalidURI"),
+        ("/bucket/%zz", "InvalidURI"),
+        ("/bucket/%", "InvalidURI"),
+        ("/bucket/key?a=%ff", "InvalidURI"),
+        ("bucket/key", "InvalidURI"),
+        ("http://host/bucket", "InvalidURI"),
+        ("//bucket/key", "InvalidBucketName"),
+        ("/BUCKET/key", "InvalidBucketName"),
+        ("/b/key", "InvalidBucketName"),
+        ("/../key", "InvalidBucketName"),
+        ("/bucket/" + "k" * 1025, "KeyTooLongError"),
+        ("/bucket/" + "%C3%A9" * 513, "KeyTooLongError"),
+    ],
+)
+def test_a_target_that_leaves_its_bucket_or_is_malformed_is_refused(target: str, code: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        names(target)
+    assert caught.value.code == code
+
+
+def test_too_many_query_fields_are_refused() -> None:
+    with pytest.raises(S3Error):
+        names("/bucket?" + "&".join(["a=1"] * 65))
+
+
+@pytest.mark.parametrize("name", ["host", "authorization", "content-length", "x-amz-date", "x-amz-content-sha256"])
+def test_a_header_that_must_be_single_is_refused_twice(name: str) -> None:
+    with pytest.raises(S3Error):
+        parse_fields(RequestHead("GET", "/", ((name, "1"), (name, "1")), "ID", ""))
+
+
+def test_repeated_headers_are_joined_in_order() -> None:
+    assert parse_fields(RequestHead("GET", "/", (("a", "1"), ("b", "x"), ("a", "2")), "ID", "")) == {
+        "a": "1,2",
+        "b": "x",
+    }
+
+
+def operation(method: str, target: str, **fields: str) -> ops.Operation:
+    parsed = parse_target(target, "127.0.0.1", HostRules())
+    return parse_operation(method, parsed, {name.replace("_", "-"): value for name, value in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("GET", "/", ops.ListBuckets()),
+        ("PUT", "/bucket", ops.CreateBucket("bucket")),
+        ("HEAD", "/bucket", ops.HeadBucket("bucket")),
+        ("DELETE", "/bucket/", ops.DeleteBucket("bucket")),
+        ("GET", "/bucket?location", ops.GetBucketLocation("bucket")),
+        ("GET", "/bucket?versioning=", ops.GetBucketVersioning("bucket")),
+        ("GET", "/bucket?acl", ops.GetBucketAcl("bucket")),
+        ("POST", "/bucket?delete", ops.DeleteObjects("bucket")),
+        ("GET", "/bucket?prefix=a&max-keys=5000", ops.ListObjectsV1("bucket", "a", "", 1000, NOT_ENCODED, "")),
+        (
+            "GET",
+            "/bucket?list-type=2&start-after=k",
+            ops.ListObjectsV2("bucket", "", "", 1000, NOT_ENCODED, "k", None, "k", WITHOUT_OWNER),
+        ),
+        ("GET", "/bucket?versions", ops.ListObjectVersions("bucket", "", "", 1000, NOT_ENCODED, "", "")),
+        ("GET", "/bucket?uploads", ops.ListMultipartUploads("bucket", "", "", 1000, NOT_ENCODED, "", "")),
+        ("GET", "/bucket/key?x-id=GetObject", ops.GetObject("bucket", "key")),
+        ("HEAD", "/bucket/key?partNumber=2", ops.GetObject("bucket", "key", 2)),
+        ("PUT", "/bucket/key", ops.PutObject("bucket", "key")),
+        ("DELETE", "/bucket/key?versionId=null", ops.DeleteObject("bucket", "key")),
+        ("POST", "/bucket/key?uploads=", ops.CreateMultipartUpload("bucket", "key")),
+        ("POST", "/bucket/key?uploadId=a%7Eb", ops.CompleteMultipartUpload("bucket", "key", "a~b")),
+        ("DELETE", "/bucket/key?uploadId=u", ops.AbortMultipartUpload("bucket", "key", "u")),
+        ("GET", "/bucket/key?uploadId=u&max-parts=5", ops.ListParts("bucket", "key", "u", 0, 5)),
+        ("PUT", "/bucket/key?partNumber=7&uploadId=u", ops.UploadPart("bucket", "key", "u", 7)),
+    ],
+)
+def test_a_request_becomes_its_operation(method: str, target: str, expected: ops.Operation) -> None:
+    assert operation(method, target) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["/src-bucket/a%20key", "src-bucket/a%20key", "src-bucket/a key?versionId=null", "%2Fsrc-bucket%2Fa%20key"],
+)
+def test_a_copy_source_is_decoded_under_the_rules_of_a_path(source: str) -> None:
+    assert operation("PUT", "/bucket/key", x_amz_copy_source=source) == ops.CopyObject(
+        "bucket", "key", "src-bucket", "a key"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "src-bucket",
+        "/src-bucket/",
+        "src-bucket/../evil/key",
+        "src-bucket/%2e%2e/key",
+        "SRC/key",
+        "src-bucket/k?versionId=abc",
+        "src-bucket/k?x=y",
+        "src-bucket/%ff",
+    ],
+)
+def test_a_copy_source_that_climbs_or_is_malformed_is_refused(source: str) -> None:
+    with pytest.raises(S3Error):
+        operation("PUT", "/bucket/key", x_amz_copy_source=source)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "feature"),
+    [
+        ("GET", "/bucket?policy", "policy"),
+        ("PUT", "/bucket?tagging", "tagging"),
+        ("PUT", "/bucket?versioning", "versioning"),
+        ("GET", "/bucket?lifecycle", "lifecycle"),
+        ("GET", "/bucket?cors", "cors"),
+        ("GET", "/bucket?session", "session"),
+        ("PUT", "/bucket?acl", "acl"),
+        ("PUT", "/bucket/key?acl", "acl"),
+        ("GET", "/bucket/key?attributes", "attributes"),
+        ("PUT", "/bucket/key?retention", "retention"),
+        ("POST", "/bucket?match", "match"),
+    ],
+)
+def test_a_known_feature_that_is_not_built_is_refused_by_name(method: str, target: str, feature: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        operation(method, target)
+    assert (caught.value.code, caught.value.data["Feature"]) == ("NotImplemented", feature)
+
+
+@pytest.mark.parametrize(
+    "header", ["x-amz-server-side-encryption", "x-amz-tagging", "x-amz-object-lock-mode", "x-amz-grant-read"]
+)
+def test_a_header_of_a_feature_that_is_not_built_is_refused(header: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        operation("PUT", "/bucket/key", **{header: "x"})
+    assert caught.value.code == "NotImplemented"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "code"),
+    [
+        ("PATCH", "/bucket/key", "MethodNotAllowed"),
+        ("POST", "/bucket/key", "MethodNotAllowed"),
+        ("DELETE", "/", "MethodNotAllowed"),
+        ("PUT", "/bucket/key?partNumber=0&uploadId=u", "InvalidArgument"),
+        ("PUT", "/bucket/key?partNumber=10001&uploadId=u", "InvalidArgument"),
+        ("PUT", "/bucket/key?partNumber=1", "InvalidArgument"),
+        ("GET", "/bucket?max-keys=-1", "InvalidArgument"),
+        ("GET", "/bucket?max-keys=blah", "InvalidArgument"),
+        ("GET", "/bucket?encoding-type=xml", "InvalidArgument"),
+        ("GET", "/bucket?list-type=2&continuation-token=never%20made", "InvalidArgument"),
+        ("GET", "/bucket/key?versionId=abc", "NoSuchVersion"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(method: str, target: str, code: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        operation(method, target)
+    assert caught.value.code == code
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200))
+def test_a_continuation_token_gives_its_key_back(key: str) -> None:
+    assert decode_token(encode_token(key)) == key
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=100))
+def test_an_encoded_key_reads_back_as_the_same_key(key: str) -> None:
+    try:
+        assert names(f"/bucket/{encode_key(key)}") == ("bucket", key)
+    except S3Error as error:
+        assert error.code in ("InvalidURI", "KeyTooLongError")  # noqa: PT017 - which refusals there are is the point
+        assert "\0" in key or ".." in key
+
+
+@given(
+    st.text(alphabet=st.characters(max_codepoint=255), max_size=120),
+    st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
+)
+def test_any_target_is_an_operation_or_a_refusal(tail: str, method: str) -> None:
+    try:
+        target = parse_target("/" + tail, "127.0.0.1", HostRules())
+        target.canonical_query()
+        parse_operation(method, target, {})
+    except S3Error:
+        pass
