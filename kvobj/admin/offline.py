@@ -1,0 +1,70 @@
+"""`fsck` and `rebuild`: a stopped store's data, through `kvobj.app.offline`, which is imported only here and only then.
+
+The store is locked while either runs, so a running server is refused. Results are dataclasses of the server's side; here
+they are shown by field name and never interpreted, but for `problems`, whose number decides the exit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from kvobj.admin.output import Output
+from kvobj.admin.render import print_values
+from kvobj.config import Settings, load_settings
+from kvobj.errors import ConfigurationError
+
+
+def fsck(output: Output, *, config: Path | None, data: Path, environment: Mapping[str, str]) -> int:
+    """Check a stopped store and change nothing. Returns 0, or 1 when something is wrong."""
+    settings = _settings_of_existing(config, data, environment)
+    findings: list[dict[str, object]] = []
+
+    def report(kind: str, finding: dict[str, object]) -> None:
+        findings.append({"kind": kind, **finding})
+        if not output.is_json:
+            text = " ".join(f"{name}={value}" for name, value in finding.items())
+            output.console.print(f"{kind}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    result = _fields_of(importlib.import_module("kvobj.app.offline").fsck(settings, report))
+    output.show({**result, "findings": findings}, lambda console: print_values(console, "fsck", result))
+    return 1 if _is_wrong(result) else 0
+
+
+def rebuild(output: Output, *, config: Path | None, data: Path, environment: Mapping[str, str]) -> int:
+    """Make the catalog and directories of a stopped store again from its home tier. Returns 0, or 1 when something was lost."""
+    settings = _settings_of_existing(config, data, environment)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=output.errors), transient=True, disable=output.is_json) as bars:
+        bar = bars.add_task("rebuild", total=None)
+
+        def progress(done: int, total: int, step: str) -> None:
+            bars.update(bar, completed=done, total=total, description=step)
+
+        result = _fields_of(importlib.import_module("kvobj.app.offline").rebuild(settings, progress))
+    output.show(result, lambda console: print_values(console, "rebuild", result))
+    return 1 if _is_wrong(result) else 0
+
+
+def _settings_of_existing(config: Path | None, data: Path, environment: Mapping[str, str]) -> Settings:
+    settings = load_settings(config, environment=environment, data=str(data))
+    if not (settings.server.data / "FORMAT").is_file():
+        raise ConfigurationError([f"{data}: is no kvobj data directory"])
+    return settings
+
+
+def _fields_of(result: object) -> dict[str, object]:
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        return {"result": str(result)}
+    # `problems` may be a sum that the dataclass computes rather than a field of it.
+    return {**dataclasses.asdict(result), "problems": getattr(result, "problems", 0)}
+
+
+def _is_wrong(result: Mapping[str, object]) -> bool:
+    problems = result.get("problems", 0)
+    return bool(problems)

@@ -1,0 +1,214 @@
+"""Tables for people. Takes the server's documents as they come, so that a newer server's extra fields do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+Document = Mapping[str, object]
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP: Final = 1024
+_MINUTE_SECONDS: Final = 60
+_HOUR_SECONDS: Final = 3600
+_DAY_SECONDS: Final = 86400
+
+
+def size_text(value: object) -> str:
+    """Bytes in the largest unit that leaves a number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "-"
+    size, unit = float(value), 0
+    while abs(size) >= _STEP and unit < len(_UNITS) - 1:
+        size /= _STEP
+        unit += 1
+    return f"{int(size)} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def time_text(milliseconds: object) -> str:
+    """Milliseconds since the Unix epoch as UTC."""
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int):
+        return "-"
+    return datetime.fromtimestamp(milliseconds / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration_text(seconds: object) -> str:
+    """Seconds as days, hours, minutes."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return "-"
+    whole = int(seconds)
+    if whole >= _DAY_SECONDS:
+        return f"{whole // _DAY_SECONDS} d {whole % _DAY_SECONDS // _HOUR_SECONDS} h"
+    if whole >= _HOUR_SECONDS:
+        return f"{whole // _HOUR_SECONDS} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
+    if whole >= _MINUTE_SECONDS:
+        return f"{whole // _MINUTE_SECONDS} min {whole % _MINUTE_SECONDS} s"
+    return f"{whole} s"
+
+
+def ratio_text(value: object) -> str:
+    """A ratio in percent, `-` where there is none yet."""
+    return f"{100 * value:.1f} %" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
+
+
+def print_status(console: Console, status: Document) -> None:
+    """Everything of a status: the store, its tiers, its arena, its catalog, queues, rates, notes."""
+    console.print(
+        f"kvobj {status.get('version', '?')}, store {status.get('store_id', '?')}, "
+        f"up {duration_text(status.get('uptime_seconds'))}, "
+        f"{'ready' if status.get('is_ready') else 'not ready'}, receives by {status.get('receive_mode') or '?'}",
+        markup=False,
+        highlight=False,
+    )
+    tiers = _table("tier", "capacity", "used", "full", "blobs", "hit ratio", "dirty", "I/O", "place")
+    for tier in _documents(status.get("tiers")):
+        name = f"{tier.get('name')} (home)" if tier.get("is_home") else str(tier.get("name"))
+        tiers.add_row(
+            name,
+            size_text(tier.get("capacity_bytes")),
+            size_text(tier.get("used_bytes")),
+            _share_text(tier.get("used_bytes"), tier.get("capacity_bytes")),
+            _text(tier.get("blobs")),
+            ratio_text(tier.get("hit_ratio")),
+            size_text(tier.get("dirty_bytes")),
+            _text(tier.get("mode")),
+            _text(tier.get("location")),
+        )
+    console.print(tiers)
+    for name in ("arena", "catalog", "queues", "rates"):
+        values = status.get(name)
+        if isinstance(values, Mapping) and values:
+            table = _table(name, "")
+            for key, value in values.items():
+                label, _, unit = str(key).rpartition("_")
+                is_size = unit == "bytes"
+                table.add_row(
+                    (label if is_size else str(key)).replace("_", " "), size_text(value) if is_size else _text(value)
+                )
+            console.print(table)
+    notes = status.get("notes")
+    for note in notes if isinstance(notes, list) else []:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def print_buckets(console: Console, buckets: Iterable[Document]) -> None:
+    """One line a bucket."""
+    table = _table("bucket", "kind", "durability", "codec", "objects", "size", "owner", "created")
+    for bucket in buckets:
+        table.add_row(
+            _text(bucket.get("name")),
+            _text(bucket.get("kind")),
+            _text(bucket.get("durability")),
+            _text(bucket.get("codec")),
+            _text(bucket.get("objects")),
+            size_text(bucket.get("size_bytes")),
+            _text(bucket.get("owner")),
+            time_text(bucket.get("created_ms")),
+        )
+    console.print(table)
+
+
+def print_objects(console: Console, objects: Iterable[Document]) -> None:
+    """One line an object, printed as they come: a bucket may hold millions, and a table would have to hold them all."""
+    for row in objects:
+        modified, size = time_text(row.get("modified_ms")), size_text(row.get("size_bytes"))
+        line = f"{modified}  {size:>10}  {row.get('durability')!s:6}  {row.get('key')}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_inspection(console: Console, inspection: Document) -> None:
+    """One object and its blobs."""
+    table = _table("object", "")
+    for name in (
+        "bucket",
+        "key",
+        "size_bytes",
+        "etag",
+        "modified_ms",
+        "durability",
+        "state",
+        "owner",
+        "sequence",
+        "digest",
+    ):
+        value = inspection.get(name)
+        match name:
+            case "size_bytes":
+                table.add_row("size", f"{size_text(value)} ({value} B)")
+            case "modified_ms":
+                table.add_row("modified", time_text(value))
+            case _:
+                table.add_row(name, _text(value))
+    for name in ("headers", "metadata", "checksums"):
+        values = inspection.get(name)
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            table.add_row(f"{name}: {key}", _text(value))
+    console.print(table)
+    blobs = _table("blob", "plain", "frame", "codec", "tiers", "blocks", "digest")
+    for blob in _documents(inspection.get("blobs")):
+        frame = blob.get("frame")
+        header: Document = frame if isinstance(frame, Mapping) else {}
+        tiers = blob.get("tiers")
+        blobs.add_row(
+            _text(blob.get("blob_id")),
+            size_text(blob.get("plain_bytes")),
+            size_text(blob.get("frame_bytes")),
+            _text(header.get("codec") or blob.get("codec")),
+            ", ".join(str(tier) for tier in tiers) if isinstance(tiers, list) and tiers else "none",
+            _text(header.get("blocks")),
+            _text(header.get("digest") or blob.get("digest")),
+        )
+    console.print(blobs)
+
+
+def print_users(console: Console, users: Iterable[Document]) -> None:
+    """One line a user."""
+    table = _table("user", "display name", "access key", "root")
+    for user in users:
+        table.add_row(
+            _text(user.get("id")),
+            _text(user.get("display_name")),
+            _text(user.get("access_key")),
+            "yes" if user.get("is_root") else "",
+        )
+    console.print(table)
+
+
+def print_values(console: Console, title: str, values: Document) -> None:
+    """Any flat document, name by name."""
+    table = _table(title, "")
+    for name, value in values.items():
+        table.add_row(name.replace("_", " "), _text(value))
+    console.print(table)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _documents(values: object) -> list[Document]:
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+
+
+def _text(value: object) -> str:
+    # Brackets would be read as markup by rich, and names come from whoever wrote the object.
+    match value:
+        case None | "":
+            return "-"
+        case float():
+            return f"{value:.3g}"
+        case _:
+            return str(value).replace("[", r"\[")
+
+
+def _share_text(part: object, whole: object) -> str:
+    if not isinstance(part, int) or not isinstance(whole, int) or not whole:
+        return "-"
+    return f"{100 * part / whole:.0f} %"

@@ -1,0 +1,62 @@
+"""`kvobj serve`: reads the configuration and starts the server. Names and exits are fixed (design §12).
+
+Exits 0 after a clean stop, 1 when the store could not run, 2 for a configuration that cannot be used (every problem
+on a line of its own) and for misuse. This is the edge: only here are the environment and the arguments read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvobj import __version__
+from kvobj.announcement import announcement
+from kvobj.config import Settings, example_text, load_settings
+from kvobj.errors import ConfigurationError, KvobjError
+
+__all__ = ["announcement", "main"]
+
+
+def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None) -> int:
+    """Run the command line; returns the exit status. `None`: the process's own arguments and environment."""
+    options = _parser().parse_args(arguments)
+    if options.command == "example-config":
+        sys.stdout.write(example_text())
+        return 0
+    try:
+        settings = load_settings(
+            options.config,
+            environment=os.environ if environment is None else environment,
+            data=options.data,
+            listen=options.listen,
+        )
+        return _run(settings)
+    except ConfigurationError as error:
+        sys.stderr.write("kvobj: this configuration cannot be used:\n")
+        sys.stderr.writelines(f"  {problem}\n" for problem in error.problems)
+        return 2
+    except KvobjError as error:
+        sys.stderr.write(f"kvobj: {error}\n")
+        return 1
+
+
+def _run(settings: Settings) -> int:
+    # Imported here, so that a wrong configuration is told at once and `--help` does not load the server.
+    from kvobj.app import run  # noqa: PLC0415 - see above
+
+    return run(settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvobj", description="A tiered object store for KV-cache chunks (S3 API).")
+    parser.add_argument("--version", action="version", version=f"kvobj {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the server", description="Run the server until SIGTERM.")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="TOML configuration (default: the embedded default)")
+    serve.add_argument("--data", metavar="DIR", help="data directory (default: ./kvobj-data)")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="address of the S3 API (default: 127.0.0.1:9000)")
+    commands.add_parser("example-config", help="print the annotated example configuration")
+    return parser

@@ -1,0 +1,91 @@
+"""The calls of `/api/v1`, one method each. Documents are as the server sends them (`docs/operations.md`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from kvobj.client.connection import SignedConnection
+
+Document = dict[str, object]
+
+
+class AdminClient:
+    """Administers one server over its admin port. Synchronous; errors are those of `SignedConnection.request`."""
+
+    def __init__(self, connection: SignedConnection) -> None:
+        self._connection = connection
+
+    def status(self) -> Document:
+        """Tiers, arena, catalog, queues and rates."""
+        return self._get("status")
+
+    def inspect(self, bucket: str, key: str) -> Document:
+        """One object: its row, its blobs, the tiers that hold them, their frames."""
+        return self._get("inspect", ("bucket", bucket), ("key", key))
+
+    def buckets(self) -> list[Document]:
+        """All buckets with their usage."""
+        return _documents(self._get("buckets"), "buckets")
+
+    def objects(self, bucket: str, key_prefix: str = "") -> Iterator[Document]:
+        """The objects of a bucket in key order, page by page."""
+        after = ""
+        while True:
+            page = self._get("objects", ("bucket", bucket), ("key_prefix", key_prefix), ("after", after))
+            yield from _documents(page, "objects")
+            next_after = page.get("next_after")
+            if not isinstance(next_after, str):
+                return
+            after = next_after
+
+    def create_bucket(
+        self, name: str, *, kind: str = "ordinary", durability: str | None = None, codec: str = "raw"
+    ) -> Document:
+        """Create a bucket. `BucketExistsError` if the name is taken."""
+        asked: Document = {"name": name, "kind": kind, "codec": codec}
+        if durability is not None:
+            asked["durability"] = durability
+        return self._post("buckets", asked)
+
+    def flush(self) -> Document:
+        """Write down what is only in memory; returns once it is durable."""
+        return self._post("flush", {})
+
+    def start_verification(self, bucket: str | None = None) -> Document:
+        """Begin to re-hash a bucket, or all. `ConflictError` while a verification is running."""
+        return self._post("verify", {"bucket": bucket})
+
+    def verification(self) -> Document:
+        """How far the last verification is."""
+        return self._get("verify")
+
+    def cancel_verification(self) -> Document:
+        """Stop the running verification, if any."""
+        return self._connection.request("DELETE", "/api/v1/verify").document()
+
+    def users(self) -> list[Document]:
+        """All users, without their secrets."""
+        return _documents(self._get("users"), "users")
+
+    def add_user(self, user_id: str, *, display_name: str = "", access_key: str = "", secret_key: str = "") -> Document:
+        """Add a user; keys that are not given are made, and stand in this answer and in none after it."""
+        asked = {"id": user_id, "display_name": display_name, "access_key": access_key, "secret_key": secret_key}
+        return self._post("users", {name: value for name, value in asked.items() if value})
+
+    def remove_user(self, user_id: str) -> Document:
+        """Remove a user, who is refused from then on."""
+        return self._connection.request("DELETE", "/api/v1/users", query=(("id", user_id),)).document()
+
+    def _get(self, name: str, *query: tuple[str, str]) -> Document:
+        return self._connection.request("GET", f"/api/v1/{name}", query=query).document()
+
+    def _post(self, name: str, document: Document) -> Document:
+        body = json.dumps(document).encode()
+        headers = {"content-type": "application/json"}
+        return self._connection.request("POST", f"/api/v1/{name}", headers=headers, body=body).document()
+
+
+def _documents(page: Document, name: str) -> list[Document]:
+    values = page.get(name)
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

@@ -1,0 +1,257 @@
+"""From a TOML document to `Settings`: every section, then the rules that hold between them.
+
+Pure: the environment comes as an argument. A fault never stops the reading; `ConfigurationError` carries all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kvobj.config.bucket_name import bucket_name_problem
+from kvobj.config.credential_rules import access_key_problem, secret_key_problem
+from kvobj.config.settings import (
+    AdminSettings,
+    BucketKindName,
+    BucketSettings,
+    CatalogSettings,
+    CodecName,
+    DebugSettings,
+    DurabilityName,
+    GcSettings,
+    LimitSettings,
+    LogSettings,
+    RootCredentials,
+    ServerSettings,
+    Settings,
+    TlsSettings,
+    UserSettings,
+)
+from kvobj.config.table_reader import TableReader
+from kvobj.config.tiers import read_tiers
+from kvobj.errors import ConfigurationError
+
+ACCESS_KEY_VARIABLE: Final = "KVOBJ_ACCESS_KEY"
+SECRET_KEY_VARIABLE: Final = "KVOBJ_SECRET_KEY"  # noqa: S105 - the name of a variable, not a secret
+ROOT_USER_ID: Final = "root"
+
+_MIB: Final = 2**20
+_TIB: Final = 2**40
+
+
+def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, str]) -> Settings:
+    """Settings of a parsed TOML document. Raises `ConfigurationError` with every problem, each starting with its path."""
+    problems: list[str] = []
+    root = TableReader(document, "", problems)
+    server = _read_server(root.table("server"))
+    admin_reader = root.table("admin")
+    admin = AdminSettings(listen=admin_reader.address("listen", AdminSettings().listen))
+    admin_reader.finish()
+    buckets = tuple(_read_bucket(reader) for reader in root.tables("buckets"))
+    users = tuple(_read_user(reader, environment) for reader in root.tables("users"))
+    catalog = _read_catalog(root.table("catalog"))
+    tier_readers = root.tables("tiers")
+    dram, nvme = read_tiers(tier_readers if root.has("tiers") else None, problems)
+    settings = Settings(
+        server=server,
+        admin=admin,
+        buckets=buckets,
+        users=users,
+        root_credentials=_root_credentials(environment, problems),
+        catalog=catalog,
+        dram=dram,
+        nvme=nvme,
+        gc=_read_gc(root.table("gc")),
+        limits=_read_limits(root.table("limits")),
+        log=_read_log(root.table("log")),
+        debug=_read_debug(root.table("debug")),
+    )
+    root.finish()
+    _check_names_are_unique(settings, problems)
+    if settings.server.listen == settings.admin.listen and settings.admin.listen.port != 0:
+        problems.append(f"admin.listen: is the same as server.listen ({settings.admin.listen})")
+    if problems:
+        raise ConfigurationError(problems)
+    return settings
+
+
+def _read_server(reader: TableReader) -> ServerSettings:
+    default = ServerSettings()
+    certificate = reader.optional_text("tls_certificate")
+    key = reader.optional_text("tls_key")
+    if (certificate is None) != (key is None):
+        reader.report("tls_key" if key is None else "tls_certificate", "is missing: TLS needs certificate and key")
+    workers = reader.whole_number("workers", default.workers, low=1, high=1024)
+    if workers != 1:
+        reader.report("workers", "only 1 is available in this version")
+    default_bucket = reader.optional_text("default_bucket")
+    if default_bucket is not None and (problem := bucket_name_problem(default_bucket)):
+        reader.report("default_bucket", problem)
+    domains = tuple(domain.lower() for domain in reader.texts("domains"))
+    for position, domain in enumerate(domains):
+        if domain.startswith(".") or "/" in domain or ":" in domain:
+            reader.report(f"domains[{position}]", f"must be a bare host name without port, not {domain!r}")
+    hosts_reader = reader.table("hosts")
+    hosts = {host.lower(): bucket for host, bucket in hosts_reader.items()}
+    for host, bucket in hosts.items():
+        if bucket and (problem := bucket_name_problem(bucket)):
+            hosts_reader.report(f'"{host}"', problem)
+    settings = ServerSettings(
+        listen=reader.address("listen", default.listen),
+        data=Path(reader.text("data", str(default.data))),
+        region=reader.text("region", default.region),
+        domains=domains,
+        hosts=hosts,
+        default_bucket=default_bucket,
+        workers=workers,
+        tls=TlsSettings(Path(certificate), Path(key)) if certificate and key else None,
+    )
+    reader.finish()
+    return settings
+
+
+def _read_bucket(reader: TableReader) -> BucketSettings:
+    name = reader.required_text("name")
+    if name and (problem := bucket_name_problem(name)):
+        reader.report("name", problem)
+    kind: BucketKindName = reader.choice("kind", ("ordinary", "kv"), "ordinary")
+    # The class follows the kind, as the contract's defaults do: chunks can be computed again, ordinary data cannot.
+    durability: DurabilityName = reader.choice(
+        "durability", ("memory", "local", "shared"), "memory" if kind == "kv" else "local"
+    )
+    if durability == "shared":
+        reader.report("durability", "shared needs a remote tier, which is not available in this version")
+    codec: CodecName = reader.choice("codec", ("raw", "zp"), "raw")
+    reader.finish()
+    return BucketSettings(name=name, kind=kind, durability=durability, codec=codec)
+
+
+def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSettings:
+    user_id = reader.required_text("id")
+    if user_id == ROOT_USER_ID:
+        reader.report("id", f"{ROOT_USER_ID} is the user of DATA/credentials: choose another")
+    access_key = reader.required_text("access_key")
+    if access_key and (problem := access_key_problem(access_key)):
+        reader.report("access_key", problem)
+    secret_key = _read_secret(reader, environment)
+    user = UserSettings(
+        id=user_id,
+        display_name=reader.text("display_name", user_id),
+        access_key=access_key,
+        secret_key=secret_key,
+    )
+    reader.finish()
+    return user
+
+
+def _read_secret(reader: TableReader, environment: Mapping[str, str]) -> str:
+    written = reader.optional_text("secret_key")
+    variable = reader.optional_text("secret_key_env")
+    if (written is None) == (variable is None):
+        reader.report("secret_key", "exactly one of secret_key and secret_key_env must be there")
+        return ""
+    if variable is not None:
+        if not environment.get(variable):
+            reader.report("secret_key_env", f"the environment has no {variable}")
+            return ""
+        key, secret = "secret_key_env", environment[variable]
+    else:
+        key, secret = "secret_key", written or ""
+    if problem := secret_key_problem(secret):
+        reader.report(key, problem)
+    return secret
+
+
+def _root_credentials(environment: Mapping[str, str], problems: list[str]) -> RootCredentials | None:
+    access_key = environment.get(ACCESS_KEY_VARIABLE, "")
+    secret_key = environment.get(SECRET_KEY_VARIABLE, "")
+    if not access_key and not secret_key:
+        return None
+    if not access_key or not secret_key:
+        problems.append(f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}: only one of the two is set")
+        return None
+    if problem := access_key_problem(access_key):
+        problems.append(f"{ACCESS_KEY_VARIABLE}: {problem}")
+    if problem := secret_key_problem(secret_key):
+        problems.append(f"{SECRET_KEY_VARIABLE}: {problem}")
+    return RootCredentials(access_key=access_key, secret_key=secret_key)
+
+
+def _read_catalog(reader: TableReader) -> CatalogSettings:
+    default = CatalogSettings()
+    if reader.choice("kind", ("lmdb", "postgres"), "lmdb") == "postgres":
+        reader.report("kind", "postgres is not available in this version")
+        reader.ignore_rest()
+    settings = CatalogSettings(
+        map_bytes=reader.size_bytes("map_size", default.map_bytes, low=_MIB, high=64 * _TIB),
+        volatile_map_bytes=reader.size_bytes("volatile_map_size", default.volatile_map_bytes, low=_MIB, high=_TIB),
+    )
+    reader.finish()
+    return settings
+
+
+def _read_gc(reader: TableReader) -> GcSettings:
+    default = GcSettings()
+    settings = GcSettings(
+        lease_ttl_seconds=reader.seconds("lease_ttl", default.lease_ttl_seconds),
+        grace_seconds=reader.seconds("grace", default.grace_seconds),
+        sweep_interval_seconds=reader.seconds("sweep_interval", default.sweep_interval_seconds),
+        upload_ttl_seconds=reader.seconds("upload_ttl", default.upload_ttl_seconds),
+    )
+    reader.finish()
+    return settings
+
+
+def _read_limits(reader: TableReader) -> LimitSettings:
+    default = LimitSettings()
+    settings = LimitSettings(
+        connections=reader.whole_number("connections", default.connections, low=1, high=1_000_000),
+        concurrent_requests=reader.whole_number(
+            "concurrent_requests", default.concurrent_requests, low=1, high=1_000_000
+        ),
+        # S3 keys of 1,024 bytes need about 3 KiB when percent-encoded: a line must hold one with its query.
+        request_line_bytes=reader.size_bytes("request_line", default.request_line_bytes, low=4096, high=_MIB),
+        header_bytes=reader.size_bytes("header_size", default.header_bytes, low=4096, high=_MIB),
+        header_fields=reader.whole_number("header_fields", default.header_fields, low=16, high=10_000),
+        header_timeout_seconds=reader.seconds("header_timeout", default.header_timeout_seconds),
+        idle_timeout_seconds=reader.seconds("idle_timeout", default.idle_timeout_seconds),
+        progress_timeout_seconds=reader.seconds("progress_timeout", default.progress_timeout_seconds),
+        reserve_timeout_seconds=reader.seconds("reserve_timeout", default.reserve_timeout_seconds),
+        drain_timeout_seconds=reader.seconds("drain_timeout", default.drain_timeout_seconds),
+    )
+    reader.finish()
+    return settings
+
+
+def _read_log(reader: TableReader) -> LogSettings:
+    settings = LogSettings(
+        level=reader.choice("level", ("debug", "info", "warning", "error"), "info"),
+        requests=reader.flag("requests", default=True),
+    )
+    reader.finish()
+    return settings
+
+
+def _read_debug(reader: TableReader) -> DebugSettings:
+    settings = DebugSettings(
+        lifecycle_day_seconds=reader.seconds("lifecycle_day", DebugSettings().lifecycle_day_seconds)
+    )
+    reader.finish()
+    return settings
+
+
+def _check_names_are_unique(settings: Settings, problems: list[str]) -> None:
+    columns = (
+        ("buckets", "name", [bucket.name for bucket in settings.buckets]),
+        ("users", "id", [user.id for user in settings.users]),
+        ("users", "access_key", [user.access_key for user in settings.users]),
+    )
+    for section, key, values in columns:
+        for position, value in enumerate(values):
+            if value and value in values[:position]:
+                problems.append(f"{section}[{position}].{key}: is used by {section}[{values.index(value)}] already")
+    if settings.root_credentials is not None:
+        for position, user in enumerate(settings.users):
+            if user.access_key == settings.root_credentials.access_key:
+                problems.append(f"users[{position}].access_key: is the root user's ({ACCESS_KEY_VARIABLE})")

@@ -1,0 +1,175 @@
+"""What a configuration says, as frozen values with their units in their names. Defaults stand here and nowhere else.
+
+`config_example.toml` beside this package states every default; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+BucketKindName = Literal["ordinary", "kv"]
+DurabilityName = Literal["memory", "local", "shared"]
+CodecName = Literal["raw", "zp"]
+LogLevelName = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen. `host` has no brackets; port 0 means any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """PEM files of the S3 listener's certificate chain and its key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The S3 listener and the data directory. Host rules are those of design §8."""
+
+    listen: ListenAddress = ListenAddress("127.0.0.1", 9000)
+    data: Path = Path("kvobj-data")
+    region: str = "us-east-1"
+    domains: tuple[str, ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    default_bucket: str | None = None
+    workers: int = 1
+    tls: TlsSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """The listener for metrics, health and `kvobj-admin`."""
+
+    listen: ListenAddress = ListenAddress("127.0.0.1", 9001)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSettings:
+    """A bucket that a start makes if it is absent. An existing bucket of this name is left as it is."""
+
+    name: str
+    kind: BucketKindName = "ordinary"
+    durability: DurabilityName = "local"
+    codec: CodecName = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class UserSettings:
+    """A user that a start adds, or puts in place of the one with the same id. Not an administrator."""
+
+    id: str
+    display_name: str
+    access_key: str
+    secret_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RootCredentials:
+    """Credentials of the root user, who may do everything."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSettings:
+    """The LMDB catalog. Map sizes are bounds on what it may grow to: address space now, disk or memory only when used."""
+
+    kind: Literal["lmdb"] = "lmdb"
+    map_bytes: int = 64 * 2**30
+    volatile_map_bytes: int = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DramSettings:
+    """The dram tier. None for capacity or path: sized and placed by the machine (`docs/operations.md`)."""
+
+    kind: Literal["dram"] = "dram"
+    capacity_bytes: int | None = None
+    path: Path | None = None
+    high_watermark: float = 0.9
+    region_bytes: int = 256 * 2**20
+    huge_pages: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeSettings:
+    """The nvme tier, which is the home tier. None for capacity: sized by the disk; for path: `DATA/nvme`."""
+
+    kind: Literal["nvme"] = "nvme"
+    capacity_bytes: int | None = None
+    path: Path | None = None
+    high_watermark: float = 0.9
+    segment_bytes: int = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class GcSettings:
+    """Times of leases and sweeps (design §5)."""
+
+    lease_ttl_seconds: float = 30.0
+    grace_seconds: float = 30.0
+    sweep_interval_seconds: float = 10.0
+    upload_ttl_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """Bounds of the server. What goes over one is refused, never queued without end."""
+
+    connections: int = 1024
+    concurrent_requests: int = 512
+    request_line_bytes: int = 8 * 2**10
+    header_bytes: int = 32 * 2**10
+    header_fields: int = 100
+    header_timeout_seconds: float = 10.0
+    idle_timeout_seconds: float = 60.0
+    progress_timeout_seconds: float = 60.0
+    reserve_timeout_seconds: float = 10.0
+    drain_timeout_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Structured log lines on standard error; `requests`: one more for each request."""
+
+    level: LogLevelName = "info"
+    requests: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DebugSettings:
+    """For tests: how long lifecycle rules take a day to be."""
+
+    lifecycle_day_seconds: float = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A whole configuration, checked across its fields. Tiers are fast to slow: dram, then nvme, the home tier."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
+    buckets: tuple[BucketSettings, ...] = ()
+    users: tuple[UserSettings, ...] = ()
+    root_credentials: RootCredentials | None = None
+    catalog: CatalogSettings = field(default_factory=CatalogSettings)
+    dram: DramSettings = field(default_factory=DramSettings)
+    nvme: NvmeSettings = field(default_factory=NvmeSettings)
+    gc: GcSettings = field(default_factory=GcSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)

@@ -1,0 +1,252 @@
+"""The data directory of one store: its format version, its lock, its identity and the root user's credentials.
+
+Whoever holds a `DataDirectory` is the only process that does (flock on `lock`, freed by the kernel with the process). A directory
+of a newer format is refused by name, and so is one that is not a store's. Guarantees that a first start may be killed
+at any point: `FORMAT` is written last, and its absence beside nothing but our own leavings means "begin again".
+It does not know what lies in the subdirectories.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from kvobj.config import RootCredentials
+from kvobj.errors import ConfigurationError, CorruptionError, UnavailableError
+from kvobj.ids import RandomBytes
+
+FORMAT_VERSION: Final = 1
+STORE_ID_BYTES: Final = 16
+STORE_KEY_BYTES: Final = 32
+
+_FORMAT: Final = "FORMAT"
+_LOCK: Final = "lock"
+_STORE_KEY: Final = "store_key"
+_CREDENTIALS: Final = "credentials"
+_ENDPOINTS: Final = "endpoints"
+_BEFORE_FORMAT: Final = frozenset({_LOCK, _STORE_KEY, _STORE_KEY + ".new", _FORMAT + ".new"})
+_ACCESS_KEY_RANDOM_BYTES: Final = 10
+_SECRET_KEY_RANDOM_BYTES: Final = 30
+_OTHERS: Final = 0o077
+
+
+class DataDirectory:
+    """An open and locked data directory. A context manager; `close()` frees the lock.
+
+    `store_id` names the store for ever (16 random bytes); `store_key` (32 random bytes) keys the MACs of record pages and never
+    leaves the directory.
+    """
+
+    __slots__ = ("_lock", "_random_bytes", "path", "store_id", "store_key")
+
+    def __init__(self, path: Path, lock: int, *, store_id: bytes, store_key: bytes, random_bytes: RandomBytes) -> None:
+        self.path = path
+        self.store_id = store_id
+        self.store_key = store_key
+        self._lock: int | None = lock
+        self._random_bytes = random_bytes
+
+    @classmethod
+    def open(cls, path: Path, *, random_bytes: RandomBytes = os.urandom, create: bool = True) -> Self:
+        """Lock the directory, making it at first start (mode 0700); `create=False` refuses an absent one.
+
+        Raises `UnavailableError` while another process holds it, `ConfigurationError` where the directory cannot be used
+        (newer format, not a store's, not writable), `CorruptionError` where its identity is damaged.
+        """
+        try:
+            if create:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            elif not (path / _FORMAT).is_file():
+                raise ConfigurationError([f"{path}: is no kvobj data directory"])
+            lock = _acquire(path / _LOCK)
+        except OSError as error:
+            raise ConfigurationError([f"{path}: cannot be used as data directory: {error.strerror}"]) from error
+        try:
+            if not (path / _FORMAT).exists():
+                _begin(path, random_bytes)
+            store_id = _read_format(path / _FORMAT)
+            store_key = _read_store_key(path / _STORE_KEY)
+        except OSError as error:
+            os.close(lock)
+            raise ConfigurationError([f"{path}: cannot be used as data directory: {error.strerror}"]) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, store_id=store_id, store_key=store_key, random_bytes=random_bytes)
+
+    @property
+    def catalog_path(self) -> Path:
+        """Directory of the durable LMDB environment."""
+        return self.path / "catalog"
+
+    @property
+    def record_log_path(self) -> Path:
+        """Directory of the record log."""
+        return self.path / "records"
+
+    @property
+    def nvme_path(self) -> Path:
+        """Directory of the nvme tier's segments, where the configuration names none."""
+        return self.path / "nvme"
+
+    @property
+    def arena_path(self) -> Path:
+        """Directory of the arena where shared memory is too small for it."""
+        return self.path / "arena"
+
+    @property
+    def credentials_path(self) -> Path:
+        """The root user's credentials: TOML, mode 0600."""
+        return self.path / _CREDENTIALS
+
+    def root_credentials(self, override: RootCredentials | None = None) -> RootCredentials:
+        """The root user's credentials: `override` if given (the file is left alone), else the file's, which the first call
+        makes. Raises `ConfigurationError` where the file is open to others or is no such TOML."""
+        if override is not None:
+            return override
+        if not self.credentials_path.exists():
+            _write_private(self.credentials_path, _new_credentials(self._random_bytes))
+        return read_credentials(self.path)
+
+    def write_endpoints(self, *, s3: str, admin: str) -> None:
+        """Write down where the running server answers, for `kvobj-admin --data`; `close()` takes it away."""
+        _write_private(self.path / _ENDPOINTS, f's3 = "{s3}"\nadmin = "{admin}"\n'.encode())
+
+    def close(self) -> None:
+        """Free the lock. Idempotent."""
+        if self._lock is None:
+            return
+        (self.path / _ENDPOINTS).unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_credentials(path: Path) -> RootCredentials:
+    """The credentials kept in a data directory, which needs no lock. `ConfigurationError` where they cannot be used."""
+    file = path / _CREDENTIALS
+    try:
+        if file.stat().st_mode & _OTHERS:
+            raise ConfigurationError([f"{file}: is open to other users; run: chmod 600 {file}"])
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError([f"{file}: cannot be read: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError([f"{file}: is not TOML"]) from error
+    access_key, secret_key = document.get("access_key"), document.get("secret_key")
+    if not (isinstance(access_key, str) and access_key and isinstance(secret_key, str) and secret_key):
+        raise ConfigurationError([f"{file}: has no access_key and secret_key"])
+    return RootCredentials(access_key=access_key, secret_key=secret_key)
+
+
+def read_admin_endpoint(path: Path) -> str | None:
+    """Where the server of a data directory answers `kvobj-admin`, or None if none has written it down."""
+    try:
+        document = tomllib.loads((path / _ENDPOINTS).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return None
+    endpoint = document.get("admin")
+    return endpoint if isinstance(endpoint, str) else None
+
+
+def default_nvme_capacity_bytes(*, free_bytes: int, used_bytes: int = 0) -> int:
+    """Capacity of an nvme tier that was given none: half of what its file system could give, at most 64 GiB, in whole
+    GiB where there are that many. `used_bytes`: what the tier's own files hold already, so that the figure stays put."""
+    half = (free_bytes + used_bytes) // 2
+    gibibyte = 2**30
+    return min(half - half % gibibyte, 64 * gibibyte) if half >= gibibyte else half
+
+
+def _acquire(file: Path) -> int:
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise UnavailableError("data directory is in use by another process", path=file.parent, pid=holder) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _begin(path: Path, random_bytes: RandomBytes) -> None:
+    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _BEFORE_FORMAT)
+    if strangers:
+        raise ConfigurationError([f"{path}: is neither empty nor a kvobj data directory (it holds {strangers[0]})"])
+    path.chmod(0o700)
+    _write_private(path / _STORE_KEY, random_bytes(STORE_KEY_BYTES))
+    store_id = random_bytes(STORE_ID_BYTES).hex()
+    _write_private(path / _FORMAT, f'version = {FORMAT_VERSION}\nstore_id = "{store_id}"\n'.encode())
+
+
+def _read_format(file: Path) -> bytes:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CorruptionError("the format file is not TOML", path=file) from error
+    version, store_id = document.get("version"), document.get("store_id")
+    if not isinstance(version, int) or version < 1:
+        raise CorruptionError("the format file has no version", path=file)
+    if version > FORMAT_VERSION:
+        raise ConfigurationError(
+            [
+                f"{file}: format {version} is newer than format {FORMAT_VERSION}, the newest that this version of kvobj reads"
+            ]
+        )
+    try:
+        raw = bytes.fromhex(store_id) if isinstance(store_id, str) else b""
+    except ValueError:
+        raw = b""
+    if len(raw) != STORE_ID_BYTES:
+        raise CorruptionError("the format file has no store id", path=file)
+    return raw
+
+
+def _read_store_key(file: Path) -> bytes:
+    try:
+        store_key = file.read_bytes()
+    except FileNotFoundError as error:
+        raise CorruptionError("the store key is gone: record pages cannot be checked without it", path=file) from error
+    if len(store_key) != STORE_KEY_BYTES:
+        raise CorruptionError("the store key has a wrong length", path=file, size_bytes=len(store_key))
+    return store_key
+
+
+def _new_credentials(random_bytes: RandomBytes) -> bytes:
+    access_key = "KV" + random_bytes(_ACCESS_KEY_RANDOM_BYTES).hex().upper()
+    secret_key = random_bytes(_SECRET_KEY_RANDOM_BYTES).hex()
+    return f'access_key = "{access_key}"\nsecret_key = "{secret_key}"\n'.encode()
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    """Write a file of mode 0600 whole or not at all, durably: temporary file, fsync, rename, fsync of the directory."""
+    temporary = file.with_name(file.name + ".new")
+
+    def open_private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    opener: Callable[[str, int], int] = open_private
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "xb", opener=opener) as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file)
+    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

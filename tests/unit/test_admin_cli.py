@@ -1,0 +1,292 @@
+"""`kvobj-admin` and the client under it, against a real admin port."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+from admin_server import FakeCatalog, FakeStore, admin_service, running_admin_server
+
+from kvobj.admin.cli import main
+from kvobj.admin.render import duration_text, ratio_text, size_text, time_text
+from kvobj.api.admin_api import AdminService
+from kvobj.api.admin_authentication import AdminAuthentication
+from kvobj.api.sigv4 import SignatureVerifier
+from kvobj.api.users import UserDirectory
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.client import AdminClient, Credentials, Endpoint, SignedConnection
+from kvobj.clock import SystemClock
+from kvobj.config import Settings
+from kvobj.data_directory import DataDirectory
+from kvobj.errors import AccessDeniedError, InvalidRequestError, NoSuchBucketError, UnavailableError
+
+ACCESS = ["--access-key", "root-key", "--secret-key", "root-secret"]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    catalog = FakeCatalog()
+    catalog.users_by_id["root"] = UserRow("root", "root", "root-key", "root-secret", is_root=True)
+    catalog.buckets_by_name["cache"] = BucketRow("cache", BucketKind.KV, "root", 0, Durability.MEMORY)
+    for key in ("a/1", "a/[bold]2", "b é"):
+        catalog.rows["cache", key] = ObjectRow("cache", key, (), 10, "e-0", 0, "root", Durability.LOCAL)
+    return FakeStore(catalog)
+
+
+@pytest.fixture
+def endpoint(store: FakeStore) -> Iterator[str]:
+    def make() -> AdminService:
+        clock = SystemClock()
+        users = UserDirectory(cast("Catalog", store.catalog), clock)
+        verifier = SignatureVerifier(clock)
+        return admin_service(store, AdminAuthentication(users, verifier, regions=frozenset({"us-east-1"})))
+
+    with running_admin_server(make) as url:
+        yield url
+
+
+Admin = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def admin(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admin:
+    """Runs the command line; returns status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        status = main(arguments, environment=environment)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_status_prints_a_table(admin: Admin, endpoint: str) -> None:
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "status")
+    assert status == 0
+    assert "nvme (home)" in out
+    assert "75.0 %" in out
+    assert "up 1 h 2 min" in out
+    assert "note: the nvme tier does buffered I/O" in out
+
+
+def test_every_command_speaks_json(admin: Admin, endpoint: str) -> None:
+    for command in (["status"], ["ls"], ["inspect", "cache", "a/1"], ["verify"], ["flush"], ["user", "list"]):
+        status, out, err = admin("--json", "--endpoint", endpoint, *ACCESS, *command)
+        assert (status, err) == (0, "")
+        assert isinstance(json.loads(out), dict)
+
+
+def test_flags_may_stand_behind_the_command(admin: Admin, endpoint: str) -> None:
+    status, out, _ = admin("user", "list", "--endpoint", endpoint, *ACCESS, "--json")
+    assert (status, json.loads(out)["users"][0]["id"]) == (0, "root")
+
+
+def test_ls_lists_buckets_and_then_objects(admin: Admin, endpoint: str) -> None:
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "ls")
+    assert "cache" in out
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "ls", "cache", "a/")
+    assert [line.split()[-1] for line in out.splitlines()] == ["a/1", "a/[bold]2"]
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "ls", "cache")
+    assert [json.loads(line)["key"] for line in out.splitlines()] == ["a/1", "a/[bold]2", "b é"]
+
+
+def test_inspect_of_an_absent_key_exits_1(admin: Admin, endpoint: str) -> None:
+    status, out, err = admin("--endpoint", endpoint, *ACCESS, "inspect", "cache", "absent")
+    assert (status, out) == (1, "")
+    assert "no such key" in err
+
+
+def test_verify_exits_1_and_names_what_is_wrong(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    assert admin("--endpoint", endpoint, *ACCESS, "verify")[0] == 0
+    store.damaged["cache", "b é"] = "digest mismatch in nvme"
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "verify", "cache")
+    assert status == 1
+    assert "cache/b é: digest mismatch in nvme" in out
+    assert "3 objects, 30 B verified, 1 wrong" in out
+
+
+def test_a_bucket_is_created_with_its_kind(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    assert admin("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks", "--kind", "kv")[0] == 0
+    assert store.catalog.buckets_by_name["chunks"].kind is BucketKind.KV
+    assert admin("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks")[0] == 1
+
+
+def test_users_come_and_go(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "user", "add", "main", "--display-name", "Main")
+    assert status == 0
+    assert json.loads(out)["secret_key"] == store.catalog.users_by_id["main"].secret_key
+    assert admin("--endpoint", endpoint, *ACCESS, "user", "remove", "main")[0] == 0
+    assert admin("--endpoint", endpoint, *ACCESS, "user", "remove", "main")[0] == 1
+
+
+def test_a_wrong_secret_exits_1(admin: Admin, endpoint: str) -> None:
+    status, _, err = admin("--endpoint", endpoint, "--access-key", "root-key", "--secret-key", "wrong", "status")
+    assert status == 1
+    assert "signature" in err
+
+
+def test_a_server_that_is_not_there_exits_1(admin: Admin) -> None:
+    status, _, err = admin("--endpoint", "http://127.0.0.1:1", *ACCESS, "status")
+    assert status == 1
+    assert "no answer from the server" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["--access-key", "x", "status"],
+        ["--profile", "absent", "status"],
+        ["--endpoint", "not a url", *ACCESS, "status"],
+        ["--endpoint", "http://host:99999", *ACCESS, "status"],
+        ["--data", "absent", "status"],
+        ["--data", "absent", "fsck"],
+        ["--data", "absent", "rebuild"],
+    ],
+)
+def test_misuse_exits_2(admin: Admin, arguments: list[str]) -> None:
+    status, out, err = admin(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("kvobj-admin: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["inspect", "cache"], ["bucket", "create", "x", "--kind", "odd"]]
+)
+def test_wrong_arguments_exit_2(admin: Admin, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        admin(*arguments)
+    assert caught.value.code == 2
+
+
+def test_a_data_directory_gives_endpoint_and_credentials(admin: Admin, endpoint: str, tmp_path: Path) -> None:
+    with DataDirectory.open(tmp_path / "kvobj-data") as data:
+        made = data.root_credentials()
+        data.write_endpoints(s3="http://127.0.0.1:1", admin=endpoint)
+        status, _, err = admin("--data", "kvobj-data", "status")
+        assert (status, "access key" in err.lower()) == (1, True)  # it was reached; those keys are not its own
+        status, out, _ = admin("credentials")
+        assert out == f"export AWS_ACCESS_KEY_ID={made.access_key}\nexport AWS_SECRET_ACCESS_KEY={made.secret_key}\n"
+
+
+def test_the_environment_gives_credentials(admin: Admin, endpoint: str) -> None:
+    environment = {"KVOBJ_ACCESS_KEY": "root-key", "KVOBJ_SECRET_KEY": "root-secret"}
+    assert admin("--endpoint", endpoint, "status", **environment)[0] == 0
+
+
+def test_a_profile_gives_everything(admin: Admin, endpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "kvobj").mkdir()
+    profiles = tmp_path / "kvobj" / "profiles.toml"
+    profiles.write_text(f'[here]\nendpoint = "{endpoint}"\naccess_key = "root-key"\nsecret_key = "root-secret"\n')
+    assert admin("--profile", "here", "status", XDG_CONFIG_HOME=str(tmp_path))[0] == 0
+    profiles.write_text("[here]\ncolour = 1\n")
+    status, _, err = admin("--profile", "here", "status", XDG_CONFIG_HOME=str(tmp_path))
+    assert status == 2
+    assert "here.colour: is no known key" in err
+
+
+@dataclass(frozen=True)
+class Report:
+    objects: int
+    missing_blobs: int
+
+    @property
+    def problems(self) -> int:
+        return self.missing_blobs
+
+
+@pytest.mark.parametrize(("problems", "status"), [(0, 0), (2, 1)])
+def test_offline_commands_run_on_a_stopped_store(
+    admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: int, status: int
+) -> None:
+    DataDirectory.open(tmp_path / "data").close()
+    offline = types.ModuleType("kvobj.app.offline")
+
+    def fsck(settings: Settings, report: Callable[[str, dict[str, object]], None]) -> Report:
+        for position in range(problems):
+            report("blob without frame", {"blob_id": position})
+        assert settings.server.data == tmp_path / "data"
+        return Report(5, problems)
+
+    def rebuild(_settings: Settings, progress: Callable[[int, int, str], None]) -> Report:
+        progress(1, 2, "scan")
+        return Report(5, problems)
+
+    offline.fsck = fsck  # type: ignore[attr-defined]
+    offline.rebuild = rebuild  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvobj.app", types.ModuleType("kvobj.app"))
+    monkeypatch.setitem(sys.modules, "kvobj.app.offline", offline)
+    found, out, _ = admin("--data", "data", "--json", "fsck")
+    assert (found, json.loads(out)["objects"], len(json.loads(out)["findings"])) == (status, 5, problems)
+    found, out, _ = admin("rebuild", "--data", "data")
+    assert found == status
+    assert "problems" in out
+
+
+def test_a_connection_turns_answers_into_typed_errors(endpoint: str) -> None:
+    credentials = Credentials("root-key", "root-secret")
+    with SignedConnection(Endpoint.parse(endpoint), credentials) as connection:
+        client = AdminClient(connection)
+        with pytest.raises(NoSuchBucketError):
+            list(client.objects("absent"))
+        with pytest.raises(InvalidRequestError, match="root user"):
+            client.remove_user("root")
+        with pytest.raises(UnavailableError, match="not JSON"):
+            connection.request("GET", "/health/live").document()
+        assert client.status()["is_ready"] is True
+    with (
+        SignedConnection(Endpoint.parse(endpoint), Credentials("root-key", "wrong")) as connection,
+        pytest.raises(AccessDeniedError),
+    ):
+        AdminClient(connection).status()
+
+
+def test_a_kept_connection_that_the_server_closed_is_opened_again(store: FakeStore, endpoint: str) -> None:
+    with SignedConnection(Endpoint.parse(endpoint), Credentials("root-key", "root-secret")) as connection:
+        client = AdminClient(connection)
+        client.status()
+        sock = connection._connection.sock
+        assert sock is not None
+        sock.shutdown(2)
+        assert len(client.buckets()) == len(store.catalog.buckets_by_name)
+
+
+@pytest.mark.parametrize(
+    ("url", "header"),
+    [
+        ("http://127.0.0.1:9001", "127.0.0.1:9001"),
+        ("http://example.org", "example.org"),
+        ("https://example.org:443/", "example.org"),
+        ("http://[::1]:9001", "[::1]:9001"),
+    ],
+)
+def test_endpoints_name_their_host(url: str, header: str) -> None:
+    assert Endpoint.parse(url).host_header == header
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:9001", "ftp://x", "http://", "http://x/path", "http://x:y"])
+def test_what_is_no_endpoint_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        Endpoint.parse(url)
+
+
+def test_figures_for_people() -> None:
+    assert [size_text(size) for size in (0, 1023, 1024, 3 * 2**29, None, True)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 GiB",
+        "-",
+        "-",
+    ]
+    assert time_text(0) == "1970-01-01 00:00:00"
+    assert [duration_text(seconds) for seconds in (5, 65, 3700, 90000)] == ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+    assert (ratio_text(0.5), ratio_text(None)) == ("50.0 %", "-")

@@ -1,0 +1,262 @@
+"""The configuration: defaults, the annotated example, and every problem told at once with its path."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvobj.config import (
+    BucketSettings,
+    ListenAddress,
+    RootCredentials,
+    Settings,
+    UserSettings,
+    example_text,
+    load_settings,
+    parse_settings,
+)
+from kvobj.errors import ConfigurationError
+
+SECRET = "a-secret-of-some-length"
+
+
+def parse(text: str, **environment: str) -> Settings:
+    return parse_settings(tomllib.loads(text), environment=environment)
+
+
+def problems(text: str, **environment: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, **environment)
+    return caught.value.problems
+
+
+def test_the_example_states_the_defaults() -> None:
+    assert parse(example_text()) == Settings()
+
+
+def test_the_example_is_valid_with_everything_uncommented() -> None:
+    lines = [re.sub(r"^# (?=[a-z\"\[].*(?:=|\]\]))", "", line) for line in example_text().splitlines()]
+    settings = parse("\n".join(lines), KVOBJ_MAIN_SECRET=SECRET)
+    assert settings.server.default_bucket == "cache"
+    assert settings.server.tls is not None
+    assert settings.server.hosts == {"cache.example": "cache"}
+    assert settings.buckets == (BucketSettings("cache", "kv", "memory", "raw"),)
+    assert settings.users == (UserSettings("main", "main", "main-access", SECRET),)
+    assert settings.dram.capacity_bytes == 4 * 2**30
+    assert settings.dram.path == Path("/dev/shm/kvobj")
+    assert settings.nvme.capacity_bytes == 64 * 2**30
+
+
+def test_an_empty_document_is_the_embedded_default() -> None:
+    settings = parse("")
+    assert settings.server.listen == ListenAddress("127.0.0.1", 9000)
+    assert settings.admin.listen == ListenAddress("127.0.0.1", 9001)
+    assert settings.server.data == Path("kvobj-data")
+    assert settings.gc.lease_ttl_seconds == 30.0
+    assert settings.root_credentials is None
+
+
+def test_the_keys_of_the_design_are_read() -> None:
+    settings = parse(
+        """
+        [server]
+        listen = "0.0.0.0:0"
+        domains = ["S3.example.com"]
+        [server.hosts]
+        "Cache.example" = "bucket-name"
+        [[tiers]]
+        kind = "dram"
+        capacity = "64 MiB"
+        high_watermark = 0.8
+        [[tiers]]
+        kind = "nvme"
+        capacity = "1 GiB"
+        [gc]
+        lease_ttl = "500 ms"
+        upload_ttl = "10 min"
+        [debug]
+        lifecycle_day = "10 s"
+        """
+    )
+    assert settings.server.listen.port == 0
+    assert settings.server.domains == ("s3.example.com",)
+    assert settings.server.hosts == {"cache.example": "bucket-name"}
+    assert (settings.dram.capacity_bytes, settings.dram.high_watermark) == (64 * 2**20, 0.8)
+    assert settings.dram.region_bytes == 64 * 2**20
+    assert settings.gc.lease_ttl_seconds == 0.5
+    assert settings.gc.upload_ttl_seconds == 600.0
+    assert settings.debug.lifecycle_day_seconds == 10.0
+
+
+def test_every_problem_is_told_at_once_with_its_path() -> None:
+    found = problems(
+        """
+        colour = "green"
+        [server]
+        listen = "9000"
+        region = 7
+        [[tiers]]
+        kind = "dram"
+        capacity = 4
+        [[tiers]]
+        kind = "nvme"
+        capacity = "4 GiBi"
+        watermark = 1
+        [gc]
+        grace = "soon"
+        """
+    )
+    assert {problem.split(":")[0] for problem in found} == {
+        "server.listen",
+        "server.region",
+        "tiers[0].capacity",
+        "tiers[1].capacity",
+        "tiers[1].watermark",
+        "gc.grace",
+        "colour",
+    }
+    assert len(found) == 7
+    assert any("unknown unit 'GiBi'" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[[tiers]]\nkind="nvme"\n[[tiers]]\nkind="dram"', "tiers: must be one dram tier and then one nvme tier"),
+        ('[[tiers]]\nkind="dram"', "tiers: must be one dram tier and then one nvme tier"),
+        ("tiers = []", "tiers: must be one dram tier and then one nvme tier"),
+        ('[[tiers]]\nkind="remote"\nendpoint="x"', "tiers[0].kind: remote is not available in this version"),
+        ('[[tiers]]\nkind="hbm"', "tiers[0].kind: hbm is not available in this version"),
+        ('[[tiers]]\nkind="tape"', "tiers[0].kind: must be one of dram, nvme, not 'tape'"),
+        ("[[tiers]]", "tiers[0].kind: is missing"),
+        ('tiers = "dram"', "tiers: must be tables, written [[tiers]], not the text 'dram'"),
+        ('[catalog]\nkind="postgres"\ndsn_env="DSN"', "catalog.kind: postgres is not available in this version"),
+        ("[server]\nworkers=2", "server.workers: only 1 is available"),
+        ("[server]\nworkers=true", "server.workers: must be a whole number, not true or false"),
+        ('[server]\ntls_key="x"', "server.tls_certificate: is missing"),
+        ('[server]\ndata=""', "server.data: must not be empty"),
+        ('[server]\ndomains=["a.b:9000"]', "server.domains[0]: must be a bare host name"),
+        ("[server]\ndomains=[1]", "server.domains: must be a list of texts"),
+        ('[server.hosts]\n"a.b"="X"', 'server.hosts."a.b": must be 3 to 63'),
+        ('[admin]\nlisten="127.0.0.1:9000"', "admin.listen: is the same as server.listen"),
+        ('[[buckets]]\nname="UPPER"', "buckets[0].name: must be 3 to 63"),
+        ('[[buckets]]\nname="abc"\n[[buckets]]\nname="abc"', "buckets[1].name: is used by buckets[0] already"),
+        ('[[buckets]]\nname="abc"\ndurability="shared"', "buckets[0].durability: shared needs a remote tier"),
+        ('[[buckets]]\nname="abc"\ncodec="x3"', "buckets[0].codec: must be one of raw, zp"),
+        ('[[tiers]]\nkind="dram"\ncapacity="8 MiB"\nregion_size="16 MiB"', "tiers[0].region_size: is larger"),
+        ('[[tiers]]\nkind="dram"\nhigh_watermark=1.5', "tiers[0].high_watermark: must be from 0.1 to 0.99"),
+        ('[[tiers]]\nkind="dram"\nhigh_watermark="x"', "tiers[0].high_watermark: must be a number"),
+        ("[limits]\nconnections=0", "limits.connections: must be from 1 to"),
+        ('[log]\nlevel="loud"', "log.level: must be one of debug, info, warning, error"),
+        ('[log]\nrequests="yes"', "log.requests: must be true or false"),
+        ('server = "x"', "server: must be a table"),
+    ],
+)
+def test_a_wrong_value_is_told_by_its_path(text: str, problem: str) -> None:
+    assert any(found.startswith(problem) for found in problems(text)), problems(text)
+
+
+def test_users_take_their_secret_from_the_environment() -> None:
+    text = '[[users]]\nid="main"\naccess_key="main-key"\nsecret_key_env="NAME"'
+    assert parse(text, NAME=SECRET).users == (UserSettings("main", "main", "main-key", SECRET),)
+    assert problems(text) == ["users[0].secret_key_env: the environment has no NAME"]
+
+
+def test_a_user_has_exactly_one_secret() -> None:
+    text = '[[users]]\nid="main"\naccess_key="main-key"\n'
+    assert problems(text) == ["users[0].secret_key: exactly one of secret_key and secret_key_env must be there"]
+    both = text + f'secret_key="{SECRET}"\nsecret_key_env="NAME"'
+    assert problems(both, NAME=SECRET) == problems(text)
+
+
+def test_published_credentials_are_refused() -> None:
+    user = '[[users]]\nid="main"\naccess_key="{}"\nsecret_key="{}"'
+    assert problems(user.format("minioadmin", SECRET)) == [
+        "users[0].access_key: is a published example: choose another"
+    ]
+    found = problems(user.format("mine", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
+    assert found == ["users[0].secret_key: is a published example: choose another"]
+    found = problems("", KVOBJ_ACCESS_KEY="AKIAIOSFODNN7EXAMPLE", KVOBJ_SECRET_KEY="minioadmin")
+    assert [problem.split(":")[0] for problem in found] == ["KVOBJ_ACCESS_KEY", "KVOBJ_SECRET_KEY"]
+
+
+def test_two_users_share_neither_id_nor_access_key() -> None:
+    user = f'[[users]]\nid="main"\naccess_key="main-key"\nsecret_key="{SECRET}"\n'
+    assert problems(user + user) == [
+        "users[1].id: is used by users[0] already",
+        "users[1].access_key: is used by users[0] already",
+    ]
+    found = problems(user, KVOBJ_ACCESS_KEY="main-key", KVOBJ_SECRET_KEY=SECRET)
+    assert found == ["users[0].access_key: is the root user's (KVOBJ_ACCESS_KEY)"]
+
+
+def test_the_environment_overrides_the_root_credentials() -> None:
+    settings = parse("", KVOBJ_ACCESS_KEY="root-key", KVOBJ_SECRET_KEY=SECRET)
+    assert settings.root_credentials == RootCredentials("root-key", SECRET)
+    assert problems("", KVOBJ_ACCESS_KEY="root-key") == [
+        "KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY: only one of the two is set"
+    ]
+
+
+def test_no_secret_shows_in_a_printed_configuration_or_problem() -> None:
+    text = f'[[users]]\nid="main"\naccess_key="main-key"\nsecret_key="{SECRET}"'
+    settings = parse(text, KVOBJ_ACCESS_KEY="root-key", KVOBJ_SECRET_KEY=SECRET)
+    assert SECRET not in repr(settings)
+    assert all(SECRET not in problem for problem in problems(text + '\nunknown="x"'))
+    assert "sh ort" not in str(problems(text.replace(SECRET, "sh ort")))
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "kvobj.toml"
+    config.write_text('[server]\nlisten = "127.0.0.1:1"\ndata = "elsewhere"\nregion = "eu-west-1"\n')
+    settings = load_settings(config, environment={}, data=str(tmp_path / "data"), listen="[::1]:0")
+    assert settings.server.listen == ListenAddress("::1", 0)
+    assert str(settings.server.listen) == "[::1]:0"
+    assert settings.server.data == tmp_path / "data"
+    assert settings.server.region == "eu-west-1"
+
+
+def test_loaded_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "kvobj.toml"
+    config.write_text('[[tiers]]\nkind="dram"\npath="a"\n[[tiers]]\nkind="nvme"\npath="b"\n')
+    settings = load_settings(config, environment={})
+    assert settings.server.data == tmp_path / "kvobj-data"
+    assert (settings.dram.path, settings.nvme.path) == (tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("content", [None, b"[server", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_a_problem(tmp_path: Path, content: bytes | None) -> None:
+    config = tmp_path / "kvobj.toml"
+    if content is not None:
+        config.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"kvobj\.toml: "):
+        load_settings(config, environment={})
+
+
+_toml_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "name", "listen", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["server", "admin", "buckets", "users", "catalog", "tiers", "gc", "limits", "log", "debug"]),
+        _toml_values,
+    )
+)
+def test_any_document_is_settings_or_a_list_of_problems(document: dict[str, object]) -> None:
+    try:
+        outcome: object = parse_settings(document, environment={})
+    except ConfigurationError as error:
+        outcome = error.problems
+    assert isinstance(outcome, Settings) or (outcome and isinstance(outcome, list))

@@ -1,0 +1,165 @@
+"""The data directory: identity, lock, format version, credentials."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvobj.config import RootCredentials
+from kvobj.data_directory import (
+    DataDirectory,
+    default_nvme_capacity_bytes,
+    read_admin_endpoint,
+    read_credentials,
+)
+from kvobj.errors import ConfigurationError, CorruptionError, UnavailableError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def test_identity_outlives_the_process(path: Path) -> None:
+    with DataDirectory.open(path) as first:
+        identity = first.store_id, first.store_key
+    with DataDirectory.open(path) as second:
+        assert (second.store_id, second.store_key) == identity
+    assert (len(identity[0]), len(identity[1])) == (16, 32)
+
+
+def test_nothing_in_it_is_open_to_others(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        data.root_credentials()
+        data.write_endpoints(s3="http://127.0.0.1:1", admin="http://127.0.0.1:2")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
+    with DataDirectory.open(path), pytest.raises(UnavailableError, match=f"in use.*pid={os.getpid()}"):
+        DataDirectory.open(path)
+    DataDirectory.open(path).close()
+
+
+def test_the_lock_dies_with_its_process(path: Path) -> None:
+    script = (
+        "import sys, os, pathlib; from kvobj.data_directory import DataDirectory\n"
+        "DataDirectory.open(pathlib.Path(sys.argv[1])); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode == 9
+    DataDirectory.open(path).close()
+
+
+def test_a_newer_format_is_refused_by_name(path: Path) -> None:
+    DataDirectory.open(path).close()
+    (path / "FORMAT").write_text('version = 2\nstore_id = "00"\n')
+    with pytest.raises(ConfigurationError, match="format 2 is newer than format 1"):
+        DataDirectory.open(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "version = 1\n", 'version = 0\nstore_id = "00"', 'version = 1\nstore_id = "zz"', "\x00"]
+)
+def test_a_damaged_format_file_is_corruption(path: Path, content: str) -> None:
+    DataDirectory.open(path).close()
+    (path / "FORMAT").write_text(content)
+    with pytest.raises(CorruptionError):
+        DataDirectory.open(path)
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_a_lost_store_key_is_corruption(path: Path, content: bytes | None) -> None:
+    DataDirectory.open(path).close()
+    (path / "store_key").unlink()
+    if content is not None:
+        (path / "store_key").write_bytes(content)
+    with pytest.raises(CorruptionError, match="store key"):
+        DataDirectory.open(path)
+
+
+def test_a_strangers_directory_is_left_alone(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigurationError, match="neither empty nor a kvobj data directory"):
+        DataDirectory.open(path)
+    assert (path / "thesis.tex").read_text() == "x"
+    assert not (path / "FORMAT").exists()
+
+
+@pytest.mark.parametrize(
+    "leavings", [[], ["lock"], ["lock", "store_key.new"], ["lock", "store_key"], ["lock", "store_key", "FORMAT.new"]]
+)
+def test_a_first_start_killed_anywhere_begins_again(path: Path, leavings: list[str]) -> None:
+    path.mkdir()
+    for name in leavings:
+        (path / name).write_bytes(b"half")
+    with DataDirectory.open(path) as data:
+        assert len(data.store_key) == 32
+
+
+def test_an_absent_store_is_not_made_where_one_must_exist(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no kvobj data directory"):
+        DataDirectory.open(path, create=False)
+    assert not path.exists()
+
+
+def test_a_file_in_its_place_is_a_problem(path: Path) -> None:
+    path.write_text("x")
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        DataDirectory.open(path)
+
+
+def test_credentials_are_made_once(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        made = data.root_credentials()
+        assert data.root_credentials() == made
+    with DataDirectory.open(path) as again:
+        assert again.root_credentials() == made
+    assert read_credentials(path) == made
+    assert made.secret_key not in repr(made)
+
+
+def test_an_override_leaves_the_credentials_file_alone(path: Path) -> None:
+    override = RootCredentials("root-key", "root-secret")
+    with DataDirectory.open(path) as data:
+        assert data.root_credentials(override) == override
+        assert not data.credentials_path.exists()
+
+
+def test_credentials_open_to_others_are_refused_with_the_remedy(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        data.root_credentials()
+        data.credentials_path.chmod(0o644)
+        with pytest.raises(ConfigurationError, match="chmod 600"):
+            data.root_credentials()
+
+
+@pytest.mark.parametrize("content", ["access_key = 1", "access_key = 'x'", "[", ""])
+def test_credentials_that_are_none_are_refused(path: Path, content: str) -> None:
+    with DataDirectory.open(path) as data:
+        data.root_credentials()
+        data.credentials_path.write_text(content)
+        with pytest.raises(ConfigurationError):
+            data.root_credentials()
+
+
+def test_endpoints_stand_while_the_server_runs(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        assert read_admin_endpoint(path) is None
+        data.write_endpoints(s3="http://127.0.0.1:1", admin="http://127.0.0.1:2")
+        assert read_admin_endpoint(path) == "http://127.0.0.1:2"
+    assert read_admin_endpoint(path) is None
+
+
+def test_the_default_nvme_capacity_does_not_move_as_the_tier_fills() -> None:
+    empty = default_nvme_capacity_bytes(free_bytes=40 * 2**30)
+    assert empty == 20 * 2**30
+    assert default_nvme_capacity_bytes(free_bytes=30 * 2**30, used_bytes=10 * 2**30) == empty
+    assert default_nvme_capacity_bytes(free_bytes=2**40) == 64 * 2**30
+    assert default_nvme_capacity_bytes(free_bytes=2**29) == 2**28
