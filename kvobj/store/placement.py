@@ -35,9 +35,7 @@ class DirtyTier(Tier, Protocol):
         """The blob has a copy below: it may be evicted. Unknown ids are fine."""
         ...
 
-    async def put_unsealed(
-        self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True
-    ) -> None:
+    async def put_unsealed(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True) -> None:
         """Like put, for a frame whose header is written later: after a crash it is hashed before it is served."""
         ...
 

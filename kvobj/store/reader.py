@@ -139,18 +139,19 @@ async def _raw_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[memor
         if stop > position:
             yield frame.view[position:stop]
         return
+    # Progress counts the extent's bytes, which begin before the frame's view where a range was widened.
+    ahead = frame.start - frame.origin
     while position < stop:
-        await progress.wait(position + 1)
-        ready = min(progress.filled, stop)
-        yield frame.view[position:ready]
-        position = ready
+        await frame.ready(position + 1)
+        filled = min(progress.filled - ahead, stop)
+        yield frame.view[position:filled]
+        position = filled
 
 
 async def _decoded_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[memoryview]:
     blob = part.blob
     head_bytes = frame_head_bytes(blob.plain_bytes)
-    if frame.progress is not None:
-        await frame.progress.wait(head_bytes)
+    await frame.ready(head_bytes)
     header: FrameHeader = parse_frame(frame.view[:head_bytes], blob.frame_bytes)
     codec = codec_named(header.codec)
     scratch = memoryview(bytearray(BLOCK_PLAIN_BYTES))
@@ -158,8 +159,7 @@ async def _decoded_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[m
         block_start = index * BLOCK_PLAIN_BYTES
         block_plain_bytes = min(BLOCK_PLAIN_BYTES, blob.plain_bytes - block_start)
         begin, end = header.offset(index), header.offset(index) + header.length(index)
-        if frame.progress is not None:
-            await frame.progress.wait(end)
+        await frame.ready(end)
         plain = scratch[:block_plain_bytes]
         codec.decode_block(header, index, frame.view[begin:end], plain)
         low = max(part.start - block_start, 0)

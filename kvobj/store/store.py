@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Final
 
 from kvobj.arena import Pin
 from kvobj.catalog.protocol import Catalog
@@ -27,7 +26,6 @@ from kvobj.clock import Clock
 from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.errors import (
-    ImmutableChunkError,
     InvalidRequestError,
     NoSuchKeyError,
     NoSuchUploadError,
@@ -44,8 +42,6 @@ from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.in_use import BlobsInUse
-
-S3_CHECKSUM_ALGORITHMS: Final = frozenset({"crc32", "crc32c", "crc64nvme", "sha1", "sha256"})
 
 
 class Store:
@@ -206,25 +202,27 @@ class Store:
         request: PutRequest,
         *,
         checksums: tuple[Checksum, ...] = (),
-    ) -> PutResult:
-        """Write the source's bytes `[start, stop)` as the request's object or part.
+        checksum_algorithm: str | None = None,
+    ) -> PutResult | None:
+        """Write the source's bytes `[start, stop)` as the request's object or part; None where they are lost.
 
-        The new row gets `checksums`, and a full-object one of the copied bytes for each S3 algorithm in `request.algorithms`.
-        Errors: `NoSuchKeyError` where the source's bytes are lost, and those of `start_put` and `PutTransfer.commit`.
+        `checksum_algorithm` (an S3 name, also in `request.algorithms`) is computed and stored instead of `checksums`. Errors as
+        `start_put` and `PutTransfer.commit`.
         """
         reader = await self.open(source, start, stop)
         if reader is None:
-            raise NoSuchKeyError("the source's bytes are lost", bucket=source.bucket, key=source.key)
+            return None
         source_bytes = ReaderSource(reader)
         try:
             async with await self.start_put(request) as transfer:
                 if transfer.existing is not None:
                     existing = transfer.existing
-                    if existing.size_bytes != request.size_bytes:
-                        raise ImmutableChunkError("a chunk of another size is stored", key=request.key)
                     return PutResult(row=existing, existed=True, durability=existing.durability)
                 await transfer.receive(source_bytes)
-                return await transfer.commit(checksums=checksums + await _checksums_of(transfer))
+                if checksum_algorithm is not None:
+                    value = (await transfer.digests()).base64(checksum_algorithm.lower())
+                    checksums = (Checksum(algorithm=checksum_algorithm, value=value),)
+                return await transfer.commit(checksums=checksums)
         finally:
             await source_bytes.aclose()
             await reader.aclose()
@@ -280,14 +278,6 @@ class Store:
         if not outcome.existed and outcome.row.durability is Durability.MEMORY:
             self._write_behind.enqueue(outcome.row)
         return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
-
-
-async def _checksums_of(transfer: PutTransfer) -> tuple[Checksum, ...]:
-    wanted = sorted(S3_CHECKSUM_ALGORITHMS & transfer.request.algorithms)
-    if not wanted:
-        return ()
-    body = await transfer.digests()
-    return tuple(Checksum(algorithm=name.upper(), value=body.base64(name)) for name in wanted)
 
 
 def check_write_condition(row: ObjectRow | None, condition: WriteCondition, *, key: str) -> None:

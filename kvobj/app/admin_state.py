@@ -1,0 +1,262 @@
+"""What the admin API shows of a running node: implements `api.admin_view.AdminView`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
+
+from kvobj import __version__
+from kvobj.api.admin_view import (
+    BlobStatus,
+    CatalogStatus,
+    FlushOutcome,
+    FrameStatus,
+    StoreStatus,
+    TierStatus,
+    VerifiedObject,
+)
+from kvobj.app.node import Node, flush
+from kvobj.app.rates import Rates
+from kvobj.arena import orphaned_arenas
+from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.clock import Clock
+from kvobj.codec.frame import frame_head_bytes, parse_frame
+from kvobj.errors import KvobjError, UnavailableError
+from kvobj.ids import BlobId
+from kvobj.metrics import Metrics
+from kvobj.tiers.protocol import BlobNames, Tier
+from kvobj.tiers.verification import check_frame
+
+FLUSH_SECONDS = 600.0
+
+
+class NodeView:
+    """See `AdminView`. Event-loop-only."""
+
+    def __init__(self, node: Node, *, clock: Clock, metrics: Metrics, receive_mode: Callable[[], str]) -> None:
+        self._node = node
+        self._clock = clock
+        self._metrics = metrics
+        self._receive_mode = receive_mode
+        self._started = clock.monotonic()
+        self._rates = Rates()
+        self._orphans = tuple(f"an arena whose data directory is gone: {path}" for path in orphaned_arenas())
+        self.ready = False
+
+    def is_ready(self) -> bool:
+        """See `AdminView.is_ready`."""
+        return self.ready
+
+    async def status(self) -> StoreStatus:
+        """See `AdminView.status`."""
+        node = self._node
+        backlog = node.write_behind.backlog
+        due = await node.catalog.due(now_ms=self._clock.now_ms(), limit=1000)
+        tiers = (
+            await self._tier_status(node.dram, str(node.arena.directory), is_home=False),
+            await self._tier_status(node.nvme, str(node.nvme_directory), is_home=True),
+        )
+        return StoreStatus(
+            version=__version__,
+            store_id=node.data.store_id.hex(),
+            uptime_seconds=self._clock.monotonic() - self._started,
+            is_ready=self.ready,
+            receive_mode=self._receive_mode(),
+            tiers=tiers,
+            arena=node.arena.usage(),
+            catalog=await self._catalog_status(),
+            queues={
+                "delete": len(due),
+                "write_behind": backlog.objects,
+                "write_behind_bytes": backlog.size_bytes,
+                "write_behind_oldest_seconds": int(backlog.oldest_seconds),
+                "blobs_in_use": len(node.in_use),
+                "reaped_blobs": node.reaper.reaped_blobs,
+                "leftover_blobs": node.sweep.leftover_blobs,
+                "removed_for_room_objects": node.home_space.removed_objects,
+                "recovered_rows": node.recovery.rows,
+                "dropped_rows": node.recovery.dropped_rows,
+            },
+            rates=self._rates.update(self._clock.monotonic(), self._counters()),
+            notes=node.notes + self._orphans + self._mode_notes(tiers),
+        )
+
+    @staticmethod
+    def _mode_notes(tiers: tuple[TierStatus, ...]) -> tuple[str, ...]:
+        return tuple(
+            f"{tier.name} does buffered I/O: its file system refuses O_DIRECT"
+            for tier in tiers
+            if tier.mode == "buffered"
+        )
+
+    async def _tier_status(self, tier: Tier, location: str, *, is_home: bool) -> TierStatus:
+        usage = await tier.usage()
+        hits = self._sample("kvobj_tier_gets_total", tier=tier.name, outcome="hit")
+        misses = self._sample("kvobj_tier_gets_total", tier=tier.name, outcome="miss")
+        return TierStatus(
+            name=tier.name,
+            capacity_bytes=usage.capacity_bytes,
+            used_bytes=usage.used_bytes,
+            blobs=usage.blobs,
+            mode=usage.mode,
+            location=location,
+            is_home=is_home,
+            hit_ratio=hits / (hits + misses) if hits + misses else None,
+            dirty_bytes=0 if is_home else self._node.dram.dirty_bytes,
+        )
+
+    async def _catalog_status(self) -> CatalogStatus:
+        node = self._node
+        buckets = await node.catalog.buckets()
+        objects = size_bytes = 0
+        for bucket in buckets:
+            usage = await node.catalog.bucket_usage(bucket.name)
+            objects += usage.objects
+            size_bytes += usage.size_bytes
+        durable_bytes, volatile_bytes = node.database.used_bytes()
+        return CatalogStatus(
+            kind="lmdb",
+            buckets=len(buckets),
+            objects=objects,
+            size_bytes=size_bytes,
+            map_bytes=node.settings.catalog.map_bytes,
+            map_used_bytes=durable_bytes,
+            volatile_map_bytes=node.settings.catalog.volatile_map_bytes,
+            volatile_map_used_bytes=volatile_bytes,
+            record_log_bytes=node.database.log_bytes,
+        )
+
+    def _counters(self) -> dict[str, float]:
+        counters = {
+            "received_bytes_per_second": self._sample("kvobj_s3_received_bytes_total"),
+            "sent_bytes_per_second": self._sample("kvobj_s3_sent_bytes_total"),
+            "written_behind_bytes_per_second": float(self._node.write_behind.written_bytes),
+        }
+        for name in ("dram", "nvme"):
+            counters[f"{name}_hits_per_second"] = self._sample("kvobj_tier_gets_total", tier=name, outcome="hit")
+        return counters
+
+    def _sample(self, name: str, **labels: str) -> float:
+        return self._metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def inspect(self, row: ObjectRow) -> tuple[BlobStatus, ...]:
+        """See `AdminView.inspect`."""
+        return tuple([await self._inspect_blob(blob) for blob in row.blobs])
+
+    async def _inspect_blob(self, blob: BlobRef) -> BlobStatus:
+        blob_id = BlobId(blob.blob_id)
+        holding: list[str] = []
+        frame_status: FrameStatus | None = None
+        for tier in (self._node.dram, self._node.nvme):
+            try:
+                if await tier.missing([blob_id]):
+                    continue
+                holding.append(tier.name)
+                if frame_status is None:
+                    frame_status = await _frame_status(tier, blob)
+            except KvobjError:
+                continue
+        return BlobStatus(tiers=tuple(holding), frame=frame_status)
+
+    async def verify(self, bucket: str | None) -> AsyncGenerator[VerifiedObject, None]:
+        """See `AdminView.verify`."""
+        rows: AsyncIterator[ObjectRow] = self._node.catalog.scan_objects()
+        async for row in rows:
+            if bucket is None or row.bucket == bucket:
+                self._node.in_use.hold(blob.blob_id for blob in row.blobs)
+                try:
+                    problem = await self._problem_of(row)
+                finally:
+                    self._node.in_use.release(blob.blob_id for blob in row.blobs)
+                if problem is not None and not await self._is_current(row):
+                    continue  # deleted or replaced while it was being read
+                yield VerifiedObject(row.bucket, row.key, row.size_bytes, problem)
+
+    async def _is_current(self, row: ObjectRow) -> bool:
+        (now,) = await self._node.catalog.lookup(row.bucket, [row.key])
+        return now is not None and now.blobs == row.blobs
+
+    async def _problem_of(self, row: ObjectRow) -> str | None:
+        for blob in (await self._node.store.settled(row)).blobs:
+            problem = await self._problem_of_blob(blob, BlobNames(row.bucket, row.key))
+            if problem is not None:
+                return problem
+        return None
+
+    async def _problem_of_blob(self, blob: BlobRef, names: BlobNames) -> str | None:
+        """Hash the blob in every tier that holds it; a bad copy is replaced from a good one."""
+        blob_id = BlobId(blob.blob_id)
+        good: Tier | None = None
+        bad: list[tuple[Tier, str]] = []
+        tiers: tuple[Tier, ...] = (self._node.dram, self._node.nvme)
+        for tier in tiers:
+            if await tier.missing([blob_id]):
+                continue
+            problem = await self._hash(tier, blob)
+            if problem is None:
+                good = tier
+            else:
+                bad.append((tier, problem))
+        if good is None:
+            return "; ".join(problem for _, problem in bad) or "no tier holds it"
+        for tier, problem in bad:
+            if not await _repair(tier, good, blob_id, names):
+                return f"{problem}; could not be repaired"
+        return None
+
+    async def _hash(self, tier: Tier, blob: BlobRef) -> str | None:
+        try:
+            frame = await tier.get(BlobId(blob.blob_id))
+            if frame is None:
+                return f"{tier.name}: gone"
+            try:
+                await frame.complete()
+                problem = await self._node.on_pool(
+                    partial(check_frame, frame.view, plain_bytes=blob.plain_bytes, digest=blob.digest)
+                )
+            finally:
+                frame.release()
+        except KvobjError as error:
+            return f"{tier.name}: {error}"
+        return None if problem is None else f"{tier.name}: {problem}"
+
+    async def flush(self) -> FlushOutcome:
+        """See `AdminView.flush`."""
+        worker = self._node.write_behind
+        objects, size_bytes = worker.written_objects, worker.written_bytes
+        if not await flush(self._node, timeout_seconds=FLUSH_SECONDS):
+            raise UnavailableError("not everything could be written down in time", left=worker.backlog.objects)
+        return FlushOutcome(worker.written_objects - objects, worker.written_bytes - size_bytes)
+
+
+async def _frame_status(tier: Tier, blob: BlobRef) -> FrameStatus | None:
+    frame = await tier.get(BlobId(blob.blob_id))
+    if frame is None:
+        return None
+    try:
+        await frame.complete()
+        header = parse_frame(frame.view[: frame_head_bytes(blob.plain_bytes)], blob.frame_bytes)
+    finally:
+        frame.release()
+    return FrameStatus(
+        codec=header.codec,
+        plain_bytes=header.plain_bytes,
+        frame_bytes=header.frame_bytes,
+        blocks=header.block_count,
+        digest=header.digest.hex(),
+    )
+
+
+async def _repair(bad: Tier, good: Tier, blob_id: BlobId, names: BlobNames) -> bool:
+    frame = await good.get(blob_id)
+    if frame is None:
+        return False
+    try:
+        await frame.complete()
+        await bad.delete([blob_id])
+        await bad.put(blob_id, frame, names)
+    except KvobjError:
+        return False
+    finally:
+        frame.release()
+    return True

@@ -1,0 +1,385 @@
+"""One node: everything from the arena to the store, opened in order and closed in the reverse of it.
+
+Order of a start: arena and database (adopting what an earlier process left), tiers, a session epoch, recovery of class
+`memory`, the store. A clean stop writes down what is only in memory and then removes the arena; whatever else ends the
+process leaves it for the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple
+
+from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
+from kvobj.arena import Arena
+from kvobj.arena.geometry import current_boot_id
+from kvobj.catalog.encoding import CATALOG_TABLES
+from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability, UserRow
+from kvobj.clock import Clock
+from kvobj.config.settings import BucketSettings, Settings
+from kvobj.data_directory import DataDirectory
+from kvobj.database import Database, remove_volatile
+from kvobj.errors import BucketExistsError, KvobjError
+from kvobj.gc.home_space import HomeSpace
+from kvobj.gc.reaper import Reaper
+from kvobj.gc.sweep import Sweep
+from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
+from kvobj.metrics import Metrics
+from kvobj.policy import LruPolicy
+from kvobj.record_log import RecordLog
+from kvobj.store.commit import CommitStep
+from kvobj.store.placement import Placement
+from kvobj.store.recovery import Recovery, RecoveryReport
+from kvobj.store.split import BlobSplit
+from kvobj.store.store import Store
+from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.cascade import Cascade
+from kvobj.tiers.dram import DRAM_BLOBS, DramTier
+from kvobj.tiers.in_use import BlobsInUse
+from kvobj.tiers.instruments import TierInstruments
+from kvobj.tiers.metered import Metered
+from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
+from kvobj.tiers.nvme.rebuild import live_inline_entries
+from kvobj.tiers.protocol import Tier
+from kvobj.tiers.single_flight import SingleFlight
+from kvobj.tiers.verified import RunOnPool, Verified
+
+ROOT_USER_ID: Final = "root"
+HASH_THREADS: Final = 2
+UNHASHED_BYTES_MAX: Final = 256 * 1024 * 1024
+
+T = TypeVar("T")
+A = TypeVarTuple("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The parts of a running store that the servers and the admin view need."""
+
+    settings: Settings
+    data: DataDirectory
+    arena: Arena
+    database: Database
+    record_log: RecordLog
+    catalog: LmdbCatalog
+    dram: DramTier
+    nvme: NvmeTier
+    nvme_directory: Path
+    read_tier: Tier
+    checked_tiers: tuple[Tier, ...]
+    store: Store
+    commit_step: CommitStep
+    write_behind: WriteBehind
+    reaper: Reaper
+    home_space: HomeSpace
+    sweep: Sweep
+    in_use: BlobsInUse
+    hash_executor: ThreadPoolExecutor
+    recovery: RecoveryReport
+    notes: tuple[str, ...]
+
+    def on_pool(self, work: Callable[[*A], T], *arguments: *A) -> asyncio.Future[T]:
+        """Run blocking work on the hash pool."""
+        return asyncio.get_running_loop().run_in_executor(self.hash_executor, work, *arguments)
+
+
+@asynccontextmanager
+async def open_node(
+    settings: Settings, data: DataDirectory, *, clock: Clock, metrics: Metrics, log: logging.Logger
+) -> AsyncIterator[Node]:
+    """Open everything, yield it, and stop cleanly. Raises typed errors where a part cannot be opened."""
+    boot_id = current_boot_id()
+    arena_choice = choose_arena(settings.dram, data, boot_id=boot_id)
+    nvme_choice = choose_nvme(settings.nvme, data)
+    async with AsyncExitStack() as stack:
+        node = await _compose(
+            stack, settings, data, arena_choice, nvme_choice, boot_id=boot_id, clock=clock, metrics=metrics, log=log
+        )
+        yield node
+
+
+async def _compose(
+    stack: AsyncExitStack,
+    settings: Settings,
+    data: DataDirectory,
+    arena_choice: ArenaChoice,
+    nvme_choice: NvmeChoice,
+    *,
+    boot_id: str,
+    clock: Clock,
+    metrics: Metrics,
+    log: logging.Logger,
+) -> Node:
+    hash_executor = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
+    stack.callback(hash_executor.shutdown)
+    arena = await Arena.open(
+        arena_choice.directory,
+        capacity_bytes=arena_choice.capacity_bytes,
+        region_bytes=arena_choice.region_bytes,
+        store_id=data.store_id,
+        boot_id=boot_id,
+        huge_pages=settings.dram.huge_pages,
+        data_directory=data.path,
+    )
+    ending = _Ending(arena, arena_choice.volatile_path)
+    stack.push_async_callback(ending.close_arena)
+    record_log = RecordLog.open(data.record_log_path)
+    database = Database.open(
+        durable=data.catalog_path,
+        volatile=arena_choice.volatile_path,
+        tables=[*CATALOG_TABLES, DRAM_BLOBS, *NVME_TABLES],
+        map_bytes=settings.catalog.map_bytes,
+        volatile_map_bytes=settings.catalog.volatile_map_bytes,
+        record_log=record_log,
+        store_id=data.store_id,
+        boot_id=boot_id,
+    )
+    stack.push_async_callback(database.aclose)
+    dram = DramTier(arena, database, LruPolicy(), metrics=metrics, high_watermark=settings.dram.high_watermark)
+    stack.push_async_callback(dram.aclose)
+    nvme = await NvmeTier.open(
+        nvme_choice.directory,
+        database=database,
+        arena=arena,
+        record_key=data.store_key,
+        capacity_bytes=nvme_choice.capacity_bytes,
+        segment_bytes=nvme_choice.segment_bytes,
+    )
+    stack.push_async_callback(nvme.aclose)
+    catalog = await LmdbCatalog.open(database)
+    stack.push_async_callback(catalog.aclose)
+
+    instruments = TierInstruments(metrics)
+    run = _on_pool(hash_executor)
+
+    def corrupt_in_dram(blob_id: BlobId) -> None:
+        log.error("a frame in dram is corrupt blob_id=%s", blob_id)
+
+    def corrupt_in_nvme(blob_id: BlobId) -> None:
+        log.error("a frame in nvme is corrupt blob_id=%s", blob_id)
+
+    # Memory is trusted but for what an earlier process left in it: that is hashed at its first read.
+    checked_dram = Verified(
+        Metered(dram, instruments=instruments, clock=clock),
+        run=run,
+        instruments=instruments,
+        on_corrupt=corrupt_in_dram,
+        on_verified=dram.mark_verified,
+        needs_check=dram.needs_verification,
+    )
+    metered_nvme = Metered(nvme, instruments=instruments, clock=clock)
+    checked_nvme = SingleFlight(
+        Verified(metered_nvme, run=run, instruments=instruments, on_corrupt=corrupt_in_nvme), instruments=instruments
+    )
+    read_tier = Cascade(checked_dram, checked_nvme, instruments=instruments)
+    stack.push_async_callback(read_tier.aclose)
+
+    in_use = BlobsInUse()
+    placement = Placement(
+        cache=dram,
+        home=metered_nvme,
+        read=read_tier,
+        dirty_bytes_max=arena.capacity_bytes // 2,
+        wait_seconds=settings.limits.reserve_timeout_seconds,
+    )
+    reaper = Reaper(
+        catalog=catalog,
+        tiers=read_tier,
+        in_use=in_use,
+        clock=clock,
+        interval_seconds=settings.gc.sweep_interval_seconds,
+        on_freed=placement.note_room,
+        log=log,
+    )
+    home_space = HomeSpace(
+        catalog=catalog,
+        home=nvme,
+        reaper=reaper,
+        policy=LruPolicy(),
+        clock=clock,
+        high_watermark=settings.nvme.high_watermark,
+        log=log,
+    )
+    write_behind = WriteBehind(
+        catalog=catalog,
+        placement=placement,
+        clock=clock,
+        make_room=home_space.make_room,
+        on_written=home_space.written,
+        log=log,
+    )
+    epoch = new_epoch()
+    await catalog.open_epoch(epoch)
+    blob_ids = BlobIdAllocator(epoch)
+    commit_step = CommitStep(
+        arena=arena,
+        catalog=catalog,
+        placement=placement,
+        write_behind=write_behind,
+        clock=clock,
+        hash_executor=hash_executor,
+        make_room=home_space.make_room,
+        on_written=home_space.written,
+        reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
+        unhashed_bytes_max=UNHASHED_BYTES_MAX,
+        log=log,
+    )
+    store = Store(
+        catalog=catalog,
+        placement=placement,
+        commit_step=commit_step,
+        write_behind=write_behind,
+        blob_ids=blob_ids,
+        clock=clock,
+        hash_executor=hash_executor,
+        split=BlobSplit.for_arena(capacity_bytes=arena.capacity_bytes, region_bytes=arena_choice.region_bytes),
+        in_use=in_use,
+        on_read=home_space.touched,
+        on_removed=reaper.kick,
+    )
+
+    async def compact() -> None:
+        if catalog.log_needs_compaction():
+            await catalog.compact_log([live_inline_entries])
+
+    sweep = Sweep(
+        catalog=catalog,
+        tiers=(dram, nvme),
+        reaper=reaper,
+        being_written=lambda blob_id: blob_id.epoch == epoch,
+        clock=clock,
+        upload_ttl_seconds=settings.gc.upload_ttl_seconds,
+        interval_seconds=settings.gc.sweep_interval_seconds,
+        compact=compact,
+        log=log,
+    )
+    recovery = await Recovery(
+        catalog=catalog, cache=dram, home=nvme, write_behind=write_behind, hash_executor=hash_executor
+    ).run()
+    await _declare(settings, data, catalog, clock)
+    node = Node(
+        settings=settings,
+        data=data,
+        arena=arena,
+        database=database,
+        record_log=record_log,
+        catalog=catalog,
+        dram=dram,
+        nvme=nvme,
+        nvme_directory=nvme_choice.directory,
+        read_tier=read_tier,
+        checked_tiers=(checked_dram, checked_nvme),
+        store=store,
+        commit_step=commit_step,
+        write_behind=write_behind,
+        reaper=reaper,
+        home_space=home_space,
+        sweep=sweep,
+        in_use=in_use,
+        hash_executor=hash_executor,
+        recovery=recovery,
+        notes=arena_choice.notes,
+    )
+    stack.push_async_callback(_stop_cleanly, node, ending, log)
+    await _start_background(stack, node)
+    return node
+
+
+class _Ending:
+    """Whether the arena may go at the end: only once nothing is in it alone."""
+
+    def __init__(self, arena: Arena, volatile: Path) -> None:
+        self._arena = arena
+        self._volatile = volatile
+        self.remove_arena = False
+
+    async def close_arena(self) -> None:
+        if self.remove_arena:
+            remove_volatile(self._volatile)
+        await self._arena.aclose(remove=self.remove_arena)
+
+
+async def _start_background(stack: AsyncExitStack, node: Node) -> None:
+    for worker in (node.write_behind, node.reaper, node.home_space, node.sweep):
+        worker.start()
+        stack.push_async_callback(worker.aclose)
+    background = [
+        asyncio.create_task(node.arena.populate(), name="populate"),
+        asyncio.create_task(node.home_space.load(), name="load-home-space"),
+    ]
+
+    async def end() -> None:
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        for task in background:
+            if not task.cancelled():
+                with suppress(KvobjError):
+                    task.result()
+
+    stack.push_async_callback(end)
+
+
+async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> None:
+    """Runs when every worker has stopped: decides whether the arena may go."""
+    ending.remove_arena = node.dram.dirty_bytes == 0
+    if not ending.remove_arena:
+        log.warning("the arena stays: %d bytes in it could not be written down", node.dram.dirty_bytes)
+
+
+async def flush(node: Node, *, timeout_seconds: float) -> bool:
+    """Write down everything that is only in memory; False if the deadline came first."""
+    await node.commit_step.drain()
+    return await node.write_behind.flush(timeout_seconds=timeout_seconds)
+
+
+async def _declare(settings: Settings, data: DataDirectory, catalog: LmdbCatalog, clock: Clock) -> None:
+    """Users and buckets of the configuration, and the root user."""
+    root = data.root_credentials(settings.root_credentials)
+    await catalog.put_user(
+        UserRow(
+            id=ROOT_USER_ID,
+            display_name=ROOT_USER_ID,
+            access_key=root.access_key,
+            secret_key=root.secret_key,
+            is_root=True,
+        )
+    )
+    for user in settings.users:
+        await catalog.put_user(
+            UserRow(
+                id=user.id,
+                display_name=user.display_name,
+                access_key=user.access_key,
+                secret_key=user.secret_key,
+            )
+        )
+    for bucket in settings.buckets:
+        with suppress(BucketExistsError):
+            await catalog.create_bucket(_bucket_row(bucket, settings.server.region, clock))
+
+
+def _bucket_row(bucket: BucketSettings, region: str, clock: Clock) -> BucketRow:
+    return BucketRow(
+        name=bucket.name,
+        kind=BucketKind(bucket.kind),
+        owner=ROOT_USER_ID,
+        created_ms=clock.now_ms(),
+        durability=Durability(bucket.durability),
+        codec=bucket.codec,
+        region=region,
+    )
+
+
+def _on_pool(executor: ThreadPoolExecutor) -> RunOnPool:
+    def run(work: Callable[[*A], T], /, *arguments: *A) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
+
+    return run

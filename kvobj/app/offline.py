@@ -1,0 +1,239 @@
+"""`fsck` and `rebuild`: work on the data directory of a stopped store, which both lock.
+
+`rebuild` makes both LMDB environments anew from the home tier: rows, buckets, users and small frames from the record log, the
+places of large frames from the record pages in the segments. `fsck` compares catalog and tiers, reads every frame and
+changes nothing. Both leave alone what only an adopted arena holds: that is rebuilt by a start, not by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvobj.app.placement_choice import choose_arena, choose_nvme
+from kvobj.arena import Arena
+from kvobj.arena.geometry import current_boot_id
+from kvobj.catalog.encoding import CATALOG_TABLES
+from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.rebuild import rebuild_catalog
+from kvobj.catalog.rows import BlobRef
+from kvobj.config.settings import Settings
+from kvobj.data_directory import DataDirectory
+from kvobj.database import Database
+from kvobj.errors import KvobjError
+from kvobj.ids import BlobId
+from kvobj.record_log import RecordLog
+from kvobj.tiers.dram import DRAM_BLOBS
+from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
+from kvobj.tiers.nvme.rebuild import rebuild_directory, restore_inline
+from kvobj.tiers.protocol import Tier
+from kvobj.tiers.verification import read_and_check
+
+Report = Callable[[str, dict[str, object]], None]
+OnProgress = Callable[[int, int, str], None]
+
+CHECK_ARENA_BYTES = 320 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """What was looked at and what was wrong: rows without blobs, corrupt frames, blobs without rows (harmless: swept)."""
+
+    objects: int
+    blobs: int
+    checked_bytes: int
+    missing_blobs: int
+    corrupt_blobs: int
+    leftover_blobs: int
+
+    @property
+    def problems(self) -> int:
+        """Findings that mean lost bytes."""
+        return self.missing_blobs + self.corrupt_blobs
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What was found again. `missing_blobs` are named by rows but are in no segment: `problems`."""
+
+    buckets: int
+    users: int
+    objects: int
+    blobs: int
+    missing_blobs: int
+
+    @property
+    def problems(self) -> int:
+        """Findings that mean lost bytes."""
+        return self.missing_blobs
+
+
+def fsck(settings: Settings, report: Report) -> FsckReport:
+    """Check a stopped store. `report(kind, finding)` is called for every finding, as it is found."""
+    with DataDirectory.open(settings.server.data, create=False) as data:
+        return asyncio.run(_fsck(settings, data, report))
+
+
+def rebuild(settings: Settings, progress: OnProgress) -> RebuildReport:
+    """Rebuild a stopped store's catalog and directories. `progress(done, total, step)` counts bytes or entries."""
+    with DataDirectory.open(settings.server.data, create=False) as data:
+        return asyncio.run(_rebuild(settings, data, progress))
+
+
+@asynccontextmanager
+async def _check_arena(data: DataDirectory) -> AsyncIterator[Arena]:
+    # Its own small arena in a temporary place: the store's own may hold what is to be adopted.
+    with tempfile.TemporaryDirectory(prefix="kvobj-fsck-") as directory:
+        arena = await Arena.open(
+            Path(directory), capacity_bytes=CHECK_ARENA_BYTES, store_id=data.store_id, boot_id="fsck"
+        )
+        try:
+            yield arena
+        finally:
+            await arena.aclose(remove=True)
+
+
+async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> FsckReport:
+    boot_id = current_boot_id()
+    choice = choose_arena(settings.dram, data, boot_id=boot_id)
+    log = RecordLog.open(data.record_log_path)
+    database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=False, record_log=log)
+    try:
+        async with _check_arena(data) as arena:
+            nvme = await _open_nvme(settings, data, database, arena)
+            try:
+                return await _check(await LmdbCatalog.open(database), nvme, report)
+            finally:
+                await nvme.aclose()
+    finally:
+        await database.aclose()
+
+
+async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport:
+    held = {blob_id async for blob_id in nvme.scan()}
+    leftovers = set(held)
+    objects = blobs = checked_bytes = missing = corrupt = 0
+    in_memory = {row.blobs[0].blob_id async for row in catalog.scan_objects(volatile_only=True)}
+    async for row in catalog.scan_objects():
+        objects += 1
+        for blob in row.blobs:
+            blobs += 1
+            blob_id = BlobId(blob.blob_id)
+            leftovers.discard(blob_id)
+            if row.blobs[0].blob_id in in_memory:
+                continue  # adopted by the next start, not yet in the home tier
+            finding: dict[str, object] = {"bucket": row.bucket, "key": row.key, "blob_id": str(blob_id)}
+            if blob_id not in held:
+                missing += 1
+                report("missing-blob", finding)
+                continue
+            problem = await _problem(nvme, blob)
+            checked_bytes += blob.plain_bytes
+            if problem is not None:
+                corrupt += 1
+                report("corrupt-blob", {**finding, "problem": problem})
+    async for part in catalog.scan_parts():
+        leftovers.difference_update(BlobId(blob.blob_id) for blob in part.blobs)
+    for raw_id in await catalog.queued_blobs():
+        leftovers.discard(BlobId(raw_id))
+    for blob_id in sorted(leftovers):
+        report("leftover-blob", {"blob_id": str(blob_id)})
+    return FsckReport(
+        objects=objects,
+        blobs=blobs,
+        checked_bytes=checked_bytes,
+        missing_blobs=missing,
+        corrupt_blobs=corrupt,
+        leftover_blobs=len(leftovers),
+    )
+
+
+async def _problem(tier: Tier, blob: BlobRef) -> str | None:
+    try:
+        return await read_and_check(tier, BlobId(blob.blob_id), plain_bytes=blob.plain_bytes, digest=blob.digest)
+    except KvobjError as error:
+        return str(error)
+
+
+async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress) -> RebuildReport:
+    boot_id = current_boot_id()
+    choice = choose_arena(settings.dram, data, boot_id=boot_id)
+    record_log = RecordLog.open(data.record_log_path)
+    database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=True, record_log=None)
+    try:
+        progress(0, 2, "rows")
+        await rebuild_catalog(record_log, database)
+        progress(1, 2, "small frames")
+        removed = await restore_inline(database, record_log.replay())
+        directory = choose_nvme(settings.nvme, data).directory
+        async for _ in rebuild_directory(
+            directory,
+            database=database,
+            record_key=data.store_key,
+            removed=removed,
+            on_progress=lambda done, total: progress(done, total, "segments"),
+        ):
+            pass
+        await database.finish_rebuild(record_log)
+        async with _check_arena(data) as arena:
+            nvme = await _open_nvme(settings, data, database, arena)
+            try:
+                return await _count(await LmdbCatalog.open(database), nvme)
+            finally:
+                await nvme.aclose()
+    finally:
+        await database.aclose()
+        record_log.close()
+
+
+async def _count(catalog: LmdbCatalog, nvme: Tier) -> RebuildReport:
+    objects = blobs = missing = 0
+    async for row in catalog.scan_objects():
+        objects += 1
+        blobs += len(row.blobs)
+        missing += len(await nvme.missing([BlobId(blob.blob_id) for blob in row.blobs]))
+    return RebuildReport(
+        buckets=len(await catalog.buckets()),
+        users=len(await catalog.users()),
+        objects=objects,
+        blobs=blobs,
+        missing_blobs=missing,
+    )
+
+
+def _open_database(
+    settings: Settings,
+    data: DataDirectory,
+    volatile: Path,
+    *,
+    boot_id: str,
+    rebuild: bool,
+    record_log: RecordLog | None,
+) -> Database:
+    return Database.open(
+        durable=data.catalog_path,
+        volatile=volatile,
+        tables=[*CATALOG_TABLES, DRAM_BLOBS, *NVME_TABLES],
+        map_bytes=settings.catalog.map_bytes,
+        volatile_map_bytes=settings.catalog.volatile_map_bytes,
+        record_log=record_log,
+        store_id=data.store_id,
+        boot_id=boot_id,
+        rebuild=rebuild,
+    )
+
+
+async def _open_nvme(settings: Settings, data: DataDirectory, database: Database, arena: Arena) -> NvmeTier:
+    choice = choose_nvme(settings.nvme, data)
+    return await NvmeTier.open(
+        choice.directory,
+        database=database,
+        arena=arena,
+        record_key=data.store_key,
+        capacity_bytes=choice.capacity_bytes,
+        segment_bytes=choice.segment_bytes,
+    )
