@@ -1,0 +1,61 @@
+import errno
+import threading
+
+from fakes_nvme import Gate
+
+from kvobj.tiers.nvme.flush import GroupFlush
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.seen: list[OSError | None] = []
+
+    def __call__(self, error: OSError | None) -> None:
+        self.seen.append(error)
+
+
+def test_what_arrives_during_a_flush_shares_the_next_one() -> None:
+    gate = Gate()
+    flushes: list[int] = []
+    outcomes = Outcomes()
+
+    def flush() -> None:
+        flushes.append(len(outcomes.seen))
+        gate()
+
+    group = GroupFlush(flush)
+    leader = threading.Thread(target=group.request, args=(outcomes,))
+    leader.start()
+    assert gate.reached.wait(10)
+    for _ in range(5):
+        group.request(outcomes)
+    assert outcomes.seen == []
+    gate.open()
+    leader.join(10)
+    assert outcomes.seen == [None] * 6
+    assert flushes == [0, 1]
+
+
+def test_after_a_failed_flush_none_is_tried_again() -> None:
+    flushes: list[None] = []
+
+    def flush() -> None:
+        flushes.append(None)
+        raise OSError(errno.EIO, "lost")
+
+    group = GroupFlush(flush)
+    outcomes = Outcomes()
+    group.request(outcomes)
+    group.request(outcomes)
+    assert [error.errno for error in outcomes.seen if error] == [errno.EIO, errno.EIO]
+    assert len(flushes) == 1
+    assert group.failed is not None
+
+
+def test_a_flush_after_a_flush_is_a_new_one() -> None:
+    flushes: list[None] = []
+    group = GroupFlush(lambda: flushes.append(None))
+    outcomes = Outcomes()
+    group.request(outcomes)
+    group.request(outcomes)
+    assert (outcomes.seen, len(flushes)) == ([None, None], 2)

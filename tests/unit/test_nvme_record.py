@@ -1,0 +1,105 @@
+import pytest
+from fakes_nvme import RECORD_KEY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvobj.errors import CorruptionError
+from kvobj.ids import BlobId
+from kvobj.tiers.nvme.directory import Place
+from kvobj.tiers.nvme.log_entries import (
+    BlobsRemoved,
+    InlinePut,
+    decode_entry,
+    encode_inline_put,
+    encode_removed,
+)
+from kvobj.tiers.nvme.record import NAMES_BYTES_MAX, RECORD_BYTES, Record, decode_record, encode_record
+from kvobj.tiers.protocol import BlobNames
+
+blob_ids = st.binary(min_size=16, max_size=16).map(BlobId)
+names = st.builds(BlobNames, bucket=st.text(max_size=15), key=st.text(max_size=256))
+records = st.builds(
+    Record,
+    segment=st.integers(0, 2**32 - 1),
+    offset=st.integers(0, 2**64 - 1),
+    blob_id=blob_ids,
+    frame_bytes=st.integers(0, 2**64 - 1),
+    names=names,
+)
+
+
+def page_of(record: Record, key: bytes = RECORD_KEY) -> bytearray:
+    page = bytearray(RECORD_BYTES)
+    encode_record(record, key, memoryview(page))
+    return page
+
+
+@given(records)
+def test_a_record_reads_back(record: Record) -> None:
+    assert decode_record(memoryview(page_of(record)), RECORD_KEY) == record
+
+
+@given(records, st.integers(0, RECORD_BYTES * 8 - 1))
+def test_a_record_with_any_bit_flipped_is_none(record: Record, bit: int) -> None:
+    page = page_of(record)
+    page[bit // 8] ^= 1 << bit % 8
+    assert decode_record(memoryview(page), RECORD_KEY) is None
+
+
+@given(records)
+def test_a_record_under_another_key_is_none(record: Record) -> None:
+    assert decode_record(memoryview(page_of(record, bytes(32))), RECORD_KEY) is None
+
+
+@given(st.binary(max_size=200))
+def test_payload_that_poses_as_a_record_is_none(tail: bytes) -> None:
+    page = page_of(Record(0, 0, BlobId(bytes(16)), 1, BlobNames("b", "k")))[:8] + tail
+    assert decode_record(memoryview(page.ljust(RECORD_BYTES, b"\0")), RECORD_KEY) is None
+
+
+def test_the_longest_names_fit_and_longer_ones_are_refused() -> None:
+    fitting = Record(0, 0, BlobId(bytes(16)), 1, BlobNames("b" * 63, "k" * (NAMES_BYTES_MAX - 63)))
+    assert decode_record(memoryview(page_of(fitting)), RECORD_KEY) == fitting
+    with pytest.raises(ValueError, match="do not fit"):
+        page_of(Record(0, 0, BlobId(bytes(16)), 1, BlobNames("b" * 64, "k" * (NAMES_BYTES_MAX - 63))))
+
+
+@given(blob_ids, names, st.binary(max_size=1000))
+def test_an_inline_entry_reads_back(blob_id: BlobId, blob_names: BlobNames, frame: bytes) -> None:
+    decoded = decode_entry(encode_inline_put(blob_id, blob_names, frame))
+    assert isinstance(decoded, InlinePut)
+    assert (decoded.blob_id, decoded.names, bytes(decoded.frame)) == (blob_id, blob_names, frame)
+
+
+@given(st.lists(blob_ids, max_size=20))
+def test_a_removal_reads_back(removed: list[BlobId]) -> None:
+    assert decode_entry(encode_removed(removed)) == BlobsRemoved(tuple(removed))
+
+
+@given(st.integers(0, 0x3F) | st.integers(0x80, 0xFF), st.binary(max_size=50))
+def test_entries_of_others_are_skipped(kind: int, rest: bytes) -> None:
+    assert decode_entry(bytes([kind]) + rest) is None
+
+
+@given(st.integers(0x40, 0x7F), st.binary(max_size=100))
+def test_a_malformed_entry_is_corruption_or_nothing_worse(kind: int, rest: bytes) -> None:
+    try:
+        decoded = decode_entry(bytes([kind]) + rest)
+    except CorruptionError:
+        return
+    assert isinstance(decoded, InlinePut | BlobsRemoved)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.integers(0, 2**63), st.booleans())
+def test_a_directory_row_reads_back(segment: int, offset: int, frame_bytes: int, inline: bool) -> None:  # noqa: FBT001
+    place = Place(segment, offset, frame_bytes, inline)
+    assert Place.decode(place.encode()) == place
+
+
+@given(st.binary(max_size=40))
+def test_any_other_row_is_corruption(row: bytes) -> None:
+    try:
+        place = Place.decode(row)
+    except CorruptionError:
+        return
+    assert place.encode() == row
