@@ -1,0 +1,123 @@
+"""From a `Reply` to bytes on a `Wire`: builds the head, sends head and body in one write, streams views without copies.
+
+A view is asked for only when the former one has left the process. A stream that fails after the head was sent resets the
+connection: a client never takes half an object for a whole one. Head fields are checked against response splitting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from email.utils import formatdate
+from http import HTTPStatus
+
+from kvobj.api.http.body_handover import Wire
+from kvobj.api.message import BodyStream, Reply
+from kvobj.clock import Clock
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+# Up to here a body is joined to its head and copied once; that is cheaper than gathering two pieces.
+_JOINED_BYTES = 64 * 1024
+_BODILESS = frozenset({204, 304})
+
+
+class ReplyWriter:
+    """Writes replies. Stateless but for the Date line, so one serves all connections of a server."""
+
+    __slots__ = ("_clock", "_date_line", "_date_second", "_log")
+
+    def __init__(self, clock: Clock, log: logging.Logger) -> None:
+        self._clock = clock
+        self._log = log
+        self._date_second = -1
+        self._date_line = ""
+
+    def head(self, reply: Reply, *, keep_alive: bool, is_http_10: bool) -> bytes:
+        """The bytes of status line and header fields, blank line included. Raises `ValueError` on an impossible field."""
+        status = reply.status
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
+        lines += [f"{name}: {value}" for name, value in reply.headers]
+        if status not in _BODILESS and status >= HTTPStatus.OK:
+            lines.append(f"content-length: {content_length(reply)}")
+        if not keep_alive:
+            lines.append("connection: close")
+        elif is_http_10:
+            lines.append("connection: keep-alive")
+        count = len(lines)
+        text = "\r\n".join(lines)
+        if text.count("\n") != count - 1 or text.count("\r") != count - 1 or "\0" in text:
+            raise ValueError("a reply's header field holds a line break or a NUL")
+        return f"{text}\r\n{self._date_and_server()}\r\n".encode("latin-1")
+
+    async def send(self, wire: Wire, reply: Reply, head: bytes, *, is_head: bool) -> bool:
+        """Send it; False when it could not be sent whole, and the connection is then gone.
+
+        A stream is closed in the end whatever happens, and not before its last view is out of use.
+        """
+        body = reply.body
+        if isinstance(body, bytes):
+            return await self._send_bytes(wire, head, b"" if is_head or reply.status in _BODILESS else body)
+        is_whole = False
+        try:
+            if is_head or reply.status in _BODILESS or not body.length:
+                return await self._send_bytes(wire, head, b"")
+            await _send_views(wire, head, body)
+            is_whole = True
+        except ConnectionError:
+            return False
+        except Exception:  # noqa: BLE001 - whatever the store failed with, the reply is cut and the connection reset
+            self._log.exception("a reply could not be completed")
+            return False
+        finally:
+            if not is_whole and not is_head and reply.status not in _BODILESS and body.length:
+                wire.reset()
+                await wire.wait_closed()
+            await body.aclose()
+        return True
+
+    async def _send_bytes(self, wire: Wire, head: bytes, body: bytes) -> bool:
+        try:
+            if len(body) <= _JOINED_BYTES:
+                wire.write(head + body if body else head)
+                await wire.flush()
+            else:
+                await wire.send(head, memoryview(body))
+        except ConnectionError:
+            return False
+        return True
+
+    def _date_and_server(self) -> str:
+        second = self._clock.now_ms() // 1000
+        if second != self._date_second:
+            self._date_second = second
+            self._date_line = f"date: {formatdate(second, usegmt=True)}\r\nserver: kvobj\r\n"
+        return self._date_line
+
+
+def content_length(reply: Reply) -> int:
+    """The length that a reply announces."""
+    if reply.content_length is not None:
+        return reply.content_length
+    body = reply.body
+    return len(body) if isinstance(body, bytes) else body.length
+
+
+async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:
+    remaining = stream.length
+    views: AsyncIterator[memoryview] = stream.views()
+    try:
+        async for view in views:
+            if not len(view):
+                continue
+            remaining -= len(view)
+            if remaining < 0:
+                raise RuntimeError("a body stream is longer than it said")
+            await wire.send(head, view)
+            head = b""
+    finally:
+        # A generator left in the middle would otherwise be finalised by the garbage collector, after the stream is closed.
+        close = getattr(views, "aclose", None)
+        if close is not None:
+            await close()
+    if remaining:
+        raise RuntimeError("a body stream is shorter than it said")

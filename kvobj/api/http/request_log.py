@@ -1,0 +1,80 @@
+"""One JSON line a request, for people and for machines.
+
+Without secrets: no header is logged, and signatures and tokens in a query are blanked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from urllib.parse import unquote_plus
+
+from kvobj.api.http.request_head import ParsedHead
+from kvobj.api.message import Reply
+from kvobj.clock import Clock
+
+_SECRET_PARAMETERS = frozenset({"x-amz-signature", "x-amz-security-token", "signature"})
+_TARGET_CHARACTERS_MAX = 2048
+
+
+class RequestLog:
+    """Writes to `log` at level INFO; costs a comparison where that level is off."""
+
+    __slots__ = ("_clock", "_log")
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anybody reads it."""
+        return self._log.isEnabledFor(logging.INFO)
+
+    def write(
+        self,
+        request_id: str,
+        remote: str,
+        head: ParsedHead | None,
+        reply: Reply,
+        *,
+        bytes_in: int,
+        bytes_out: int,
+        duration_seconds: float,
+        is_whole: bool,
+    ) -> None:
+        """Log one request. `head` is None for one that could not be parsed; `is_whole` False when the reply was cut."""
+        if not self.is_enabled:
+            return
+        line: dict[str, object] = {
+            "time_ms": self._clock.now_ms(),
+            "request_id": request_id,
+            "remote": remote,
+            "method": head.method if head else "",
+            "target": without_secrets(head.target) if head else "",
+            "status": reply.status,
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+            "duration_ms": round(duration_seconds * 1000, 3),
+        }
+        if not is_whole:
+            line["cut"] = True
+        for name, value in reply.log.items():
+            line.setdefault(name, value)
+        self._log.info("%s", json.dumps(line, default=str))
+
+
+def without_secrets(target: str) -> str:
+    """A target fit for a log: signature values replaced, over-long targets cut."""
+    path, mark, query = target.partition("?")
+    if mark:
+        query = "&".join(_blanked(parameter) for parameter in query.split("&"))
+        target = f"{path}?{query}"
+    return target[:_TARGET_CHARACTERS_MAX]
+
+
+def _blanked(parameter: str) -> str:
+    name, equals, _ = parameter.partition("=")
+    if equals and unquote_plus(name).strip().lower() in _SECRET_PARAMETERS:
+        return f"{name}=-"
+    return parameter
