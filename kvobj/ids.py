@@ -26,6 +26,7 @@ class BlobId(bytes):
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> Self:
+        """Take 16 raw bytes; ValueError for any other number of them."""
         if len(raw) != BLOB_ID_BYTES:
             raise ValueError(f"a blob id has {BLOB_ID_BYTES} bytes, got {len(raw)}")
         return super().__new__(cls, raw)

@@ -82,8 +82,8 @@ class ObjectStore(Protocol):
         """Hide the keys at once."""
         ...
 
-    async def settled(self, row: ObjectRow) -> ObjectRow:
-        """The row with its digest, waiting for it where it is still being computed."""
+    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
+        """The row with its digest, waiting for it (unless told not to) where it is still being computed."""
         ...
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
@@ -11,7 +13,10 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
 from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow
-from kvobj.errors import NoSuchKeyError, PreconditionFailedError
+from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
+
+# A row may be replaced, and its blobs reaped, between its look-up and the read: each attempt looks it up anew.
+READ_ATTEMPTS: Final = 3
 
 
 class ObjectReads:
@@ -22,8 +27,18 @@ class ObjectReads:
 
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
-        catalog = self._store.catalog
-        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        bucket = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        for _ in range(READ_ATTEMPTS):
+            reply = await self._read(exchange, operation, bucket)
+            if reply is not None:
+                return reply
+        if bucket.kind is BucketKind.KV:
+            # A chunk is a cache's content: lost bytes are a miss, and the engine computes them again.
+            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
+        raise CorruptionError("no tier has the object's bytes", bucket=operation.bucket, key=operation.key)
+
+    async def _read(self, exchange: Exchange, operation: GetObject, bucket: BucketRow) -> Reply | None:
+        """The reply, or None where the row's bytes are gone: it was replaced since it was looked up, or they are lost."""
         row = await self._row(operation)
         fields = exchange.fields
         verdict = judge_read(fields, row)
@@ -31,8 +46,8 @@ class ObjectReads:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
         if verdict is Verdict.NOT_MODIFIED:
             return exchange.reply(304, entity_headers(row))
-        if exchange.is_head and bucket.kind is BucketKind.KV and row.digest is None:
-            row = await self._store.settled(row)
+        if bucket.kind is BucketKind.KV and row.digest is None:
+            row = await self._store.settled(row, wait=exchange.is_head)
         if operation.part_number is not None:
             start, stop = _part_span(row, operation.part_number)
             status = 206 if stop > start else 200  # Content-Range cannot say "no bytes"
@@ -47,7 +62,7 @@ class ObjectReads:
             return exchange.reply(status, headers)
         reader = await self._store.open(row, start, stop)
         if reader is None:
-            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
+            return None
         if reader.tier:
             headers.append(("x-kvobj-tier", reader.tier))
         return exchange.reply(status, headers, reader)

@@ -123,7 +123,6 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
         for blob in row.blobs:
             blobs += 1
             blob_id = BlobId(blob.blob_id)
-            leftovers.discard(blob_id)
             if row.blobs[0].blob_id in in_memory:
                 continue  # adopted by the next start, not yet in the home tier
             finding: dict[str, object] = {"bucket": row.bucket, "key": row.key, "blob_id": str(blob_id)}
@@ -136,9 +135,7 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
             if problem is not None:
                 corrupt += 1
                 report("corrupt-blob", {**finding, "problem": problem})
-    async for part in catalog.scan_parts():
-        leftovers.difference_update(BlobId(blob.blob_id) for blob in part.blobs)
-    for raw_id in await catalog.queued_blobs():
+    async for raw_id in catalog.scan_named_blobs():
         leftovers.discard(BlobId(raw_id))
     for blob_id in sorted(leftovers):
         report("leftover-blob", {"blob_id": str(blob_id)})

@@ -117,11 +117,6 @@ class Catalog(Protocol):
         skips all of it. `NoSuchBucketError`."""
         ...
 
-    async def record_digests(self, bucket: str, key: str, blob_id: bytes, digest: bytes) -> None:
-        """Write down the digest of a single-blob row that was committed before it was known. Nothing if the row is gone
-        or names another blob."""
-        ...
-
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """Write-behind reached a better class: store each given row (with its new `durability` and digests) if the live
         row still names the same blobs, keeping its sequence. Durable before it returns. False: the row was gone or replaced."""
@@ -173,6 +168,11 @@ class Catalog(Protocol):
 
     def scan_parts(self) -> AsyncIterator[PartRow]:
         """Every part of every upload in progress (reconcile needs the blobs they name)."""
+        ...
+
+    def scan_named_blobs(self) -> AsyncIterator[bytes]:
+        """Every blob id that something names: a row (an older durable one behind a row of class `memory` too), a part, a
+        queue entry. What a tier holds and this does not give is a leftover. Read page by page; repeats are possible."""
         ...
 
     # -- the delete queue ----------------------------------------------------------------------------------------

@@ -122,12 +122,8 @@ class Sweep:
             yield candidates
 
     async def _unnamed(self, candidates: set[bytes]) -> list[bytes]:
-        async for row in self._catalog.scan_objects():
-            for blob in row.blobs:
-                candidates.discard(blob.blob_id)
-        async for part in self._catalog.scan_parts():
-            for blob in part.blobs:
-                candidates.discard(blob.blob_id)
+        async for blob_id in self._catalog.scan_named_blobs():
+            candidates.discard(blob_id)
         return sorted(candidates)
 
     async def _end_uploads(self) -> int:

@@ -1,8 +1,9 @@
 """The last step of a write: blobs are placed where their class needs them, then one catalog commit makes them visible.
 
 Class `memory` in a raw KV bucket does not wait for digests: the row is committed without them, and a follow-up seals the
-frame, records the digest and hands the row to write-behind. At most `unhashed_bytes_max` bytes are in that state; a
-crash in between is healed by adoption, which hashes what was unsealed before it serves it.
+frame, whose header then has the digest, and hands the row to write-behind, which records it. At most
+`unhashed_bytes_max` bytes are in that state; a crash in between is healed by adoption, which hashes what was unsealed
+before it serves it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-
-import msgspec
 
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
@@ -26,6 +25,7 @@ from kvobj.ids import BlobId
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import Placement
 from kvobj.store.requests import PutResult
+from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.protocol import BlobNames
 
@@ -246,10 +246,9 @@ class CommitStep:
     async def _seal_later(self, blob: ReceivedBlob, row: ObjectRow) -> None:
         try:
             assert blob.hash is not None
-            digest = await blob.hash.wait()
+            await blob.hash.wait()
             blob.seal()
             self._placement.cache.mark_sealed(blob.blob_id)
-            await self._catalog.record_digests(row.bucket, row.key, blob.blob_id, digest)
             self._write_behind.enqueue(row)
         except KvobjError as error:
             # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
@@ -258,27 +257,30 @@ class CommitStep:
             self._unhashed_bytes -= blob.plain_bytes
             blob.frame.release()
 
-    async def settled(self, row: ObjectRow) -> ObjectRow:
-        """The row with its digest, waiting for it where it is still being computed."""
+    async def settled(self, row: ObjectRow, *, wait: bool) -> ObjectRow:
+        """The row with the digest that it was committed without, from its frame's header.
+
+        A digest that is still being computed is waited for, or left out where `wait` is false.
+        """
         if row.digest is not None or len(row.blobs) != 1:
             return row
-        task = self._follow_ups.get(row.blobs[0].blob_id)
-        if task is not None:
-            await asyncio.wait([task])
+        (blob,) = row.blobs
+        pending = self._follow_ups.get(blob.blob_id)
+        if pending is not None:
+            if not wait:
+                return row
+            await asyncio.wait([pending])
+        frame = await self._placement.cache.get(BlobId(blob.blob_id))
+        if frame is not None:
+            try:
+                return with_header_digest(row, frame)
+            finally:
+                frame.release()
+        # Written down and evicted since it was looked up: the durable row has the digest.
         (current,) = await self._catalog.lookup(row.bucket, [row.key])
-        if current is not None and current.blobs[0].blob_id == row.blobs[0].blob_id:
-            return current
-        return row
+        return current if current is not None and current.blobs[0].blob_id == blob.blob_id else row
 
     async def drain(self) -> None:
         """Wait until no digest is pending."""
         while self._follow_ups:
             await asyncio.wait(list(self._follow_ups.values()))
-
-
-def with_digest(row: ObjectRow, blob_id: BlobId, digest: bytes) -> ObjectRow:
-    """The row with one blob's digest filled in, and the object's own where that blob is all of it."""
-    blobs = tuple(
-        msgspec.structs.replace(blob, digest=digest) if blob.blob_id == blob_id else blob for blob in row.blobs
-    )
-    return msgspec.structs.replace(row, blobs=blobs, digest=digest if len(blobs) == 1 else row.digest)

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.rows import BlobRef, BucketRow, Checksum, CommitMode, Durability, ObjectRow
 from kvobj.codec.checksums import Digester
-from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset, seal_raw
+from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset, seal_raw
 from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
 from kvobj.store.hashing import BlobHash, HashPipeline
@@ -44,6 +44,8 @@ class ReceivedBlob:
         self.frame = PinnedFrame(pin, frame_bytes=self.frame_bytes)
         self.hash: BlobHash | None = None
         self.sealed = False
+        # The header of an earlier frame may lie here still: until this one is sealed there must be none to be taken for it.
+        self.frame.writable[:HEADER_BYTES] = bytes(HEADER_BYTES)
 
     @property
     def payload(self) -> memoryview:

@@ -78,6 +78,11 @@ class Placement:
     def _dirty_room(self, size_bytes: int) -> bool:
         return self.cache.dirty_bytes + self._reserved_bytes + size_bytes <= self.dirty_bytes_max
 
+    @property
+    def dirty_share(self) -> float:
+        """Dirty bytes as a share of their bound."""
+        return self.cache.dirty_bytes / self.dirty_bytes_max
+
     def may_stay_dirty(self, size_bytes: int) -> bool:
         """Whether a part that nobody writes down yet may stay in memory: only while dirty bytes are few."""
         return self.cache.dirty_bytes + size_bytes <= self.dirty_bytes_max // 2

@@ -2,8 +2,9 @@
 
 Class `memory` survives the death of the process: its rows are in the catalog's volatile environment and its frames in
 the adopted arena. Each such row is checked against the tiers; one whose bytes did not survive is dropped, one that does
-becomes dirty again and goes back to write-behind. Frames whose digest was still being computed are hashed first, since a
-frame is served only with its header in place.
+becomes dirty again and goes back to write-behind. What the arena's directory says of a blob is what was so when it was
+put: whether it has a home copy by now is asked of the home tier, whether its frame was sealed is seen in its header. Frames
+whose digest was still being computed are hashed first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.codec.frame import parse_frame, raw_payload_offset, seal_raw
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
-from kvobj.store.commit import with_digest
 from kvobj.store.hashing import BlobHash
 from kvobj.store.placement import DirtyTier
 from kvobj.store.write_behind import WriteBehind
@@ -31,7 +31,15 @@ class AdoptedTier(DirtyTier, Protocol):
     """A cache tier that may have been adopted from an earlier process."""
 
     def unsealed(self) -> frozenset[BlobId]:
-        """Blobs found at adoption whose frame header was not written yet."""
+        """Blobs whose frame header may not be written yet."""
+        ...
+
+    def is_sealed(self, blob_id: BlobId) -> bool:
+        """Whether the held blob's frame header is written."""
+        ...
+
+    def dirty(self) -> list[BlobId]:
+        """Blobs that are thought to have no home copy."""
         ...
 
 
@@ -59,13 +67,14 @@ class Recovery:
 
     async def run(self) -> RecoveryReport:
         """Do it; see the module's text."""
-        unsealed = self._cache.unsealed()
+        await self._clean_what_is_home()
+        await self._note_seals()
         lost: list[ObjectRow] = []
         found: list[ObjectRow] = [row async for row in self._catalog.scan_objects(volatile_only=True)]
         found.sort(key=lambda row: row.sequence)  # commit order: parents are written down before their children
         for row in found:
             if await self._adopt(row.blobs):
-                self._write_behind.enqueue(await self._with_digests(row, unsealed))
+                self._write_behind.enqueue(row)
             else:
                 lost.append(row)
         for start in range(0, len(lost), BATCH_ROWS):
@@ -74,31 +83,41 @@ class Recovery:
             await self._adopt(part.blobs)
         return RecoveryReport(rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost))
 
+    async def _clean_what_is_home(self) -> None:
+        dirty = self._cache.dirty()
+        not_home = set(await self._home.missing(dirty))
+        for blob_id in dirty:
+            if blob_id not in not_home:
+                self._cache.mark_clean(blob_id)
+
+    async def _note_seals(self) -> None:
+        for blob_id in self._cache.unsealed():
+            frame = await self._cache.get(blob_id)
+            if frame is None:
+                continue
+            try:
+                parse_frame(frame.view, frame.frame_bytes)
+            except FrameCorruptError:
+                continue
+            finally:
+                frame.release()
+            self._cache.mark_sealed(blob_id)
+
     async def _adopt(self, blobs: tuple[BlobRef, ...]) -> bool:
-        """Whether every blob is somewhere; those without a home copy become dirty."""
+        """Whether every blob is somewhere; those without a home copy are dirty and sealed after this."""
         ids = [BlobId(blob.blob_id) for blob in blobs]
-        not_home = await self._home.missing(ids)
-        if not_home and await self._cache.missing(not_home):
+        not_home = set(await self._home.missing(ids))
+        if not_home and await self._cache.missing(sorted(not_home)):
             return False
-        for blob_id in not_home:
-            self._cache.mark_dirty(blob_id)
+        for blob_id, blob in zip(ids, blobs, strict=True):
+            if blob_id in not_home:
+                self._cache.mark_dirty(blob_id)
+                if not self._cache.is_sealed(blob_id):
+                    await self._seal(blob)
+                    self._cache.mark_sealed(blob_id)
         return True
 
-    async def _with_digests(self, row: ObjectRow, unsealed: frozenset[BlobId]) -> ObjectRow:
-        for blob in row.blobs:
-            blob_id = BlobId(blob.blob_id)
-            if blob_id in unsealed:
-                digest = await self._seal(blob)
-                self._cache.mark_sealed(blob_id)
-            elif blob.digest is None:
-                digest = await self._digest_of(blob)
-            else:
-                continue
-            await self._catalog.record_digests(row.bucket, row.key, blob_id, digest)
-            row = with_digest(row, blob_id, digest)
-        return row
-
-    async def _seal(self, blob: BlobRef) -> bytes:
+    async def _seal(self, blob: BlobRef) -> None:
         frame = await self._cache.get(BlobId(blob.blob_id))
         if frame is None:
             raise FrameCorruptError("an adopted blob vanished", blob_id=blob.blob_id.hex())
@@ -109,16 +128,5 @@ class Recovery:
             assert hashing.digest is not None
             seal_raw(frame.writable, plain_bytes=blob.plain_bytes, digest=hashing.digest, block_crcs=hashing.block_crcs)
             self._hashed += 1
-            return hashing.digest
-        finally:
-            frame.release()
-
-    async def _digest_of(self, blob: BlobRef) -> bytes:
-        # Killed between sealing the frame and recording the digest: the frame's header has it.
-        frame = await self._cache.get(BlobId(blob.blob_id))
-        if frame is None:
-            raise FrameCorruptError("an adopted blob vanished", blob_id=blob.blob_id.hex())
-        try:
-            return parse_frame(frame.view, blob.frame_bytes).digest
         finally:
             frame.release()

@@ -175,9 +175,9 @@ class Store:
         self._on_read(row)
         return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
 
-    async def settled(self, row: ObjectRow) -> ObjectRow:
-        """The row with its digest, waiting for it where it is still being computed."""
-        return await self._commit_step.settled(row)
+    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
+        """The row with its digest, waiting for it (unless told not to) where it is still being computed."""
+        return await self._commit_step.settled(row, wait=wait)
 
     # -- removal -------------------------------------------------------------------------------------------------
     async def delete(

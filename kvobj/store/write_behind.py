@@ -3,6 +3,9 @@
 The queue's content is the catalog's volatile rows, so nothing is forgotten across a crash: a start scans them and
 enqueues them again. Entries are taken in order (parents were committed before their children), written a few at a time, and
 moved to the durable catalog in one batch. A full or failing home tier delays it; dirty bytes are bounded by `Placement`.
+
+An object is left alone until it is `delay_seconds` old, unless dirty bytes press: a burst of chunks is then written in few
+large batches, after the burst and not beside it, and a chunk that is deleted at once is never written.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ import msgspec
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import CapacityError, KvobjError, StoreFullError
+from kvobj.errors import KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.placement import Placement
+from kvobj.store.sealed import with_header_digest
 from kvobj.tiers.protocol import BlobNames
 
 BATCH_ROWS: Final = 64
 BATCH_BYTES: Final = 256 * 1024 * 1024
-CONCURRENT_BLOBS: Final = 4
+CONCURRENT_BLOBS: Final = 8
+# From this share of the bound on dirty bytes, objects are written down at once.
+PRESSING_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class WriteBehind:
         make_room: Callable[[int], Awaitable[int]],
         on_written: Callable[[ObjectRow], Awaitable[None]],
         log: logging.Logger,
+        delay_seconds: float = 2.0,
         retry_seconds: float = 0.2,
     ) -> None:
         self._catalog = catalog
@@ -67,7 +74,9 @@ class WriteBehind:
         self._make_room = make_room
         self._on_written = on_written
         self._log = log
+        self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
+        self._flushing = 0
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -83,7 +92,12 @@ class WriteBehind:
         self._queue.append(_Entry(row.bucket, row.key, row.blobs[0].blob_id, row.size_bytes, self._clock.monotonic()))
         self._queued_bytes += row.size_bytes
         self._idle.clear()
-        self._arrived.set()
+        if len(self._queue) == 1 or self._presses:
+            self._arrived.set()
+
+    @property
+    def _presses(self) -> bool:
+        return bool(self._flushing) or self._placement.dirty_share >= PRESSING_SHARE
 
     @property
     def backlog(self) -> Backlog:
@@ -97,11 +111,15 @@ class WriteBehind:
 
     async def flush(self, *, timeout_seconds: float) -> bool:
         """Wait until everything enqueued so far is written down; False if the deadline came first."""
+        self._flushing += 1
+        self._arrived.set()
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
         except TimeoutError:
             return False
+        finally:
+            self._flushing -= 1
         return True
 
     async def aclose(self) -> None:
@@ -114,11 +132,12 @@ class WriteBehind:
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            batch = self._next_batch()
-            if not batch:
+            if not self._queue:
                 self._arrived.clear()
                 self._idle.set()
                 continue
+            await self._ripen()
+            batch = self._next_batch()
             try:
                 await self._write_down(batch)
             except KvobjError as error:
@@ -131,6 +150,20 @@ class WriteBehind:
             for entry in batch:
                 self._queue.popleft()
                 self._queued_bytes -= entry.size_bytes
+
+    async def _ripen(self) -> None:
+        """Wait until the oldest entry is old enough, or dirty bytes press, or somebody waits for a flush."""
+        age = self._clock.monotonic() - self._queue[0].since
+        if age >= self._delay_seconds or self._presses:
+            return
+        self._arrived.clear()
+        try:
+            async with asyncio.timeout(self._delay_seconds - age):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._arrived.set()
 
     def _next_batch(self) -> list[_Entry]:
         batch: list[_Entry] = []
@@ -148,28 +181,28 @@ class WriteBehind:
             return
         slots = asyncio.Semaphore(CONCURRENT_BLOBS)
         async with asyncio.TaskGroup() as group:
-            puts = [
-                group.create_task(self._put(BlobId(blob.blob_id), BlobNames(row.bucket, row.key), slots))
-                for row in rows
-                for blob in row.blobs
-            ]
-        failed = [error for error in (put.result() for put in puts) if error is not None]
+            tasks = [group.create_task(self._put_row(row, slots)) for row in rows]
+        outcomes = [task.result() for task in tasks]
+        raised = [outcome for outcome in outcomes if isinstance(outcome, ObjectRow)]
+        results = await self._catalog.raise_durability(raised) if raised else []
+        for row, done in zip(raised, results, strict=True):
+            await self._after(row, done=done)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, KvobjError)]
         if failed:
             raise failed[0]
-        raised = [msgspec.structs.replace(row, durability=Durability.LOCAL) for row in rows]
-        results = await self._catalog.raise_durability(raised)
-        for row, done in zip(raised, results, strict=True):
-            blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
-            if done:
-                for blob_id in blob_ids:
-                    self._placement.written_down(blob_id)
-                await self._on_written(row)
-                self.written_objects += 1
-                self.written_bytes += row.size_bytes
-            else:
-                # Deleted or replaced meanwhile: its blobs were queued then, and the reaper may have been at the home
-                # tier before our put was.
-                await self._placement.discard(blob_ids)
+
+    async def _after(self, row: ObjectRow, *, done: bool) -> None:
+        blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
+        if not done:
+            # Deleted or replaced meanwhile: its blobs were queued then, and the reaper may have been at the home tier
+            # before our put was.
+            await self._placement.discard(blob_ids)
+            return
+        for blob_id in blob_ids:
+            self._placement.written_down(blob_id)
+        await self._on_written(row)
+        self.written_objects += 1
+        self.written_bytes += row.size_bytes
 
     async def _current_rows(self, batch: list[_Entry]) -> list[ObjectRow]:
         rows: list[ObjectRow] = []
@@ -179,21 +212,27 @@ class WriteBehind:
                 rows.append(row)
         return rows
 
-    async def _put(self, blob_id: BlobId, names: BlobNames, slots: asyncio.Semaphore) -> KvobjError | None:
+    async def _put_row(self, row: ObjectRow, slots: asyncio.Semaphore) -> ObjectRow | KvobjError:
+        """Put the row's blobs into the home tier: the row as it is to be recorded, or what failed."""
+        names = BlobNames(row.bucket, row.key)
         async with slots:
             try:
-                if not await self._placement.home.missing([blob_id]):
-                    return None
-                frame = await self._placement.cache.get(blob_id)
-                if frame is None:
-                    # Deleted while it waited: raise_durability will say so.
-                    return None
-                try:
-                    await self._placement.home.put(blob_id, frame, names)
-                finally:
-                    frame.release()
-            except CapacityError as error:
-                return error
+                for blob in row.blobs:
+                    row = await self._put_blob(row, BlobId(blob.blob_id), names)
             except KvobjError as error:
                 return error
-        return None
+        return msgspec.structs.replace(row, durability=Durability.LOCAL)
+
+    async def _put_blob(self, row: ObjectRow, blob_id: BlobId, names: BlobNames) -> ObjectRow:
+        frame = await self._placement.cache.get(blob_id)
+        if frame is None:
+            # In the home tier already (a large part), or deleted while it waited: raise_durability will say so.
+            return row
+        try:
+            if row.digest is None and len(row.blobs) == 1:
+                row = with_header_digest(row, frame)
+            if await self._placement.home.missing([blob_id]):
+                await self._placement.home.put(blob_id, frame, names)
+        finally:
+            frame.release()
+        return row

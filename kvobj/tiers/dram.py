@@ -249,9 +249,9 @@ class DramTier:
             self._policy.insert(blob_id, extent.length)
 
     def _mark(self, blob_id: BlobId, entry: Entry, *, dirty: bool, sealed: bool) -> None:
+        # In memory only: three rewritten rows a chunk (75 µs of event loop) told a start nothing that it cannot see for itself
+        # in the frame's header and in the home tier (`store.recovery`).
         extent = entry.pin.extent
-        row = _encode(extent, entry.frame_bytes, dirty=dirty, sealed=sealed)
-        self._database.write_volatile(lambda view: view.put(DRAM_BLOBS, blob_id, row))
         if dirty and not entry.dirty:
             self._dirty[blob_id] = None
             self._dirty_bytes += extent.length

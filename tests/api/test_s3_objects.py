@@ -296,11 +296,13 @@ async def test_keys_with_any_character_are_stored_and_listed(driver: Driver) -> 
     assert b"&#x1;" in (await driver.get("/bucket")).body
 
 
-async def test_a_lost_object_is_a_plain_miss(driver: Driver) -> None:
+async def test_a_lost_chunk_is_a_plain_miss_and_a_lost_object_an_error(driver: Driver) -> None:
+    await driver.put("/chunks/key", DATA)
     await driver.put("/bucket/key", DATA)
     driver.fake.blobs.clear()
-    answer = await driver.get("/bucket/key")
-    assert (answer.status, answer.code) == (404, "NoSuchKey")
+    chunk, ordinary = await driver.get("/chunks/key"), await driver.get("/bucket/key")
+    assert (chunk.status, chunk.code) == (404, "NoSuchKey")
+    assert (ordinary.status, ordinary.code) == (500, "InternalError")
 
 
 async def test_an_rdma_token_is_declined_and_stores_nothing(driver: Driver) -> None:

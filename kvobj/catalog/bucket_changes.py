@@ -1,0 +1,115 @@
+"""The catalog's changes of epochs, users and buckets: rare, durable, each one transaction of the durable writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvobj.catalog.encoding import (
+    BUCKETS,
+    EPOCH,
+    INCARNATION,
+    INCARNATION_SHIFT,
+    META,
+    USERS,
+    StoredBucket,
+    decode_stored_bucket,
+    decode_user,
+    encode_row,
+    encode_stored_bucket,
+    number_key,
+)
+from kvobj.catalog.log_entries import BucketRemoved, UserRemoved, encode_entry
+from kvobj.catalog.object_changes import require_root
+from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.rows import BucketRow, UserRow
+from kvobj.catalog.upload_rows import UploadRows
+from kvobj.database import WriteView
+from kvobj.errors import BucketExistsError, BucketNotEmptyError, NoSuchUserError, UserExistsError
+
+
+def begin_incarnation(view: WriteView) -> int:
+    """Count this start; returns the first number that is its own."""
+    incarnation = int.from_bytes(view.get(META, INCARNATION) or b"", "big") + 1
+    view.put(META, INCARNATION, number_key(incarnation), headroom=True)
+    return (incarnation << INCARNATION_SHIFT) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """`Catalog.open_epoch` as a change."""
+
+    epoch: int
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        view.put(META, EPOCH, number_key(self.epoch), headroom=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AddUser:
+    """`Catalog.add_user` and `Catalog.put_user` as a change. An access key never belongs to two users."""
+
+    user: UserRow
+    may_replace: bool
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        for _, value in view.range(USERS):
+            other = decode_user(value)
+            if other.id == self.user.id and not self.may_replace:
+                raise UserExistsError("a user with this id exists", id=other.id)
+            if other.id != self.user.id and other.access_key == self.user.access_key:
+                raise UserExistsError("a user with this access key exists", id=other.id)
+        view.put(USERS, self.user.id.encode(), encode_row(self.user))
+        view.log(encode_entry(self.user))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveUser:
+    """`Catalog.remove_user` as a change."""
+
+    user_id: str
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        if not self.user_id or not view.delete(USERS, self.user_id.encode()):
+            raise NoSuchUserError("no such user", id=self.user_id)
+        view.log(encode_entry(UserRemoved(self.user_id)))
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBucket:
+    """`Catalog.create_bucket` as a change."""
+
+    bucket: BucketRow
+    allocate: Callable[[], int]
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        name = self.bucket.name.encode()
+        value = view.get(BUCKETS, name)
+        if value is not None:
+            existing = decode_stored_bucket(value).row
+            raise BucketExistsError("the bucket exists", bucket=self.bucket.name, existing=existing)
+        stored = StoredBucket(number_key(self.allocate()), self.bucket)
+        view.put(BUCKETS, name, encode_stored_bucket(stored))
+        view.log(encode_entry(self.bucket))
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBucket:
+    """`Catalog.delete_bucket` as a change. Looks into the tables, not at the counters."""
+
+    name: str
+    objects: ObjectRows
+    uploads: UploadRows
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        root = require_root(view, self.name)
+        trees = (self.objects.volatile, self.objects.durable, self.uploads.volatile, self.uploads.durable)
+        if not all(tree.is_empty(view, root) for tree in trees):
+            raise BucketNotEmptyError("the bucket is not empty", bucket=self.name)
+        view.delete(BUCKETS, self.name.encode())
+        view.log(encode_entry(BucketRemoved(self.name)))

@@ -1,0 +1,102 @@
+"""The tables of the LMDB catalog, and how rows and their keys are written in them.
+
+Values are msgpack arrays of rows (fields are only appended); keys are made so that LMDB's byte order is the order wanted.
+Durable tables have volatile twins for what is of class `memory`; the bytes are the same in both.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvobj.catalog.rows import BucketRow, ObjectRow, PartRow, QueueEntry, UploadRow, UserRow
+from kvobj.database import Table
+
+META: Final = Table("catalog_meta", volatile=False)
+USERS: Final = Table("users", volatile=False)
+BUCKETS: Final = Table("buckets", volatile=False)
+OBJECTS: Final = Table("objects", volatile=False)
+OBJECTS_VOLATILE: Final = Table("objects_volatile", volatile=True)
+USAGE: Final = Table("bucket_usage", volatile=False)
+USAGE_VOLATILE: Final = Table("bucket_usage_volatile", volatile=True)
+UPLOADS: Final = Table("uploads", volatile=False)
+UPLOADS_VOLATILE: Final = Table("uploads_volatile", volatile=True)
+PARTS: Final = Table("parts", volatile=False)
+PARTS_VOLATILE: Final = Table("parts_volatile", volatile=True)
+DELETE_QUEUE: Final = Table("delete_queue", volatile=False)
+DELETE_QUEUE_VOLATILE: Final = Table("delete_queue_volatile", volatile=True)
+
+CATALOG_TABLES: Final = (
+    META, USERS, BUCKETS, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE,
+    UPLOADS, UPLOADS_VOLATILE, PARTS, PARTS_VOLATILE, DELETE_QUEUE, DELETE_QUEUE_VOLATILE,
+)  # fmt: skip
+"""What the catalog needs of the database it is opened on."""
+
+EPOCH: Final = b"epoch"
+INCARNATION: Final = b"incarnation"
+INCARNATION_SHIFT: Final = 40
+"""Numbers (sequences, node ids, queue positions) are incarnation ‖ 40-bit count: a start draws no number again, and no
+commit has to write down how far the count has come. The incarnation grows by one a start."""
+
+ROOT_BYTES: Final = 8
+_PART_NUMBER: Final = struct.Struct(">H")
+
+
+def _plain(value: object) -> bytes:
+    """Ids are subclasses of bytes, which msgspec does not encode by itself."""
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise NotImplementedError(f"a row holds a {type(value).__name__}")
+
+
+encode_row = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+decode_object = msgspec.msgpack.Decoder(ObjectRow).decode
+decode_user = msgspec.msgpack.Decoder(UserRow).decode
+decode_upload = msgspec.msgpack.Decoder(UploadRow).decode
+decode_part = msgspec.msgpack.Decoder(PartRow).decode
+decode_queue_entry = msgspec.msgpack.Decoder(QueueEntry).decode
+decode_bucket = msgspec.msgpack.Decoder(BucketRow).decode
+
+
+class StoredBucket(NamedTuple):
+    """A bucket and the root node of its trees, which no other bucket ever has (also not one of the same name)."""
+
+    root: bytes
+    row: BucketRow
+
+
+def encode_stored_bucket(bucket: StoredBucket) -> bytes:
+    """Root, then the row."""
+    return bucket.root + encode_row(bucket.row)
+
+
+def decode_stored_bucket(value: bytes) -> StoredBucket:
+    """See `encode_stored_bucket`."""
+    return StoredBucket(value[:ROOT_BYTES], decode_bucket(value[ROOT_BYTES:]))
+
+
+def upload_key(key: bytes, upload_id: str) -> bytes:
+    """Sorts by (key, upload id): zero bytes of the key are escaped, so that its end (00 01) sorts below all that goes on."""
+    return escaped(key) + b"\0\x01" + upload_id.encode()
+
+
+def escaped(key: bytes) -> bytes:
+    """The part of `upload_key` that stands for (the beginning of) a key."""
+    return key.replace(b"\0", b"\0\xff")
+
+
+def part_key(upload_id: str, number: int) -> bytes:
+    """Sorts the parts of an upload by number."""
+    return upload_id.encode() + b"\0" + _PART_NUMBER.pack(number)
+
+
+def part_range(upload_id: str) -> tuple[bytes, bytes]:
+    """From where to where the parts of an upload lie."""
+    return upload_id.encode() + b"\0", upload_id.encode() + b"\x01"
+
+
+def number_key(number: int) -> bytes:
+    """A number in order."""
+    return number.to_bytes(8, "big")

@@ -1,0 +1,90 @@
+"""The catalog's changes of multipart uploads; see `object_changes` for how they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence, require_root, root_of
+from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.rows import Durability, PartRow, UploadRow
+from kvobj.catalog.upload_rows import StoredUpload, UploadRows
+from kvobj.database import WriteView
+from kvobj.errors import KvobjError, NoSuchUploadError
+
+
+@dataclass(frozen=True, slots=True)
+class CreateUpload:
+    """`Catalog.create_upload` as a change."""
+
+    uploads: UploadRows
+    upload: UploadRow
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        root = require_root(view, self.upload.bucket)
+        self.uploads.put(view, root, self.upload, volatile=self.upload.durability is Durability.MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class PutPart:
+    """`Catalog.put_part` as a change."""
+
+    objects: ObjectRows
+    uploads: UploadRows
+    bucket: str
+    key: str
+    part: PartRow
+    now_ms: int
+    durable: bool
+
+    def __call__(self, view: WriteView) -> Refusal | None:
+        """Run it."""
+        part = self.part
+        root = root_of(view, self.bucket)
+        upload = None if root is None else self.uploads.find(view, root, self.key.encode(), part.upload_id)
+        if (upload is None or not upload.is_volatile) and not self.durable:
+            raise NeedsDurableError("the upload is durable, or gone")
+        refusal: KvobjError | None = fence(view, part.blobs)
+        if upload is None:
+            refusal = NoSuchUploadError("no such upload", bucket=self.bucket, key=self.key, upload_id=part.upload_id)
+        if refusal is not None or upload is None:
+            self._queue(view, part, upload, kept=set())
+            return Refusal(refusal or NoSuchUploadError("no such upload"))
+        before = self.uploads.part(view, upload, part.number)
+        self.uploads.put_part(view, upload, part)
+        if before is not None:
+            self._queue(view, before, upload, kept={blob.blob_id for blob in part.blobs})
+        return None
+
+    def _queue(self, view: WriteView, part: PartRow, upload: StoredUpload | None, *, kept: set[bytes]) -> None:
+        spare = [blob.blob_id for blob in part.blobs if blob.blob_id not in kept]
+        volatile = upload is not None and upload.is_volatile
+        self.objects.queue(view, spare, bucket=self.bucket, key=self.key, volatile=volatile, now_ms=self.now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class AbortUpload:
+    """`Catalog.abort_upload` as a change."""
+
+    objects: ObjectRows
+    uploads: UploadRows
+    bucket: str
+    key: str
+    upload_id: str
+    now_ms: int
+    durable: bool
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        root = root_of(view, self.bucket)
+        upload = None if root is None else self.uploads.find(view, root, self.key.encode(), self.upload_id)
+        if root is None or upload is None:
+            raise NoSuchUploadError("no such upload", bucket=self.bucket, key=self.key, upload_id=self.upload_id)
+        if not upload.is_volatile and not self.durable:
+            raise NeedsDurableError("the upload is durable")
+        parts = self.uploads.parts(view, upload)
+        self.uploads.remove(view, root, upload, parts)
+        spare = [blob.blob_id for part in parts for blob in part.blobs]
+        self.objects.queue(
+            view, spare, bucket=self.bucket, key=self.key, volatile=upload.is_volatile, now_ms=self.now_ms
+        )

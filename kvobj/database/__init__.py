@@ -1,0 +1,11 @@
+"""The one door to LMDB: a durable and a volatile environment under one set of rules, for catalog and tier directories.
+
+See `Database` for the writer, `ReadView` and `WriteView` for what a change may do.
+"""
+
+from kvobj.database.database import Database, SnapshotSource
+from kvobj.database.opening import remove_volatile
+from kvobj.database.table import Table
+from kvobj.database.views import ReadView, WriteView
+
+__all__ = ["Database", "ReadView", "SnapshotSource", "Table", "WriteView", "remove_volatile"]

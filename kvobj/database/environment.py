@@ -1,0 +1,110 @@
+"""One LMDB environment: how it is opened, how full it is, and LMDB's errors in our words.
+
+Guarantees: directory 0700 and files 0600; 1,024 reader slots, those of dead processes freed at open; `is_full` turns true while
+there is still room for what deletes need (gc-protocol §7.1: at MAP_FULL a freed page is of use only a transaction later).
+Does not know who may write when.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import lmdb
+
+from kvobj.database.lmdb_types import Handle, Transaction
+from kvobj.errors import CorruptionError, KvobjError, StoreFullError, UnavailableError
+
+_READER_SLOTS: Final = 1024
+_SPARE_TRANSACTIONS: Final = 8
+_FULL_SHARE: Final = 0.9
+_DISK_FLOOR_BYTES: Final = 16 * 1024 * 1024
+"""Below this much free disk, puts are refused, so that deletes and the commit's own pages still fit."""
+
+
+class Environment:
+    """An open environment and the handles of its tables by name."""
+
+    def __init__(self, directory: Path, *, tables: Sequence[str], map_bytes: int, durable: bool, sync: bool) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        self.directory = directory
+        self.was_fresh = not (directory / "data.mdb").exists()
+        self.is_full = False
+        self._map_bytes = map_bytes
+        with translated(directory):
+            # metasync=False: a commit flushes its data, `env.sync(True)` the meta page, once a group. The volatile environment
+            # lies in shared memory, where there is nothing to flush. No writemap: a full tmpfs would be a SIGBUS.
+            self.lmdb = lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                max_dbs=len(tables),
+                max_readers=_READER_SLOTS,
+                max_spare_txns=_SPARE_TRANSACTIONS,
+                metasync=False,
+                sync=durable and sync,
+                mode=0o600,
+            )
+            try:
+                self.lmdb.reader_check()
+                self.handles: dict[str, Handle] = {name: self.lmdb.open_db(name.encode()) for name in tables}
+                self._page_bytes = int(self.lmdb.stat()["psize"])
+                with self.begin() as transaction:
+                    self.refresh_room(transaction)
+            except BaseException:
+                self.lmdb.close()
+                raise
+
+    def begin(self, *, write: bool = False) -> Transaction:
+        """Begin a transaction: a snapshot to read (~1 µs), or the environment's one write transaction."""
+        return cast("Transaction", self.lmdb.begin(write=write))
+
+    def flush(self) -> None:
+        """Flush pages and meta page, whatever the environment's flags. Raises lmdb.Error."""
+        self.lmdb.sync(True)  # noqa: FBT003 - LMDB's own signature
+
+    def used_bytes(self, transaction: Transaction) -> int:
+        """Bytes of pages in use by tables; free pages within the file do not count."""
+        pages = 0
+        for handle in self.handles.values():
+            stat = transaction.stat(handle)
+            pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return int(pages) * self._page_bytes
+
+    def refresh_room(self, transaction: Transaction) -> None:
+        """Look anew whether puts must be refused. ~1 µs a table."""
+        disk = os.statvfs(self.directory)
+        self.is_full = (
+            self.used_bytes(transaction) > self._map_bytes * _FULL_SHARE
+            or disk.f_bavail * disk.f_frsize < _DISK_FLOOR_BYTES
+        )
+
+    def close(self) -> None:
+        """Close; no transaction may be open."""
+        self.lmdb.close()
+
+
+def is_lack_of_room(error: lmdb.Error) -> bool:
+    """Whether LMDB failed for lack of room, in which case the environment is as good as before."""
+    return isinstance(error, lmdb.MapFullError | lmdb.DiskError | lmdb.TxnFullError)
+
+
+def translate(error: lmdb.Error, directory: Path) -> KvobjError:
+    """The error of ours that says how to react to one of LMDB's."""
+    if is_lack_of_room(error):
+        return StoreFullError("no room in the database", directory=directory)
+    if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.VersionMismatchError):
+        return CorruptionError("the database is damaged", directory=directory, reason=str(error))
+    return UnavailableError("the database failed", directory=directory, reason=str(error))
+
+
+@contextmanager
+def translated(directory: Path) -> Iterator[None]:
+    """Raise LMDB's errors as ours."""
+    try:
+        yield
+    except lmdb.Error as error:
+        raise translate(error, directory) from error

@@ -1,0 +1,185 @@
+"""The durable writer: takes a group of changes through record log, commit and flush, on its own thread.
+
+Guarantees: a change of the group is durable whole or not at all; one change that fails in a way of its own (a fault, no room)
+does not take its neighbours down: the group is then rolled back and each change commits alone. Lack of room leaves everything
+as it was. A failed flush is final: what lies on the disk is not known any more.
+Does not touch the volatile environment: it returns the effects to be applied by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, Final
+
+import lmdb
+import msgspec
+
+from kvobj.database.effects import Effects, Redo
+from kvobj.database.environment import Environment, translate
+from kvobj.database.lmdb_types import Handle, Transaction
+from kvobj.database.table import Table
+from kvobj.database.views import DurableWriteView, WriteView
+from kvobj.errors import KvobjError, UnavailableError
+from kvobj.record_log import LogPosition, RecordLog
+
+META: Final = Table("database_meta", volatile=False)
+LOG_END: Final = b"log_end"
+REDO: Final = b"redo"
+_LOG_END: Final = struct.Struct(">QQQQ")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Pending:
+    """A change on its way: its future belongs to the event loop, `value` and `error` are set by the writer thread."""
+
+    __slots__ = ("change", "error", "future", "keys", "synced", "value")
+
+    def __init__(
+        self, change: Callable[[WriteView], Any], *, keys: Collection[bytes], synced: bool, future: asyncio.Future[Any]
+    ) -> None:
+        self.change = change
+        self.keys = keys
+        self.synced = synced
+        self.future = future
+        self.value: Any = None
+        self.error: Exception | None = None
+
+
+class GroupWriter:
+    """Commits groups. One thread at a time; `flusher` runs the log's flush beside LMDB's."""
+
+    def __init__(
+        self,
+        *,
+        durable: Environment,
+        volatile: Environment,
+        handles: Mapping[str, Handle],
+        record_log: RecordLog | None,
+        flusher: Executor,
+        sync: bool,
+        redo_number: int,
+    ) -> None:
+        self._durable = durable
+        self._volatile = volatile
+        self._handles = handles
+        self._log = record_log
+        self._flusher = flusher
+        self._sync = sync
+        self._failed = False
+        self.redo_number = redo_number
+
+    def commit(self, group: Sequence[Pending]) -> Effects:
+        """Commit what can be committed; each change gets its value or its error. Returns the effects, which must be applied
+        before the next group (their redo record has number `redo_number`)."""
+        if self._failed:
+            _fail_all(group, UnavailableError("the database failed earlier", directory=self._durable.directory))
+            return Effects()
+        effects = Effects()
+        try:
+            flush = self._attempt(group, effects, may_flush=True)
+        except Exception:  # noqa: BLE001 - whatever one change did wrong, the others are entitled to their own try
+            effects, flush = self._attempt_each(group), None
+        if any(pending.synced and pending.error is None for pending in group) and self._sync:
+            try:
+                self._durable.flush()
+                if flush is not None:
+                    flush.result()
+                elif self._log is not None:
+                    self._log.sync()
+            except (lmdb.Error, KvobjError) as error:
+                self._failed = True
+                _fail_all(group, UnavailableError("a flush failed", directory=self._durable.directory, reason=error))
+                return Effects()
+        if not effects.is_empty():
+            self.redo_number += 1
+        return effects
+
+    def _attempt_each(self, group: Sequence[Pending]) -> Effects:
+        effects = Effects()
+        for pending in group:
+            trial = msgspec.msgpack.decode(_encode(effects), type=Effects)
+            try:
+                self._attempt([pending], trial, may_flush=False)
+            except lmdb.Error as error:
+                pending.error = translate(error, self._durable.directory)
+            except Exception as error:  # noqa: BLE001 - handed to whoever gave the change
+                pending.error = error
+            else:
+                effects = trial
+        return effects
+
+    def _attempt(self, group: Sequence[Pending], effects: Effects, *, may_flush: bool) -> Future[None] | None:
+        snapshot = self._volatile.begin()
+        transaction = self._durable.begin(write=True)
+        log_before = self._log.end if self._log is not None else None
+        flush: Future[None] | None = None
+        try:
+            entries = self._run(group, effects, transaction=transaction, snapshot=snapshot)
+            if not effects.is_empty():
+                redo = _encode(Redo(self.redo_number + 1, effects))
+                transaction.put(REDO, redo, db=self._handles[META.name])
+            if self._log is not None and entries:
+                end = self._log.append(entries)
+                transaction.put(LOG_END, pack_log_end(end, self._log.synced), db=self._handles[META.name])
+                if may_flush and self._sync and any(pending.synced for pending in group):
+                    flush = self._flusher.submit(self._log.sync)
+            transaction.commit()
+        except BaseException:
+            transaction.abort()
+            if flush is not None:
+                flush.exception()
+            if self._log is not None and log_before is not None and self._log.end != log_before:
+                self._log.take_back(log_before)
+            raise
+        finally:
+            snapshot.abort()
+        return flush
+
+    def _run(
+        self,
+        group: Sequence[Pending],
+        effects: Effects,
+        *,
+        transaction: Transaction,
+        snapshot: Transaction,
+    ) -> list[bytes]:
+        """Run the changes over one view; returns their log entries."""
+        self._durable.refresh_room(transaction)
+        entries: list[bytes] = []
+        view = DurableWriteView(
+            transaction,
+            snapshot,
+            effects=effects,
+            entries=entries,
+            handles=self._handles,
+            durable_is_full=self._durable.is_full or (self._log is not None and self._log.is_short),
+            volatile_is_full=self._volatile.is_full,
+        )
+        for pending in group:
+            pending.value = pending.error = None
+            before = len(entries)
+            try:
+                pending.value = pending.change(view)
+            except KvobjError as error:
+                pending.error = error
+                del entries[before:]
+        return entries
+
+
+def pack_log_end(end: LogPosition, synced: LogPosition) -> bytes:
+    """The stored form of how far the log belongs to the environment, and how far it is known to be good."""
+    return _LOG_END.pack(end.file_number, end.offset, synced.file_number, synced.offset)
+
+
+def unpack_log_end(value: bytes) -> tuple[LogPosition, LogPosition]:
+    """See `pack_log_end`."""
+    end_file, end_offset, synced_file, synced_offset = _LOG_END.unpack(value)
+    return LogPosition(end_file, end_offset), LogPosition(synced_file, synced_offset)
+
+
+def _fail_all(group: Sequence[Pending], error: KvobjError) -> None:
+    for pending in group:
+        pending.error = error

@@ -1,0 +1,287 @@
+"""What a reader sees and what a change may do. The same change runs on either kind of write view.
+
+Guarantees: a view is a snapshot; the volatile one is taken first, then the durable one (a row that moves down is in at least one
+of them). Values are copies. Views end with their `with` or their change; a range must be used up before, and
+nothing may be written while one is being iterated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, Self
+
+from kvobj.database.effects import Effects, add_in, overlaid, summed, unpack_counters
+from kvobj.database.environment import Environment
+from kvobj.database.lmdb_types import Cursor, Handle, Transaction
+from kvobj.database.table import Table
+from kvobj.errors import StoreFullError
+
+Handles = Mapping[str, Handle]
+
+
+class ReadView(Protocol):
+    """A snapshot of all tables."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a key, or None."""
+        ...
+
+    def range(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values with start <= key < stop (to the end if None) in key order, or in the opposite order."""
+        ...
+
+    def count(self, table: Table) -> int:
+        """How many keys the table has, without this change's own effects on volatile tables."""
+        ...
+
+    def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
+        """What `WriteView.add` summed up; () if all are zero."""
+        ...
+
+
+class WriteView(ReadView, Protocol):
+    """A snapshot that a change may write to. It must check before it changes: what it raises undoes nothing."""
+
+    def put(self, table: Table, key: bytes, value: bytes, *, headroom: bool = False) -> None:
+        """Set a value. `StoreFullError` above 90 % of the map, or on a full disk, unless the put is part of making room
+        (`headroom`: queue entries, free extents)."""
+        ...
+
+    def delete(self, table: Table, key: bytes) -> bool:
+        """Remove a key; whether it was there."""
+        ...
+
+    def add(self, table: Table, key: bytes, amounts: Sequence[int]) -> None:
+        """Add to a row of signed 64-bit counters. Additions of both writers to one volatile key never race, unlike
+        get and put; a table of counters is written by nothing else."""
+        ...
+
+    def log(self, entry: bytes) -> None:
+        """Append an entry to the record log with this change, if the database keeps one. Durable changes only."""
+        ...
+
+
+class Snapshot:
+    """A `ReadView` for a `with` statement. Opening and closing costs ~2 µs."""
+
+    __slots__ = ("_durable", "_durable_environment", "_handles", "_volatile", "_volatile_environment")
+
+    def __init__(self, durable: Environment, volatile: Environment, handles: Handles) -> None:
+        self._durable_environment = durable
+        self._volatile_environment = volatile
+        self._handles = handles
+
+    def __enter__(self) -> Self:
+        self._volatile = self._volatile_environment.begin()
+        self._durable = self._durable_environment.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._durable.abort()
+        self._volatile.abort()
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """See `ReadView.get`."""
+        transaction = self._volatile if table.volatile else self._durable
+        return transaction.get(key, None, self._handles[table.name])
+
+    def range(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `ReadView.range`."""
+        transaction = self._volatile if table.volatile else self._durable
+        return range_of(transaction, self._handles[table.name], start=start, stop=stop, reverse=reverse)
+
+    def count(self, table: Table) -> int:
+        """See `ReadView.count`."""
+        transaction = self._volatile if table.volatile else self._durable
+        return int(transaction.stat(self._handles[table.name])["entries"])
+
+    def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
+        """See `ReadView.counters`."""
+        return unpack_counters(self.get(table, key))
+
+
+class VolatileWriteView:
+    """The `WriteView` of a change that runs inline on the event loop: volatile tables only, durable ones can be read."""
+
+    __slots__ = ("_durable", "_durable_environment", "_handles", "_transaction", "_volatile")
+
+    def __init__(
+        self, transaction: Transaction, *, volatile: Environment, durable: Environment, handles: Handles
+    ) -> None:
+        self._transaction = transaction
+        self._volatile = volatile
+        self._durable_environment = durable
+        self._durable: Transaction | None = None
+        self._handles = handles
+
+    def close(self) -> None:
+        """End the durable snapshot; the volatile transaction is its owner's."""
+        if self._durable is not None:
+            self._durable.abort()
+
+    def _of(self, table: Table) -> Transaction:
+        if table.volatile:
+            return self._transaction
+        if self._durable is None:
+            self._durable = self._durable_environment.begin()
+        return self._durable
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """See `ReadView.get`."""
+        return self._of(table).get(key, None, self._handles[table.name])
+
+    def range(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `ReadView.range`."""
+        return range_of(self._of(table), self._handles[table.name], start=start, stop=stop, reverse=reverse)
+
+    def count(self, table: Table) -> int:
+        """See `ReadView.count`."""
+        return int(self._of(table).stat(self._handles[table.name])["entries"])
+
+    def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
+        """See `ReadView.counters`."""
+        return unpack_counters(self.get(table, key))
+
+    def put(self, table: Table, key: bytes, value: bytes, *, headroom: bool = False) -> None:
+        """See `WriteView.put`."""
+        _require_volatile(table)
+        if self._volatile.is_full and not headroom:
+            raise StoreFullError("the volatile database is full", table=table.name)
+        self._transaction.put(key, value, db=self._handles[table.name])
+
+    def delete(self, table: Table, key: bytes) -> bool:
+        """See `WriteView.delete`."""
+        _require_volatile(table)
+        return self._transaction.delete(key, b"", self._handles[table.name])
+
+    def add(self, table: Table, key: bytes, amounts: Sequence[int]) -> None:
+        """See `WriteView.add`."""
+        _require_volatile(table)
+        add_in(self._transaction, self._handles[table.name], key, amounts)
+
+    def log(self, entry: bytes) -> None:
+        """Refuse: what is volatile is not rebuilt."""
+        raise RuntimeError(f"a volatile change has no record log ({len(entry)} bytes)")
+
+
+class DurableWriteView:
+    """The `WriteView` of a change on the writer thread: durable tables in the group's transaction, volatile ones through
+    the group's overlay over a snapshot."""
+
+    __slots__ = ("_effects", "_entries", "_handles", "_is_full", "_snapshot", "_transaction")
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        snapshot: Transaction,
+        *,
+        effects: Effects,
+        entries: list[bytes],
+        handles: Handles,
+        durable_is_full: bool,
+        volatile_is_full: bool,
+    ) -> None:
+        self._transaction = transaction
+        self._snapshot = snapshot
+        self._effects = effects
+        self._entries = entries
+        self._handles = handles
+        self._is_full = (durable_is_full, volatile_is_full)
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """See `ReadView.get`."""
+        name = table.name
+        if not table.volatile:
+            return self._transaction.get(key, None, self._handles[name])
+        values = self._effects.values.get(name)
+        if values is not None and key in values:
+            return values[key]
+        return self._snapshot.get(key, None, self._handles[name])
+
+    def range(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `ReadView.range`."""
+        name = table.name
+        transaction = self._snapshot if table.volatile else self._transaction
+        below = range_of(transaction, self._handles[name], start=start, stop=stop, reverse=reverse)
+        above = self._effects.values.get(name) if table.volatile else None
+        return below if above is None else overlaid(below, above, start=start, stop=stop, reverse=reverse)
+
+    def count(self, table: Table) -> int:
+        """See `ReadView.count`."""
+        transaction = self._snapshot if table.volatile else self._transaction
+        return int(transaction.stat(self._handles[table.name])["entries"])
+
+    def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
+        """See `ReadView.counters`."""
+        value = self.get(table, key)
+        amounts = self._effects.amounts.get(table.name, {}).get(key) if table.volatile else None
+        return unpack_counters(value if amounts is None else summed(value, amounts))
+
+    def put(self, table: Table, key: bytes, value: bytes, *, headroom: bool = False) -> None:
+        """See `WriteView.put`."""
+        if self._is_full[table.volatile] and not headroom:
+            raise StoreFullError("the database is full", table=table.name)
+        if table.volatile:
+            self._effects.set(table.name, key, value)
+        else:
+            self._transaction.put(key, value, db=self._handles[table.name])
+
+    def delete(self, table: Table, key: bytes) -> bool:
+        """See `WriteView.delete`."""
+        if not table.volatile:
+            return self._transaction.delete(key, b"", self._handles[table.name])
+        was_there = self.get(table, key) is not None
+        if was_there:
+            self._effects.set(table.name, key, None)
+        return was_there
+
+    def add(self, table: Table, key: bytes, amounts: Sequence[int]) -> None:
+        """See `WriteView.add`."""
+        if table.volatile:
+            self._effects.add(table.name, key, amounts)
+        else:
+            add_in(self._transaction, self._handles[table.name], key, amounts)
+
+    def log(self, entry: bytes) -> None:
+        """See `WriteView.log`."""
+        self._entries.append(entry)
+
+
+def range_of(
+    transaction: Transaction, handle: Handle, *, start: bytes, stop: bytes | None, reverse: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    """See `ReadView.range`, over one table of one transaction."""
+    cursor = transaction.cursor(handle)
+    try:
+        if reverse:
+            yield from _backwards(cursor, start=start, stop=stop)
+        elif cursor.set_range(start) if start else cursor.first():
+            for key, value in cursor.iternext():
+                if stop is not None and key >= stop:
+                    return
+                yield key, value
+    finally:
+        cursor.close()
+
+
+def _backwards(cursor: Cursor, *, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    found = cursor.last() if stop is None or not cursor.set_range(stop) else cursor.prev()
+    if not found:
+        return
+    for key, value in cursor.iterprev():
+        if key < start:
+            return
+        yield key, value
+
+
+def _require_volatile(table: Table) -> None:
+    if not table.volatile:
+        raise RuntimeError(f"table {table.name} is durable: it is written through `write`")
