@@ -1,0 +1,197 @@
+"""Limit servers: what one machine can do with the same bytes and the same client, so that benchmarks assert ratios.
+
+Two bare blocking-socket servers (a thread or a process for each connection; the better one is the limit), nginx with
+sendfile, Redis. They check nothing and are no servers for anything else. Each listens on 127.0.0.1 only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB: Final = 1024 * 1024
+BARE_KINDS: Final = ("threads", "processes")
+_LARGEST_BYTES: Final = 64 * MIB
+_SLICE_BYTES: Final = 1 * MIB
+_CONTINUE_SECONDS: Final = 10.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prefaulted(size_bytes: int) -> memoryview:
+    """Anonymous shared memory whose pages are there already."""
+    memory = mmap.mmap(-1, size_bytes)
+    view = memoryview(memory)
+    for start in range(0, size_bytes, MIB):
+        view[start : start + MIB] = bytes(min(MIB, size_bytes - start))
+    return view
+
+
+def _serve_connection(connection: socket.socket, memory: memoryview, *, is_sliced: bool) -> None:
+    """Answer `GET /SIZE` with that many bytes and take the body of a PUT, until the peer closes."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection:
+        unread = b""
+        while True:
+            while (end := unread.find(b"\r\n\r\n")) < 0:
+                received = connection.recv(65536)
+                if not received:
+                    return
+                unread += received
+            head, unread = unread[:end], unread[end + 4 :]
+            if head.startswith(b"GET"):
+                size = int(head.split(b" ", 2)[1].rpartition(b"/")[2])
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+                step = _SLICE_BYTES if is_sliced else size
+                for start in range(0, size, step or 1):
+                    connection.sendall(memory[start : min(size, start + step)])
+                continue
+            size = int(head.lower().rpartition(b"content-length:")[2].split(b"\r\n", 1)[0])
+            filled = len(unread)
+            memory[:filled] = unread
+            unread = b""
+            while filled < size:
+                count = connection.recv_into(
+                    memory[filled : size if not is_sliced else min(size, filled + _SLICE_BYTES)]
+                )
+                if not count:
+                    return
+                filled += count
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
+def _serve_threads(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        arguments = (connection, prefaulted(_LARGEST_BYTES))
+        threading.Thread(target=_serve_connection, args=arguments, kwargs={"is_sliced": True}, daemon=True).start()
+
+
+def _serve_processes(listener: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    memory = prefaulted(_LARGEST_BYTES)  # shared by all children: what they read and write has no meaning
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            try:
+                _serve_connection(connection, memory, is_sliced=False)
+            finally:
+                os._exit(0)
+        connection.close()
+
+
+@contextmanager
+def bare_server(kind: str) -> Iterator[int]:
+    """A bare blocking-socket server as a child process; gives its port."""
+    context: ForkContext = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        port = int(listener.getsockname()[1])
+        target = _serve_threads if kind == "threads" else _serve_processes
+        process: ForkProcess = context.Process(target=target, args=(listener,), daemon=True)
+        process.start()
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.join()
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until somebody listens. RuntimeError if the process ends or nobody does within ten seconds."""
+    deadline = time.monotonic() + _CONTINUE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            threading.Event().wait(0.05)
+        else:
+            return
+    raise RuntimeError(f"nothing listens port={port} command={process.args!r}")
+
+
+@contextmanager
+def _child(command: list[str], port: int, directory: Path) -> Iterator[int]:
+    with (directory / "output.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_for_port(port, process)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextmanager
+def nginx_server(directory: Path, sizes: list[int]) -> Iterator[int | None]:
+    """Run nginx with sendfile and one worker, serving a file `/SIZE` of each size; None where it is not installed."""
+    binary = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
+    if binary is None:
+        yield None
+        return
+    port = free_port()
+    (directory / "www").mkdir(parents=True, exist_ok=True)
+    for size in sizes:
+        (directory / "www" / str(size)).write_bytes(os.urandom(min(size, MIB)) * max(1, size // MIB))
+    temporary = "".join(
+        f"{name}_temp_path tmp_{name}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.geteuid() == 0 else ""
+    (directory / "nginx.conf").write_text(
+        f"{user} daemon off; worker_processes 1; pid nginx.pid; error_log error.log;\n"
+        "events { worker_connections 1024; }\n"
+        "http { access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; keepalive_requests 1000000;\n"
+        f"{temporary}\nserver {{ listen 127.0.0.1:{port}; root www; }} }}\n"
+    )
+    with _child([binary, "-p", str(directory), "-c", "nginx.conf"], port, directory) as listening:
+        yield listening
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[int | None]:
+    """Redis without persistence; None where it is not installed."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        yield None
+        return
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [binary, "--port", str(port), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
+    with _child([*command, "--dir", str(directory)], port, directory) as listening:
+        yield listening
+
+
+def main() -> int:
+    """Run one bare server in the foreground, for use by hand."""
+    kind = sys.argv[1] if len(sys.argv) > 1 else BARE_KINDS[0]
+    if kind not in BARE_KINDS:
+        print(f"usage: limits.py {'|'.join(BARE_KINDS)}", file=sys.stderr)
+        return 2
+    with bare_server(kind) as port:
+        print(f"bare {kind} http://127.0.0.1:{port}/SIZE", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Replay a trace of real inference requests against a running server: read each stored token prefix, write the rest.
+
+One object a block, through aiobotocore with bounded concurrency; every byte read is compared with its block's own bytes.
+Timestamps are ignored unless `--speed` is given. Exits 0 if every byte was right and no request failed, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiobotocore.config
+import aiobotocore.session
+import botocore.exceptions
+from replay_statistics import ReplayStatistics, summary_table, write_plot
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from trace_blocks import BlockContent, TraceRequest, block_tokens, infinite_cache_token_hit_ratio, read_trace
+
+BUCKET_KIND_HEADER: Final = "x-kvobj-bucket-kind"
+_KIB: Final = 1024
+_UNITS: Final = {"B": 1, "KIB": _KIB, "MIB": _KIB**2, "GIB": _KIB**3, "TIB": _KIB**4}
+
+
+def size_bytes(text: str) -> int:
+    """A size with its unit ("4 GiB", "512MiB"), or plain bytes."""
+    number = text.rstrip("BKMGTbkmgti ")
+    unit = text[len(number) :].strip().upper() or "B"
+    if unit not in _UNITS:
+        raise argparse.ArgumentTypeError(f"unknown unit in {text!r}")
+    return int(float(number) * _UNITS[unit])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """How to replay: where to, how much at once, how many bytes a token is."""
+
+    bucket: str
+    bytes_per_token: int
+    requests_in_flight: int
+    concurrency: int
+    lookahead: int
+    speed: float | None
+
+
+class Replay:
+    """One run over one bucket. All state belongs to one event loop."""
+
+    def __init__(self, client: Any, settings: ReplaySettings, content: BlockContent, tokens: dict[int, int]) -> None:  # noqa: ANN401 - aiobotocore has no types
+        self._client = client
+        self._settings = settings
+        self._content = content
+        self._tokens = tokens
+        self._operations = asyncio.Semaphore(settings.concurrency)
+        self._started = time.monotonic()
+        self.statistics = ReplayStatistics()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self._started
+
+    def _size(self, block_id: int) -> int:
+        return self._tokens[block_id] * self._settings.bytes_per_token
+
+    async def run(self, requests: list[TraceRequest], progress: Progress) -> None:
+        """Replay the requests in order, several in flight."""
+        task = progress.add_task("replay", total=len(requests))
+        queue = iter(requests)
+
+        async def worker() -> None:
+            for request in queue:
+                if self._settings.speed is not None:
+                    await asyncio.sleep(request.at_seconds / self._settings.speed - self.elapsed_seconds)
+                await self._replay(request)
+                self.statistics.sample(self.elapsed_seconds)
+                progress.advance(task)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.requests_in_flight):
+                group.create_task(worker())
+
+    async def _replay(self, request: TraceRequest) -> None:
+        statistics = self.statistics
+        hits, found_later = await self._read_prefix(request.block_ids)
+        missing = [block_id for block_id in request.block_ids[hits:] if block_id not in found_later]
+        async with asyncio.TaskGroup() as group:
+            for block_id in dict.fromkeys(missing):
+                group.create_task(self._put(block_id))
+        statistics.requests += 1
+        statistics.blocks += len(request.block_ids)
+        statistics.block_hits += hits
+        statistics.tokens += sum(self._tokens[block_id] for block_id in request.block_ids)
+        statistics.token_hits += sum(self._tokens[block_id] for block_id in request.block_ids[:hits])
+
+    async def _read_prefix(self, block_ids: tuple[int, ...]) -> tuple[int, set[int]]:
+        """How many leading blocks are stored, and which blocks past the first miss the look-ahead met."""
+        hits = 0
+        for first in range(0, len(block_ids), self._settings.lookahead):
+            window = block_ids[first : first + self._settings.lookahead]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._get(block_id)) for block_id in window]
+            found = [task.result() for task in tasks]
+            if all(found):
+                hits += len(window)
+                continue
+            miss = found.index(False)
+            later = {block_id for block_id, is_found in zip(window[miss:], found[miss:], strict=True) if is_found}
+            self.statistics.read_past_a_miss += len(later)
+            return hits + miss, later
+        return hits, set()
+
+    async def _get(self, block_id: int) -> bool:
+        statistics = self.statistics
+        async with self._operations:
+            began = time.perf_counter()
+            try:
+                reply = await self._client.get_object(Bucket=self._settings.bucket, Key=self._content.key(block_id))
+                async with reply["Body"] as stream:
+                    body = await stream.read()
+            except botocore.exceptions.ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code not in {"NoSuchKey", "404"}:
+                    statistics.errors[f"GET {code}"] += 1
+                return False
+            except (botocore.exceptions.BotoCoreError, OSError) as error:
+                statistics.errors[f"GET {type(error).__name__}"] += 1
+                return False
+            statistics.get_seconds.append(time.perf_counter() - began)
+        statistics.tiers[reply["ResponseMetadata"]["HTTPHeaders"].get("x-kvobj-tier", "unnamed")] += 1
+        statistics.blocks_read += 1
+        statistics.bytes_read += len(body)
+        if not self._content.is_right(block_id, self._size(block_id), body):
+            statistics.wrong_blocks += 1
+        return True
+
+    async def _put(self, block_id: int) -> None:
+        statistics = self.statistics
+        async with self._operations:
+            body = self._content.make(block_id, self._size(block_id))
+            began = time.perf_counter()
+            try:
+                reply = await self._client.put_object(
+                    Bucket=self._settings.bucket, Key=self._content.key(block_id), Body=body
+                )
+            except botocore.exceptions.ClientError as error:
+                statistics.errors[f"PUT {error.response['Error']['Code']}"] += 1
+                return
+            except (botocore.exceptions.BotoCoreError, OSError) as error:
+                statistics.errors[f"PUT {type(error).__name__}"] += 1
+                return
+            statistics.put_seconds.append(time.perf_counter() - began)
+        if reply["ResponseMetadata"]["HTTPHeaders"].get("x-kvobj-existed") == "true":
+            statistics.blocks_existed += 1
+        else:
+            statistics.blocks_written += 1
+            statistics.bytes_written += len(body)
+
+
+async def ensure_bucket(client: Any, name: str, kind: str) -> None:  # noqa: ANN401 - aiobotocore has no types
+    """Create the bucket with its kind, unless it is the caller's already."""
+
+    def add_kind(request: Any, **_: object) -> None:  # noqa: ANN401 - botocore's event argument
+        request.headers[BUCKET_KIND_HEADER] = kind
+
+    client.meta.events.register("before-sign.s3.CreateBucket", add_kind)
+    try:
+        await client.create_bucket(Bucket=name)
+    except botocore.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
+            raise
+    finally:
+        client.meta.events.unregister("before-sign.s3.CreateBucket", add_kind)
+
+
+def key_pair(arguments: argparse.Namespace) -> tuple[str, str]:
+    """The key pair from the options, a data directory's credentials file, or the environment."""
+    if arguments.data is not None:
+        values = tomllib.loads((arguments.data / "credentials").read_text())
+        return values["access_key"], values["secret_key"]
+    access = arguments.access_key or os.environ.get("AWS_ACCESS_KEY_ID")
+    secret = arguments.secret_key or os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if not access or not secret:
+        raise SystemExit("no credentials: give --data, --access-key and --secret-key, or the AWS environment variables")
+    return access, secret
+
+
+async def replay(arguments: argparse.Namespace, console: Console) -> tuple[ReplayStatistics, dict[str, Any]]:
+    """Read the trace, replay it, return what was counted."""
+    requests = list(read_trace(arguments.trace, limit=arguments.requests))
+    tokens = block_tokens(requests)
+    bytes_per_token = arguments.bytes_per_token or max(1, arguments.target_bytes // max(1, sum(tokens.values())))
+    content = BlockContent(seed=arguments.seed, largest_bytes=max(tokens.values()) * bytes_per_token)
+    access_key, secret_key = key_pair(arguments)
+    settings = ReplaySettings(
+        bucket=arguments.bucket or f"replay-{arguments.bucket_kind}",
+        bytes_per_token=bytes_per_token,
+        requests_in_flight=arguments.requests_in_flight,
+        concurrency=arguments.concurrency,
+        lookahead=arguments.lookahead,
+        speed=arguments.speed,
+    )
+    console.print(
+        f"{arguments.trace.name}: {len(requests):,} requests, {len(tokens):,} different blocks, "
+        f"{bytes_per_token:,} bytes a token, working set {sum(tokens.values()) * bytes_per_token / 1e9:.2f} GB"
+    )
+    config = aiobotocore.config.AioConfig(
+        max_pool_connections=settings.concurrency,
+        retries={"mode": "standard", "max_attempts": arguments.attempts},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"},
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    async with aiobotocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=arguments.endpoint,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name=arguments.region,
+        config=config,
+    ) as client:
+        await ensure_bucket(client, settings.bucket, arguments.bucket_kind)
+        run = Replay(client, settings, content, tokens)
+        with Progress(*columns, console=console, disable=arguments.quiet) as progress:
+            await run.run(requests, progress)
+    summary = run.statistics.summary(run.elapsed_seconds) | {
+        "trace": arguments.trace.name,
+        "bytes_per_token": bytes_per_token,
+        "different_blocks": len(tokens),
+        "infinite_cache_token_hit_ratio": infinite_cache_token_hit_ratio(requests, tokens),
+        "bucket_kind": arguments.bucket_kind,
+        "concurrency": settings.concurrency,
+        "lookahead": settings.lookahead,
+    }
+    return run.statistics, summary
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="a trace file, .jsonl or .jsonl.zst")
+    parser.add_argument("--requests", type=int, help="replay only the first N requests")
+    parser.add_argument("--endpoint", default="http://127.0.0.1:9000")
+    parser.add_argument("--region", default="us-east-1")
+    parser.add_argument("--data", type=Path, help="the server's data directory: its credentials are used")
+    parser.add_argument("--access-key")
+    parser.add_argument("--secret-key")
+    parser.add_argument("--bucket", help="default: replay-KIND")
+    parser.add_argument("--bucket-kind", choices=("kv", "ordinary"), default="kv")
+    parser.add_argument("--bytes-per-token", type=int, help="default: scaled so that all blocks sum to --target-bytes")
+    parser.add_argument("--target-bytes", type=size_bytes, default=size_bytes("4 GiB"), help="default: 4 GiB")
+    parser.add_argument("--concurrency", type=int, default=16, help="S3 operations in flight")
+    parser.add_argument("--requests-in-flight", type=int, default=4)
+    parser.add_argument("--lookahead", type=int, default=8, help="blocks of a chain read at once")
+    parser.add_argument("--speed", type=float, help="keep the trace's timing, this many times faster")
+    parser.add_argument("--attempts", type=int, default=8, help="tries an operation when the server says SlowDown")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    """Replay and report."""
+    arguments = parse_arguments()
+    console = Console(stderr=True)
+    statistics, summary = asyncio.run(replay(arguments, console))
+    Console().print(summary_table(f"{summary['trace']} into a {summary['bucket_kind']} bucket", summary))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
+    if arguments.plot is not None:
+        write_plot(arguments.plot, str(summary["trace"]), statistics.samples)
+    return 1 if statistics.wrong_blocks or statistics.errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
