@@ -323,7 +323,7 @@ class FakeStore:
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
 
-    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
+    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:  # noqa: ARG002 - nothing is pending here
         return row
 
     async def delete(

@@ -44,14 +44,16 @@ class ReceivedBlob:
         self.frame = PinnedFrame(pin, frame_bytes=self.frame_bytes)
         self.hash: BlobHash | None = None
         self.sealed = False
-        # The header of an earlier frame may lie here still: until this one is sealed there must be none to be taken for it.
-        self.frame.writable[:HEADER_BYTES] = bytes(HEADER_BYTES)
 
     @property
     def payload(self) -> memoryview:
         """Where the plain bytes go."""
         offset = raw_payload_offset(self.plain_bytes)
         return self.frame.writable[offset : offset + self.plain_bytes]
+
+    def unseal(self) -> None:
+        """Wipe the header of whatever lay here before: a start must not take it for this frame's."""
+        self.frame.writable[:HEADER_BYTES] = bytes(HEADER_BYTES)
 
     def seal(self) -> None:
         """Write header and directory in front of the payload; the hash must be finished."""
@@ -175,6 +177,7 @@ class PutTransfer:
         for index, plain_bytes in enumerate(self._sizes):
             blob = ReceivedBlob(self._allocate(), self._pins.pop(0), plain_bytes, "raw")
             self.held = blob
+            blob.unseal()
             payload = blob.payload
             blob.hash = self._pipeline.begin(payload)
             if plain_bytes:

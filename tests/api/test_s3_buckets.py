@@ -1,15 +1,25 @@
 """Buckets as clients use them."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 from s3_driver import ALICE, BOB, HOST, ROOT, Driver
+from s3_stores import STORES, driver_over
 
 from kvobj.api.exchange import S3Settings
 from kvobj.api.request import HostRules
 from kvobj.catalog.rows import BucketKind, Durability
 
 
+@pytest.fixture(params=STORES)
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, shm_path: Path) -> AsyncIterator[Driver]:
+    async with driver_over(request.param, data=tmp_path / "data", memory=shm_path) as empty:
+        yield empty
+
+
 @pytest.fixture
-def driver() -> Driver:
+def fake_driver() -> Driver:
     return Driver()
 
 
@@ -36,13 +46,13 @@ async def test_ones_own_bucket_again_is_fine_and_anothers_is_not(driver: Driver)
     assert (differs.status, differs.code) == (409, "BucketAlreadyOwnedByYou")
 
 
-async def test_a_kv_bucket_is_made_by_its_header_and_defaults_to_memory(driver: Driver) -> None:
-    assert (await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")).status == 200
-    row = driver.fake.catalog.bucket_rows["chunks"]
+async def test_a_kv_bucket_is_made_by_its_header_and_defaults_to_memory(fake_driver: Driver) -> None:
+    assert (await fake_driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")).status == 200
+    row = fake_driver.fake.catalog.bucket_rows["chunks"]
     assert (row.kind, row.durability, row.owner) == (BucketKind.KV, Durability.MEMORY, "alice")
-    await driver.put("/objects", b"")
-    assert driver.fake.catalog.bucket_rows["objects"].durability is Durability.LOCAL
-    assert (await driver.put("/wrong", b"", x_kvobj_bucket_kind="other")).code == "InvalidArgument"
+    await fake_driver.put("/objects", b"")
+    assert fake_driver.fake.catalog.bucket_rows["objects"].durability is Durability.LOCAL
+    assert (await fake_driver.put("/wrong", b"", x_kvobj_bucket_kind="other")).code == "InvalidArgument"
 
 
 async def test_the_location_is_the_configured_one_or_empty() -> None:
@@ -111,20 +121,20 @@ async def test_a_feature_that_is_not_built_says_its_name(driver: Driver) -> None
 
 
 async def test_virtual_hosted_style_signs_and_finds_the_bucket() -> None:
-    driver = Driver(settings=S3Settings(host_rules=HostRules(domains=("localhost",), default_bucket="fallback")))
+    fake_driver = Driver(settings=S3Settings(host_rules=HostRules(domains=("localhost",), default_bucket="fallback")))
     host = "bucket.localhost:9000"
-    assert (await driver.request("PUT", "/", host=host)).status == 200
-    assert (await driver.request("PUT", "/dir/key", body=b"data", host=host)).status == 200
-    assert (await driver.request("GET", "/bucket/dir/key", host=HOST)).body == b"data"
-    assert (await driver.request("PUT", "/", host="elsewhere.example")).status == 200
-    assert "fallback" in driver.fake.catalog.bucket_rows
+    assert (await fake_driver.request("PUT", "/", host=host)).status == 200
+    assert (await fake_driver.request("PUT", "/dir/key", body=b"data", host=host)).status == 200
+    assert (await fake_driver.request("GET", "/bucket/dir/key", host=HOST)).body == b"data"
+    assert (await fake_driver.request("PUT", "/", host="elsewhere.example")).status == 200
+    assert "fallback" in fake_driver.fake.catalog.bucket_rows
 
 
-async def test_a_removed_user_is_refused_and_a_new_one_is_found(driver: Driver) -> None:
-    await driver.put("/bucket", b"")
-    await driver.fake.catalog.remove_user("alice")
-    driver.clock.offset_ms += 1500
-    assert (await driver.get("/")).code == "InvalidAccessKeyId"
-    await driver.fake.catalog.put_user(ALICE)
-    driver.clock.offset_ms += 100
-    assert (await driver.get("/")).status == 200
+async def test_a_removed_user_is_refused_and_a_new_one_is_found(fake_driver: Driver) -> None:
+    await fake_driver.put("/bucket", b"")
+    await fake_driver.fake.catalog.remove_user("alice")
+    fake_driver.clock.offset_ms += 1500
+    assert (await fake_driver.get("/")).code == "InvalidAccessKeyId"
+    await fake_driver.fake.catalog.put_user(ALICE)
+    fake_driver.clock.offset_ms += 100
+    assert (await fake_driver.get("/")).status == 200

@@ -2,21 +2,28 @@
 
 import base64
 import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from s3_driver import Driver
+from s3_stores import STORES, driver_over
 
 KEYS = ["a", "b/1", "b/2", "b/c/3", "d", "e/1", "é"]
 
 
-@pytest.fixture
-async def driver() -> Driver:
-    driver = Driver()
+async def filled(driver: Driver) -> Driver:
     await driver.put("/bucket", b"")
     for key in KEYS:
         await driver.put(f"/bucket/{quote(key)}", key.encode())
     return driver
+
+
+@pytest.fixture(params=STORES)
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, shm_path: Path) -> AsyncIterator[Driver]:
+    async with driver_over(request.param, data=tmp_path / "data", memory=shm_path) as empty:
+        yield await filled(empty)
 
 
 async def test_version_2_pages_with_opaque_tokens_and_counts_prefixes(driver: Driver) -> None:

@@ -3,9 +3,12 @@
 import base64
 import hashlib
 import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from s3_driver import Answer, Driver
+from s3_stores import STORES, driver_over
 
 MIB = 1 << 20
 FIRST, SECOND, LAST = b"a" * (5 * MIB), b"b" * (5 * MIB), b"end"
@@ -15,12 +18,16 @@ def crc32(data: bytes) -> str:
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
-@pytest.fixture
-async def driver() -> Driver:
-    driver = Driver()
+async def filled(driver: Driver) -> Driver:
     await driver.put("/bucket", b"")
     await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")
     return driver
+
+
+@pytest.fixture(params=STORES)
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, shm_path: Path) -> AsyncIterator[Driver]:
+    async with driver_over(request.param, data=tmp_path / "data", memory=shm_path) as empty:
+        yield await filled(empty)
 
 
 async def create(driver: Driver, target: str = "/bucket/key", **headers: str) -> str:

@@ -3,10 +3,13 @@
 import base64
 import hashlib
 import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from s3_driver import ALICE, BOB, HOST, Driver, FakeBody, presign, seed_of, sign, signed_chunks, unsigned_chunks
+from s3_stores import STORES, driver_over
 
 from kvobj.errors import BusyError, StoreFullError
 
@@ -16,12 +19,21 @@ CRC32 = base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
 STREAMING_UNSIGNED = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 
 
-@pytest.fixture
-async def driver() -> Driver:
-    driver = Driver()
+async def filled(driver: Driver) -> Driver:
     await driver.put("/bucket", b"")
     await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")
     return driver
+
+
+@pytest.fixture(params=STORES)
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, shm_path: Path) -> AsyncIterator[Driver]:
+    async with driver_over(request.param, data=tmp_path / "data", memory=shm_path) as empty:
+        yield await filled(empty)
+
+
+@pytest.fixture
+async def fake_driver() -> Driver:
+    return await filled(Driver())
 
 
 async def test_headers_and_metadata_come_back(driver: Driver) -> None:
@@ -123,11 +135,11 @@ async def test_a_put_without_any_length_is_a_411(driver: Driver) -> None:
     assert answer.status == 411
 
 
-async def test_room_is_known_before_100_continue(driver: Driver) -> None:
+async def test_room_is_known_before_100_continue(fake_driver: Driver) -> None:
     for error, status, code in ((BusyError("busy"), 503, "SlowDown"), (StoreFullError("full"), 507, "StoreFull")):
-        driver.fake.refuse_put = error
+        fake_driver.fake.refuse_put = error
         body = FakeBody(DATA)
-        answer = await driver.request(
+        answer = await fake_driver.request(
             "PUT", "/bucket/key", body=body, headers={"expect": "100-continue"}, payload="UNSIGNED-PAYLOAD"
         )
         assert (answer.status, answer.code, answer.reply.close, body.accepted) == (status, code, True, False)
@@ -140,20 +152,20 @@ async def test_a_short_unread_body_is_left_to_be_drained_and_a_long_one_closes(d
         assert (answer.status, answer.reply.close, body.accepted) == (404, closes, False)
 
 
-async def test_a_wrong_payload_digest_leaves_nothing(driver: Driver) -> None:
-    answer = await driver.request("PUT", "/bucket/key", body=DATA, payload=hashlib.sha256(b"other").hexdigest())
+async def test_a_wrong_payload_digest_leaves_nothing(fake_driver: Driver) -> None:
+    answer = await fake_driver.request("PUT", "/bucket/key", body=DATA, payload=hashlib.sha256(b"other").hexdigest())
     assert (answer.status, answer.code) == (400, "XAmzContentSHA256Mismatch")
-    assert (await driver.get("/bucket/key")).status == 404
-    assert driver.fake.open_transfers == 0
+    assert (await fake_driver.get("/bucket/key")).status == 404
+    assert fake_driver.fake.open_transfers == 0
 
 
-async def test_a_truncated_body_leaves_nothing(driver: Driver) -> None:
-    answer = await driver.request(
+async def test_a_truncated_body_leaves_nothing(fake_driver: Driver) -> None:
+    answer = await fake_driver.request(
         "PUT", "/bucket/key", body=FakeBody(DATA, length=len(DATA) + 1), payload="UNSIGNED-PAYLOAD"
     )
     assert (answer.status, answer.code) == (400, "IncompleteBody")
-    assert (await driver.get("/bucket/key")).status == 404
-    assert driver.fake.open_transfers == 0
+    assert (await fake_driver.get("/bucket/key")).status == 404
+    assert fake_driver.fake.open_transfers == 0
 
 
 async def test_checksums_are_verified_stored_and_returned_when_asked(driver: Driver) -> None:
@@ -231,13 +243,13 @@ async def test_unsigned_trailer_mode_without_a_trailer_stores_a_crc64nvme(driver
     assert (put.status, "x-amz-checksum-crc64nvme" in put.headers) == (200, True)
 
 
-async def test_metadata_is_bounded_and_non_ascii_leaves_as_rfc_2047(driver: Driver) -> None:
-    assert (await driver.put("/bucket/key", b"", x_amz_meta_a="x" * 2048)).code == "MetadataTooLarge"
+async def test_metadata_is_bounded_and_non_ascii_leaves_as_rfc_2047(fake_driver: Driver) -> None:
+    assert (await fake_driver.put("/bucket/key", b"", x_amz_meta_a="x" * 2048)).code == "MetadataTooLarge"
     fields = sign("PUT", "/bucket/key", headers={"x-amz-meta-a": "plain"})
-    assert (await driver.send("PUT", "/bucket/key", fields)).status == 200
-    row = driver.fake.catalog.objects["bucket", "key"]
+    assert (await fake_driver.send("PUT", "/bucket/key", fields)).status == 200
+    row = fake_driver.fake.catalog.objects["bucket", "key"]
     row.metadata["a"] = "é"
-    assert (await driver.get("/bucket/key")).headers["x-amz-meta-a"] == "=?UTF-8?B?w6k=?="
+    assert (await fake_driver.get("/bucket/key")).headers["x-amz-meta-a"] == "=?UTF-8?B?w6k=?="
 
 
 async def test_response_overrides_are_taken_and_cannot_split_a_reply(driver: Driver) -> None:
@@ -263,8 +275,8 @@ async def test_metadata_with_line_ends_is_refused(driver: Driver) -> None:
     assert (await driver.get("/bucket/key")).status == 404
 
 
-async def test_internal_headers_of_a_client_are_not_taken(driver: Driver) -> None:
-    await driver.put(
+async def test_internal_headers_of_a_client_are_not_taken(fake_driver: Driver) -> None:
+    await fake_driver.put(
         "/chunks/key",
         DATA,
         x_kvobj_digest="00" * 32,
@@ -273,9 +285,9 @@ async def test_internal_headers_of_a_client_are_not_taken(driver: Driver) -> Non
         x_amz_replication_status="REPLICA",
         x_minio_internal="1",
     )
-    row = driver.fake.catalog.objects["chunks", "key"]
+    row = fake_driver.fake.catalog.objects["chunks", "key"]
     assert (row.headers, row.metadata) == ({}, {})
-    got = await driver.get("/chunks/key")
+    got = await fake_driver.get("/chunks/key")
     assert got.headers["x-kvobj-digest"] != "00" * 32
     assert got.headers["x-kvobj-tier"] == "dram"
 
@@ -296,11 +308,11 @@ async def test_keys_with_any_character_are_stored_and_listed(driver: Driver) -> 
     assert b"&#x1;" in (await driver.get("/bucket")).body
 
 
-async def test_a_lost_chunk_is_a_plain_miss_and_a_lost_object_an_error(driver: Driver) -> None:
-    await driver.put("/chunks/key", DATA)
-    await driver.put("/bucket/key", DATA)
-    driver.fake.blobs.clear()
-    chunk, ordinary = await driver.get("/chunks/key"), await driver.get("/bucket/key")
+async def test_a_lost_chunk_is_a_plain_miss_and_a_lost_object_an_error(fake_driver: Driver) -> None:
+    await fake_driver.put("/chunks/key", DATA)
+    await fake_driver.put("/bucket/key", DATA)
+    fake_driver.fake.blobs.clear()
+    chunk, ordinary = await fake_driver.get("/chunks/key"), await fake_driver.get("/bucket/key")
     assert (chunk.status, chunk.code) == (404, "NoSuchKey")
     assert (ordinary.status, ordinary.code) == (500, "InternalError")
 
@@ -322,9 +334,9 @@ async def test_ids_are_in_header_and_body_and_the_log_knows_user_and_operation(d
     )
 
 
-async def test_a_defect_is_an_internal_error_and_closes(driver: Driver) -> None:
-    driver.fake.refuse_put = RuntimeError("a defect with details")
-    answer = await driver.put("/bucket/key", b"x")
+async def test_a_defect_is_an_internal_error_and_closes(fake_driver: Driver) -> None:
+    fake_driver.fake.refuse_put = RuntimeError("a defect with details")
+    answer = await fake_driver.put("/bucket/key", b"x")
     assert (answer.status, answer.code, answer.reply.close) == (500, "InternalError", True)
     assert b"details" not in answer.body
 

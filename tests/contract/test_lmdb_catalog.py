@@ -11,7 +11,6 @@ from catalog_contract import (
     BUCKET,
     EPOCH,
     CatalogContract,
-    blob,
     found,
     listed,
     part,

@@ -12,7 +12,7 @@ from kvobj.store.multipart import MINIMUM_PART_BYTES, CompletedPart, choose_part
 
 
 def part(number: int, *, size_bytes: int = MINIMUM_PART_BYTES, checksum: Checksum | None = None) -> PartRow:
-    etag = hashlib.md5(str(number).encode()).hexdigest()
+    etag = hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
     blob = BlobRef(blob_id=bytes(16), plain_bytes=size_bytes, frame_bytes=size_bytes, digest=None)
     return PartRow(
         upload_id="u", number=number, blobs=(blob,), size_bytes=size_bytes, etag=etag, modified_ms=0, checksum=checksum
@@ -63,7 +63,7 @@ def test_a_checksum_that_differs_from_the_stored_one_is_refused() -> None:
 
 def test_the_etag_is_the_md5_of_the_parts_md5s_and_their_number() -> None:
     rows = [part(1), part(2)]
-    joined = hashlib.md5(b"".join(bytes.fromhex(row.etag) for row in rows)).hexdigest()
+    joined = hashlib.md5(b"".join(bytes.fromhex(row.etag) for row in rows), usedforsecurity=False).hexdigest()
     assert multipart_etag(rows) == f"{joined}-2"
 
 
