@@ -81,6 +81,7 @@ T = TypeVar("T")
 _INLINE_ROWS: Final = 64
 """Up to here a read is cheaper on the event loop than a hop to a thread and back (60 µs)."""
 _SCAN_ROWS: Final = 1000
+_KNOWN_BUCKETS: Final = 1024
 _LOG_SLACK_BYTES: Final = 256 * 1024 * 1024
 _LOG_FACTOR: Final = 4
 
@@ -94,6 +95,9 @@ class LmdbCatalog:
         self._objects = ObjectRows(allocate)
         self._uploads = UploadRows(allocate)
         self._readers = ThreadPoolExecutor(1, "catalog-read")
+        # Every request asks for its bucket's row (10 µs a time). Rows never change, this process alone removes them, and it
+        # forgets a row here before it tells anybody of the removal.
+        self._buckets: dict[str, BucketRow] = {}
 
     @classmethod
     async def open(cls, database: Database) -> LmdbCatalog:
@@ -132,9 +136,17 @@ class LmdbCatalog:
 
     async def bucket(self, name: str) -> BucketRow | None:
         """See `Catalog.bucket`."""
+        known = self._buckets.get(name)
+        if known is not None or not name:
+            return known
         with self._database.read() as view:
-            value = view.get(BUCKETS, name.encode()) if name else None
-        return None if value is None else decode_stored_bucket(value).row
+            value = view.get(BUCKETS, name.encode())
+        if value is None:
+            return None
+        if len(self._buckets) == _KNOWN_BUCKETS:
+            self._buckets.clear()
+        row = self._buckets[name] = decode_stored_bucket(value).row
+        return row
 
     async def buckets(self) -> tuple[BucketRow, ...]:
         """See `Catalog.buckets`."""
@@ -143,7 +155,10 @@ class LmdbCatalog:
 
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
-        await self._database.write(DeleteBucket(name, self._objects, self._uploads), [_bucket_key(name)])
+        try:
+            await self._database.write(DeleteBucket(name, self._objects, self._uploads), [_bucket_key(name)])
+        finally:
+            self._buckets.pop(name, None)
 
     async def bucket_usage(self, name: str) -> BucketUsage:
         """See `Catalog.bucket_usage`."""

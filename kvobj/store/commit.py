@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from typing import Final
 
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
@@ -28,6 +30,15 @@ from kvobj.store.requests import PutResult
 from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.protocol import BlobNames
+
+SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
+
+
+def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
+    for blob in blobs:
+        assert blob.hash is not None
+        blob.hash.advance(blob.plain_bytes, None)
+        blob.seal()
 
 
 def kv_etag(blob_id: bytes) -> str:
@@ -65,7 +76,9 @@ class CommitStep:
         self._unhashed_bytes_max = unhashed_bytes_max
         self._unhashed_bytes = 0
         self._log = log
-        self._follow_ups: dict[bytes, asyncio.Task[None]] = {}
+        self._follow_ups: dict[bytes, asyncio.Future[None]] = {}
+        self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
+        self._sealing: asyncio.Task[None] | None = None
 
     async def reserve(self, plain_sizes: list[int], *, codec: str = "raw") -> list[Pin]:
         """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw.
@@ -195,6 +208,7 @@ class CommitStep:
             and self._unhashed_bytes + blob.plain_bytes <= self._unhashed_bytes_max
         )
         if not may_defer or blob.hash.finished:
+            transfer.hash_now()
             await blob.hash.wait()
             blob.seal()
             if transfer.request.bucket.codec != "raw":
@@ -239,23 +253,42 @@ class CommitStep:
             return
         transfer.held = None
         self._unhashed_bytes += blob.plain_bytes
-        task = asyncio.create_task(self._seal_later(blob, row))
-        self._follow_ups[bytes(blob.blob_id)] = task
-        task.add_done_callback(lambda _: self._follow_ups.pop(bytes(blob.blob_id), None))
+        if transfer.hash_later:
+            self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
+            self._unsealed.append((blob, row))
+            if self._sealing is None:
+                self._sealing = asyncio.create_task(self._seal_batches())
+        else:
+            self._follow_ups[bytes(blob.blob_id)] = asyncio.create_task(self._seal_hashed(blob, row))
 
-    async def _seal_later(self, blob: ReceivedBlob, row: ObjectRow) -> None:
-        try:
-            assert blob.hash is not None
-            await blob.hash.wait()
-            blob.seal()
-            self._placement.cache.mark_sealed(blob.blob_id)
-            self._write_behind.enqueue(row)
-        except KvobjError as error:
-            # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
-            self._log.error("a chunk could not be sealed: %s", error)
-        finally:
-            self._unhashed_bytes -= blob.plain_bytes
-            blob.frame.release()
+    async def _seal_hashed(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        assert blob.hash is not None
+        await blob.hash.wait()
+        blob.seal()
+        self._sealed(blob, row)
+
+    async def _seal_batches(self) -> None:
+        """Hash and seal what is waiting, many small bodies in one job."""
+        loop = asyncio.get_running_loop()
+        while self._unsealed:
+            batch: list[tuple[ReceivedBlob, ObjectRow]] = []
+            size_bytes = 0
+            while self._unsealed and size_bytes < SEAL_BATCH_BYTES:
+                batch.append(self._unsealed.popleft())
+                size_bytes += batch[-1][0].plain_bytes
+            await loop.run_in_executor(self._executor, _hash_and_seal, [blob for blob, _ in batch])
+            for blob, row in batch:
+                follow_up = self._follow_ups[bytes(blob.blob_id)]
+                self._sealed(blob, row)
+                follow_up.set_result(None)
+        self._sealing = None
+
+    def _sealed(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        self._placement.cache.mark_sealed(blob.blob_id)
+        self._write_behind.enqueue(row)
+        self._unhashed_bytes -= blob.plain_bytes
+        blob.frame.release()
+        del self._follow_ups[bytes(blob.blob_id)]
 
     async def settled(self, row: ObjectRow, *, wait: bool) -> ObjectRow:
         """The row with the digest that it was committed without, from its frame's header.

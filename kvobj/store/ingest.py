@@ -116,6 +116,7 @@ class PutTransfer:
         pins: list[Pin],
         encode_pin: Pin | None,
         dirty_reserved_bytes: int,
+        hash_later: bool,
         allocate: Callable[[], BlobId],
     ) -> None:
         self.request = request
@@ -127,6 +128,7 @@ class PutTransfer:
         self.written: list[BlobId] = []
         self.held: ReceivedBlob | None = None
         self.dirty_reserved_bytes = dirty_reserved_bytes
+        self.hash_later = hash_later
         self.committed = False
         self._committer = committer
         self._pipeline = pipeline
@@ -195,6 +197,8 @@ class PutTransfer:
         self._received = True
 
     def _feeder(self, blob_hash: BlobHash) -> Callable[[int], None]:
+        if self.hash_later:
+            return _leave_unhashed
         pipeline = self._pipeline
 
         def feed(available_bytes: int) -> None:
@@ -231,6 +235,13 @@ class PutTransfer:
             pin.release()
             raise
 
+    def hash_now(self) -> None:
+        """Hash a body after all that was to be hashed later: it cannot be acknowledged without its digest."""
+        blob = self.held
+        if self.hash_later and blob is not None and blob.hash is not None:
+            self.hash_later = False
+            self._pipeline.feed(blob.hash, blob.plain_bytes)
+
     async def digests(self) -> Digester:
         """Every digest that was asked for, once the last byte has been hashed."""
         if not self._received:
@@ -256,3 +267,7 @@ class PutTransfer:
         if not self._received:
             raise IncompleteBodyError("the body has not been received")
         return await self._committer.finish(self, checksums, want_digest=want_digest)
+
+
+def _leave_unhashed(_: int) -> None:
+    """Bytes arrive that are hashed after the acknowledgement."""
