@@ -75,6 +75,7 @@ class Bench:
 
     server: ServerProcess
     bare_ports: dict[str, int]
+    keeping_port: int
     nginx_port: int | None
     redis_port: int | None
     radosgw: RemoteTarget | None
@@ -138,6 +139,8 @@ def bench_put(bench: Bench, size: int, connections: int) -> None:
     plain = f"PUT /x HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
     for kind, port in bench.bare_ports.items():
         measure(bench, f"bare {kind} {name}", [Load(port, (plain,) * (count + 1), body_bytes=size)] * connections)
+    kept = [Load(bench.keeping_port, (plain,) * (count + 1), body_bytes=size)] * connections
+    measure(bench, f"bare keeping {name}", kept)
     put_new_objects(bench, f"kvobj {name}", size, connections, count)
     if bench.redis_port is not None:
         heads = (redis_set("put", size),) * (count + 1)
@@ -194,6 +197,8 @@ def bench_digested_put(bench: Bench, connections: int) -> None:
     plain = f"PUT /x HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
     for kind, port in bench.bare_ports.items():
         measure(bench, f"bare {kind} {name}", [Load(port, (plain,) * (count + 1), body_bytes=size)] * connections)
+    kept = [Load(bench.keeping_port, (plain,) * (count + 1), body_bytes=size)] * connections
+    measure(bench, f"bare keeping {name}", kept)
     put_new_objects(bench, f"kvobj {name}", size, connections, count, meanwhile=until_digested)
 
 
@@ -278,11 +283,13 @@ def rows_of(bench: Bench) -> list[Row]:
         name = f"{operation} {size // MIB} MiB x{connections}"
         rows += row_of(figures, name, better_bare(figures, name), TARGETS.get((operation, size // MIB, connections)))
         peer_target = 1.0 if operation == "get" and size > MIB else None
-        for peer, target in (("nginx", peer_target), ("redis", peer_target), ("radosgw", None)):
+        peers = (("bare keeping", None), ("nginx", peer_target), ("redis", peer_target), ("radosgw", None))
+        for peer, target in peers:
             rows += row_of(figures, name, peer, target)
     for connections in CONNECTIONS:
         name = f"put digested 32 MiB x{connections}"
         rows += row_of(figures, name, better_bare(figures, name), DIGESTED_TARGETS[connections])
+        rows += row_of(figures, name, "bare keeping", None)
         rows += row_of(figures, f"put local 4 MiB x{connections}", "disk", LOCAL_TARGETS[connections])
         for peer, target in (("nginx", SMALL_TARGET), ("radosgw", None)):
             rows += row_of(figures, f"get 4 KiB x{connections}", peer, target)
@@ -352,6 +359,7 @@ def main() -> int:
         bench = Bench(
             server=stack.enter_context(own_server(directory / "kvobj", settings)),
             bare_ports={kind: stack.enter_context(bare_server(kind)) for kind in BARE_KINDS},
+            keeping_port=stack.enter_context(bare_server("keeping")),
             nginx_port=stack.enter_context(nginx_server(directory / "nginx", [*SIZES, SMALL_BYTES])),
             redis_port=stack.enter_context(redis_server(directory / "redis")),
             radosgw=radosgw_target(arguments),

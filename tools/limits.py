@@ -1,7 +1,9 @@
 """Limit servers: what one machine can do with the same bytes and the same client, so that benchmarks assert ratios.
 
 Two bare blocking-socket servers (a thread or a process for each connection; the better one is the limit), nginx with
-sendfile, Redis. They check nothing and are no servers for anything else. Each listens on 127.0.0.1 only.
+sendfile, Redis. A third bare server keeps what it receives, in a gigabyte of shared memory used in turn: writing to memory
+that no cache holds is what any store has to do, and the other two never do it. They check nothing and are no servers for
+anything else. Each listens on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ MIB: Final = 1024 * 1024
 BARE_KINDS: Final = ("threads", "processes")
 _LARGEST_BYTES: Final = 64 * MIB
 _SLICE_BYTES: Final = 1 * MIB
+_RING_BYTES: Final = 1024 * MIB
 _CONTINUE_SECONDS: Final = 10.0
 
 
@@ -47,7 +50,24 @@ def prefaulted(size_bytes: int) -> memoryview:
     return view
 
 
-def _serve_connection(connection: socket.socket, memory: memoryview, *, is_sliced: bool) -> None:
+class _Ring:
+    """Shared memory handed out in turn to all connections."""
+
+    def __init__(self) -> None:
+        self._memory = prefaulted(_RING_BYTES)
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        with self._lock:
+            start = self._next if self._next + size <= _RING_BYTES else 0
+            self._next = start + size
+        return self._memory[start : start + size]
+
+
+def _serve_connection(
+    connection: socket.socket, memory: memoryview, *, is_sliced: bool, ring: _Ring | None = None
+) -> None:
     """Answer `GET /SIZE` with that many bytes and take the body of a PUT, until the peer closes."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
@@ -68,6 +88,8 @@ def _serve_connection(connection: socket.socket, memory: memoryview, *, is_slice
                 continue
             size = int(head.lower().rpartition(b"content-length:")[2].split(b"\r\n", 1)[0])
             filled = len(unread)
+            if ring is not None:
+                memory = ring.take(size)
             memory[:filled] = unread
             unread = b""
             while filled < size:
@@ -85,6 +107,15 @@ def _serve_threads(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         arguments = (connection, prefaulted(_LARGEST_BYTES))
         threading.Thread(target=_serve_connection, args=arguments, kwargs={"is_sliced": True}, daemon=True).start()
+
+
+def _serve_keeping(listener: socket.socket) -> None:
+    ring = _Ring()
+    while True:
+        connection, _ = listener.accept()
+        arguments = (connection, prefaulted(MIB))
+        keywords = {"is_sliced": True, "ring": ring}
+        threading.Thread(target=_serve_connection, args=arguments, kwargs=keywords, daemon=True).start()
 
 
 def _serve_processes(listener: socket.socket) -> None:
@@ -107,7 +138,7 @@ def bare_server(kind: str) -> Iterator[int]:
     context: ForkContext = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = int(listener.getsockname()[1])
-        target = _serve_threads if kind == "threads" else _serve_processes
+        target = {"threads": _serve_threads, "processes": _serve_processes, "keeping": _serve_keeping}[kind]
         process: ForkProcess = context.Process(target=target, args=(listener,), daemon=True)
         process.start()
     try:

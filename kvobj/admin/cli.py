@@ -18,7 +18,7 @@ from rich.console import Console
 
 from kvobj import __version__
 from kvobj.admin import offline, render
-from kvobj.admin.access import DEFAULT_DATA, DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
+from kvobj.admin.access import DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
 from kvobj.admin.output import Output
 from kvobj.admin.verify import verify
 from kvobj.client import AdminClient, Endpoint, SignedConnection
@@ -111,8 +111,7 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
 
 def _run(options: argparse.Namespace, output: Output, environment: Mapping[str, str]) -> int:
     if options.command in _OFFLINE:
-        data = options.data or DEFAULT_DATA
-        return _OFFLINE[options.command](output, config=options.config, data=data, environment=environment)
+        return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)
     if options.command == "credentials":
         return _credentials(output, options.data, environment)
     flags = AccessFlags(options.endpoint, options.access_key, options.secret_key, options.profile, options.data)

@@ -20,7 +20,7 @@ from kvobj.config import Settings, load_settings
 from kvobj.errors import ConfigurationError
 
 
-def fsck(output: Output, *, config: Path | None, data: Path, environment: Mapping[str, str]) -> int:
+def fsck(output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str]) -> int:
     """Check a stopped store and change nothing. Returns 0, or 1 when something is wrong."""
     settings = _settings_of_existing(config, data, environment)
     findings: list[dict[str, object]] = []
@@ -36,7 +36,7 @@ def fsck(output: Output, *, config: Path | None, data: Path, environment: Mappin
     return 1 if _is_wrong(result) else 0
 
 
-def rebuild(output: Output, *, config: Path | None, data: Path, environment: Mapping[str, str]) -> int:
+def rebuild(output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str]) -> int:
     """Make the catalog and directories of a stopped store again from its home tier. Returns 0, or 1 when something was lost."""
     settings = _settings_of_existing(config, data, environment)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -51,10 +51,11 @@ def rebuild(output: Output, *, config: Path | None, data: Path, environment: Map
     return 1 if _is_wrong(result) else 0
 
 
-def _settings_of_existing(config: Path | None, data: Path, environment: Mapping[str, str]) -> Settings:
-    settings = load_settings(config, environment=environment, data=str(data))
+def _settings_of_existing(config: Path | None, data: Path | None, environment: Mapping[str, str]) -> Settings:
+    # What --data names wins; without it the configuration says, and without one the default does.
+    settings = load_settings(config, environment=environment, data=None if data is None else str(data))
     if not (settings.server.data / "FORMAT").is_file():
-        raise ConfigurationError([f"{data}: is no kvobj data directory"])
+        raise ConfigurationError([f"{settings.server.data}: is no kvobj data directory"])
     return settings
 
 

@@ -67,8 +67,7 @@ class Recovery:
 
     async def run(self) -> RecoveryReport:
         """Do it; see the module's text."""
-        await self._clean_what_is_home()
-        await self._note_seals()
+        await self._settle_marks()
         lost: list[ObjectRow] = []
         found: list[ObjectRow] = [row async for row in self._catalog.scan_objects(volatile_only=True)]
         found.sort(key=lambda row: row.sequence)  # commit order: parents are written down before their children
@@ -83,15 +82,18 @@ class Recovery:
             await self._adopt(part.blobs)
         return RecoveryReport(rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost))
 
-    async def _clean_what_is_home(self) -> None:
-        dirty = self._cache.dirty()
-        not_home = set(await self._home.missing(dirty))
-        for blob_id in dirty:
+    async def _settle_marks(self) -> None:
+        doubtful = sorted(self._cache.unsealed().union(self._cache.dirty()))
+        not_home = set(await self._home.missing(doubtful))
+        for blob_id in doubtful:
             if blob_id not in not_home:
+                # Only a sealed frame is ever written down.
+                self._cache.mark_sealed(blob_id)
                 self._cache.mark_clean(blob_id)
+        await self._note_seals(not_home & self._cache.unsealed())
 
-    async def _note_seals(self) -> None:
-        for blob_id in self._cache.unsealed():
+    async def _note_seals(self, unsealed: set[BlobId]) -> None:
+        for blob_id in unsealed:
             frame = await self._cache.get(blob_id)
             if frame is None:
                 continue

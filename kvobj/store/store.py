@@ -96,6 +96,8 @@ class Store:
         if not single:
             # Written down while it arrives: no reason to promise less than was reached.
             durability = Durability.LOCAL
+        if durability is Durability.MEMORY and raw_frame_bytes(sizes[0]) > self._placement.dirty_bytes_max:
+            durability = Durability.LOCAL  # it could never be held without a home copy
         algorithms = set(request.algorithms)
         if not is_kv:
             algorithms.add("md5")
@@ -162,8 +164,6 @@ class Store:
     async def _reserve_dirty(self, request: PutRequest, frame_bytes: int) -> int:
         if request.part is not None and not self._placement.may_stay_dirty(frame_bytes):
             return 0  # nobody writes a part down before Complete: it goes to the home tier at once
-        if frame_bytes > self._placement.dirty_bytes_max:
-            return 0
         await self._placement.reserve_dirty(frame_bytes)
         return frame_bytes
 
