@@ -76,6 +76,8 @@ class NodeView:
                 "removed_for_room_objects": node.home_space.removed_objects,
                 "recovered_rows": node.recovery.rows,
                 "dropped_rows": node.recovery.dropped_rows,
+                "corrupt_blobs": node.corrupt.found,
+                "write_behind_failures": node.write_behind.failures,
             },
             rates=self._rates.update(self._clock.monotonic(), self._counters()),
             notes=node.notes + self._orphans + self._mode_notes(tiers),
@@ -200,7 +202,7 @@ class NodeView:
         if good is None:
             return "; ".join(problem for _, problem in bad) or "no tier holds it"
         for tier, problem in bad:
-            if not await _repair(tier, good, blob_id, names):
+            if not await self._repair(tier, good, blob_id, names):
                 return f"{problem}; could not be repaired"
         return None
 
@@ -219,6 +221,26 @@ class NodeView:
         except KvobjError as error:
             return f"{tier.name}: {error}"
         return None if problem is None else f"{tier.name}: {problem}"
+
+    async def _repair(self, bad: Tier, good: Tier, blob_id: BlobId, names: BlobNames) -> bool:
+        """Put the good copy where the bad one is."""
+        frame = await good.get(blob_id)
+        if frame is None:
+            return False
+        dram = self._node.dram
+        try:
+            await frame.complete()
+            if bad is self._node.nvme:
+                dram.mark_dirty(blob_id)  # until the home tier has the blob again, the only copy must not be evicted
+            await bad.delete([blob_id])
+            await bad.put(blob_id, frame, names)
+        except KvobjError:
+            return False
+        finally:
+            frame.release()
+        dram.mark_clean(blob_id)
+        self._node.corrupt.forget(blob_id)
+        return True
 
     async def flush(self) -> FlushOutcome:
         """See `AdminView.flush`."""
@@ -245,18 +267,3 @@ async def _frame_status(tier: Tier, blob: BlobRef) -> FrameStatus | None:
         blocks=header.block_count,
         digest=header.digest.hex(),
     )
-
-
-async def _repair(bad: Tier, good: Tier, blob_id: BlobId, names: BlobNames) -> bool:
-    frame = await good.get(blob_id)
-    if frame is None:
-        return False
-    try:
-        await frame.complete()
-        await bad.delete([blob_id])
-        await bad.put(blob_id, frame, names)
-    except KvobjError:
-        return False
-    finally:
-        frame.release()
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.rows import BucketKind, BucketRow, Durability, UserRow
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
 from kvobj.clock import Clock
 from kvobj.config.settings import BucketSettings, Settings
 from kvobj.data_directory import DataDirectory
@@ -41,6 +41,7 @@ from kvobj.store.split import BlobSplit
 from kvobj.store.store import Store
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.cascade import Cascade
+from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.instruments import TierInstruments
@@ -81,6 +82,7 @@ class Node:
     home_space: HomeSpace
     sweep: Sweep
     in_use: BlobsInUse
+    corrupt: CorruptBlobs
     hash_executor: ThreadPoolExecutor
     recovery: RecoveryReport
     notes: tuple[str, ...]
@@ -105,7 +107,7 @@ async def open_node(
         yield node
 
 
-async def _compose(
+async def _compose(  # noqa: PLR0915 - the composition root is one list of parts, in order
     stack: AsyncExitStack,
     settings: Settings,
     data: DataDirectory,
@@ -159,11 +161,16 @@ async def _compose(
     instruments = TierInstruments(metrics)
     run = _on_pool(hash_executor)
 
+    corrupt = CorruptBlobs()
+
     def corrupt_in_dram(blob_id: BlobId) -> None:
         log.error("a frame in dram is corrupt blob_id=%s", blob_id)
+        if not dram.evict_corrupt(blob_id):
+            corrupt.note(blob_id)
 
     def corrupt_in_nvme(blob_id: BlobId) -> None:
         log.error("a frame in nvme is corrupt blob_id=%s", blob_id)
+        corrupt.note(blob_id)
 
     # Memory is trusted but for what an earlier process left in it: that is hashed at its first read.
     checked_dram = Verified(
@@ -231,18 +238,27 @@ async def _compose(
         unhashed_bytes_max=UNHASHED_BYTES_MAX,
         log=log,
     )
+
+    def on_removed(rows: Sequence[ObjectRow]) -> None:
+        home_space.removed(rows)
+        reaper.kick()
+
     store = Store(
         catalog=catalog,
         placement=placement,
         commit_step=commit_step,
-        write_behind=write_behind,
         blob_ids=blob_ids,
         clock=clock,
         hash_executor=hash_executor,
-        split=BlobSplit.for_arena(capacity_bytes=arena.capacity_bytes, region_bytes=arena_choice.region_bytes),
+        split=BlobSplit.for_tiers(
+            arena_bytes=arena.capacity_bytes,
+            region_bytes=arena_choice.region_bytes,
+            segment_bytes=nvme_choice.segment_bytes,
+        ),
         in_use=in_use,
         on_read=home_space.touched,
-        on_removed=reaper.kick,
+        on_removed=on_removed,
+        corrupt=corrupt,
     )
 
     async def compact() -> None:
@@ -283,6 +299,7 @@ async def _compose(
         home_space=home_space,
         sweep=sweep,
         in_use=in_use,
+        corrupt=corrupt,
         hash_executor=hash_executor,
         recovery=recovery,
         notes=arena_choice.notes,
@@ -329,9 +346,25 @@ async def _start_background(stack: AsyncExitStack, node: Node) -> None:
 
 async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> None:
     """Runs when every worker has stopped: decides whether the arena may go."""
-    ending.remove_arena = node.dram.dirty_bytes == 0
-    if not ending.remove_arena:
+    if node.dram.dirty_bytes:
         log.warning("the arena stays: %d bytes in it could not be written down", node.dram.dirty_bytes)
+    elif await _has_uploads_in_memory(node.catalog):
+        log.info("the arena stays: uploads of class memory are open")
+    else:
+        ending.remove_arena = True
+
+
+async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
+    for bucket in await catalog.buckets():
+        after = ("", "")
+        while True:
+            page = await catalog.list_uploads(bucket.name, after=after)
+            if any(upload.durability is Durability.MEMORY for upload in page.rows):
+                return True
+            if page.next_after is None:
+                break
+            after = page.next_after
+    return False
 
 
 async def flush(node: Node, *, timeout_seconds: float) -> bool:

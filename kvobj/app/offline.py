@@ -2,7 +2,8 @@
 
 `rebuild` makes both LMDB environments anew from the home tier: rows, buckets, users and small frames from the record log, the
 places of large frames from the record pages in the segments. `fsck` compares catalog and tiers, reads every frame and
-changes nothing. Both leave alone what only an adopted arena holds: that is rebuilt by a start, not by them.
+changes nothing. What only an arena holds is not theirs to check or to bring back: after a rebuild, chunks of class `memory` that
+had not been written down are gone, as they are after power loss.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def _stop_on_signals() -> asyncio.Event:
 
     def on_signal() -> None:
         if stop.is_set():
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         stop.set()
 
     loop.add_signal_handler(signal.SIGINT, on_signal)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, Durability, ObjectRow
+from kvobj.catalog.rows import BucketKind, Durability, ObjectRow, WriteCondition
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.reaper import Reaper
@@ -45,7 +46,9 @@ class HomeSpace:
         self._clock = clock
         self._high_watermark = high_watermark
         self._log = log
-        self._names: dict[bytes, tuple[str, str]] = {}
+        # First blob id → bucket, key and ETag. The ETag of a chunk is its blob's, so a removal with If-Match cannot hit a chunk
+        # that was stored under the key since.
+        self._names: dict[bytes, tuple[str, str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +62,7 @@ class HomeSpace:
         if bucket is None or bucket.kind is not BucketKind.KV:
             return
         blob_id = BlobId(row.blobs[0].blob_id)
-        self._names[blob_id] = (row.bucket, row.key)
+        self._names[blob_id] = (row.bucket, row.key, row.etag)
         self._policy.insert(blob_id, row.size_bytes)
         self._wanted.set()
 
@@ -70,19 +73,25 @@ class HomeSpace:
             if blob_id in self._names:
                 self._policy.touch(BlobId(blob_id))
 
+    def removed(self, rows: Iterable[ObjectRow]) -> None:
+        """Objects were hidden by somebody else."""
+        for row in rows:
+            if row.blobs and self._names.pop(row.blobs[0].blob_id, None) is not None:
+                self._policy.discard(BlobId(row.blobs[0].blob_id))
+
     async def load(self) -> None:
         """Follow what the catalog holds already; oldest commit first, for want of better knowledge."""
         kinds = {bucket.name: bucket.kind for bucket in await self._catalog.buckets()}
-        found: list[tuple[int, bytes, str, str, int]] = []
+        found: list[tuple[int, bytes, str, str, str, int]] = []
         async for row in self._catalog.scan_objects():
             if row.durability is not Durability.MEMORY and kinds.get(row.bucket) is BucketKind.KV and row.blobs:
-                found.append((row.sequence, row.blobs[0].blob_id, row.bucket, row.key, row.size_bytes))
+                found.append((row.sequence, row.blobs[0].blob_id, row.bucket, row.key, row.etag, row.size_bytes))
                 if len(found) % 1000 == 0:
                     await asyncio.sleep(0)
         found.sort()
-        for _, raw_id, bucket, key, size_bytes in found:
+        for _, raw_id, bucket, key, etag, size_bytes in found:
             if raw_id not in self._names:
-                self._names[raw_id] = (bucket, key)
+                self._names[raw_id] = (bucket, key, etag)
                 self._policy.insert(BlobId(raw_id), size_bytes)
         self._wanted.set()
 
@@ -125,20 +134,23 @@ class HomeSpace:
             victims = self._policy.victims(wanted_bytes - removed_bytes, lambda _: True)[:VICTIMS_PER_STEP]
             if not victims:
                 break
-            by_bucket: dict[str, list[str]] = {}
+            by_bucket: dict[str, dict[str, str]] = {}
             for blob_id in victims:
                 self._policy.discard(blob_id)
-                bucket, key = self._names.pop(blob_id)
-                by_bucket.setdefault(bucket, []).append(key)
-            for bucket, keys in by_bucket.items():
-                removed_bytes += await self._hide(bucket, keys)
+                bucket, key, etag = self._names.pop(blob_id)
+                by_bucket.setdefault(bucket, {})[key] = etag
+            for bucket, etags in by_bucket.items():
+                removed_bytes += await self._hide(bucket, etags)
             while await self._reaper.reap_batch():
                 pass
         return removed_bytes
 
-    async def _hide(self, bucket: str, keys: list[str]) -> int:
+    async def _hide(self, bucket: str, etags: dict[str, str]) -> int:
+        conditions = [WriteCondition(if_match=etag) for etag in etags.values()]
         try:
-            outcomes = await self._catalog.delete(bucket, keys, now_ms=self._clock.now_ms())
+            outcomes = await self._catalog.delete(
+                bucket, list(etags), conditions=conditions, now_ms=self._clock.now_ms()
+            )
         except NoSuchBucketError:
             return 0
         gone = [outcome.removed for outcome in outcomes if outcome.removed is not None]

@@ -166,10 +166,10 @@ class CommitStep:
         finally:
             self._give_back_dirty(transfer)
         if not outcome.existed:
-            if transfer.durability is Durability.MEMORY:
-                self._follow(transfer, outcome.row)
+            if transfer.durability is Durability.MEMORY and transfer.held is not None and not transfer.held.sealed:
+                self._follow(transfer, transfer.held, outcome.row)
             else:
-                await self._on_written(outcome.row)
+                await self.committed(outcome.row)
         return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
 
     async def _commit_part(
@@ -246,11 +246,14 @@ class CommitStep:
         body = transfer.body_digester
         return body.digest("blake3") if body is not None and "blake3" in body.algorithms else None
 
-    def _follow(self, transfer: PutTransfer, row: ObjectRow) -> None:
-        blob = transfer.held
-        if blob is None or blob.sealed:
+    async def committed(self, row: ObjectRow) -> None:
+        """A row whose blobs are all sealed has become visible."""
+        if row.durability is Durability.MEMORY:
             self._write_behind.enqueue(row)
-            return
+        else:
+            await self._on_written(row)
+
+    def _follow(self, transfer: PutTransfer, blob: ReceivedBlob, row: ObjectRow) -> None:
         transfer.held = None
         self._unhashed_bytes += blob.plain_bytes
         if transfer.hash_later:
@@ -263,9 +266,11 @@ class CommitStep:
 
     async def _seal_hashed(self, blob: ReceivedBlob, row: ObjectRow) -> None:
         assert blob.hash is not None
-        await blob.hash.wait()
-        blob.seal()
-        self._sealed(blob, row)
+        try:
+            await blob.hash.wait()
+            blob.seal()
+        finally:
+            self._end_follow_up(blob, row)
 
     async def _seal_batches(self) -> None:
         """Hash and seal what is waiting, many small bodies in one job."""
@@ -276,19 +281,26 @@ class CommitStep:
             while self._unsealed and size_bytes < SEAL_BATCH_BYTES:
                 batch.append(self._unsealed.popleft())
                 size_bytes += batch[-1][0].plain_bytes
-            await loop.run_in_executor(self._executor, _hash_and_seal, [blob for blob, _ in batch])
-            for blob, row in batch:
-                follow_up = self._follow_ups[bytes(blob.blob_id)]
-                self._sealed(blob, row)
-                follow_up.set_result(None)
-        self._sealing = None
+            try:
+                await loop.run_in_executor(self._executor, _hash_and_seal, [blob for blob, _ in batch])
+            finally:
+                for blob, row in batch:
+                    follow_up = self._follow_ups[bytes(blob.blob_id)]
+                    self._end_follow_up(blob, row)
+                    follow_up.set_result(None)
+                if not self._unsealed:
+                    self._sealing = None
 
-    def _sealed(self, blob: ReceivedBlob, row: ObjectRow) -> None:
-        self._placement.cache.mark_sealed(blob.blob_id)
-        self._write_behind.enqueue(row)
+    def _end_follow_up(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        del self._follow_ups[bytes(blob.blob_id)]
+        if blob.sealed:
+            self._placement.cache.mark_sealed(blob.blob_id)
+            self._write_behind.enqueue(row)
+        else:
+            # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
+            self._log.error("a chunk could not be sealed blob_id=%s", blob.blob_id)
         self._unhashed_bytes -= blob.plain_bytes
         blob.frame.release()
-        del self._follow_ups[bytes(blob.blob_id)]
 
     async def settled(self, row: ObjectRow, *, wait: bool) -> ObjectRow:
         """The row with the digest that it was committed without, from its frame's header.

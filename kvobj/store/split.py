@@ -18,9 +18,9 @@ class BlobSplit:
     blob_plain_bytes_max: int
 
     @classmethod
-    def for_arena(cls, *, capacity_bytes: int, region_bytes: int) -> BlobSplit:
-        """The largest blobs that leave room for several writers: half a region, an eighth of the arena, 128 MiB."""
-        frame_bytes = min(BLOB_BYTES_MAX, region_bytes // 2, capacity_bytes // 8)
+    def for_tiers(cls, *, arena_bytes: int, region_bytes: int, segment_bytes: int) -> BlobSplit:
+        """The largest blobs that leave room for several writers: half a region, an eighth of the arena, a segment, 128 MiB."""
+        frame_bytes = min(BLOB_BYTES_MAX, region_bytes // 2, arena_bytes // 8, segment_bytes)
         return cls(max(frame_bytes - FRAME_HEAD_ROOM_BYTES, FRAME_HEAD_ROOM_BYTES))
 
     def sizes(self, size_bytes: int) -> list[int]:

@@ -31,8 +31,9 @@ from kvobj.errors import (
     NoSuchKeyError,
     NoSuchUploadError,
     PreconditionFailedError,
+    UnavailableError,
 )
-from kvobj.ids import BlobIdAllocator
+from kvobj.ids import BlobId, BlobIdAllocator
 from kvobj.store.commit import CommitStep, kv_etag
 from kvobj.store.hashing import HashPipeline
 from kvobj.store.ingest import PutTransfer
@@ -41,7 +42,7 @@ from kvobj.store.placement import Placement
 from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.split import BlobSplit
-from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 
 # Up to here a body is hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
@@ -58,19 +59,18 @@ class Store:
         catalog: Catalog,
         placement: Placement,
         commit_step: CommitStep,
-        write_behind: WriteBehind,
         blob_ids: BlobIdAllocator,
         clock: Clock,
         hash_executor: Executor,
         split: BlobSplit,
         in_use: BlobsInUse,
         on_read: Callable[[ObjectRow], None],
-        on_removed: Callable[[], None],
+        on_removed: Callable[[Sequence[ObjectRow]], None],
+        corrupt: CorruptBlobs,
     ) -> None:
         self.catalog = catalog
         self._placement = placement
         self._commit_step = commit_step
-        self._write_behind = write_behind
         self._blob_ids = blob_ids
         self._clock = clock
         self._executor = hash_executor
@@ -78,6 +78,7 @@ class Store:
         self._in_use = in_use
         self._on_read = on_read
         self._on_removed = on_removed
+        self._corrupt = corrupt
 
     # -- writes --------------------------------------------------------------------------------------------------
     async def start_put(self, request: PutRequest) -> PutTransfer:
@@ -183,9 +184,29 @@ class Store:
             raise
         if slices and first is None:
             self._in_use.release(held)
+            await self._forget_if_lost(row)
             return None
         self._on_read(row)
         return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
+
+    async def _forget_if_lost(self, row: ObjectRow) -> None:
+        """Drop a chunk's row if its bytes are gone for good, so that the next PUT of the chunk stores it again.
+
+        A medium that merely fails loses nothing; rows of ordinary buckets stay, for an operator to see.
+        """
+        bucket = await self.catalog.bucket(row.bucket)
+        if bucket is None or bucket.kind is not BucketKind.KV:
+            return
+        blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
+        if any(blob_id in self._corrupt for blob_id in blob_ids) or await self._are_missing(blob_ids):
+            await self.catalog.drop_rows([row])
+            self._on_removed([row])
+
+    async def _are_missing(self, blob_ids: list[BlobId]) -> bool:
+        try:
+            return bool(await self._placement.read.missing(blob_ids))
+        except UnavailableError:
+            return False
 
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
         """The row with its digest, waiting for it (unless told not to) where it is still being computed."""
@@ -197,13 +218,13 @@ class Store:
     ) -> list[DeleteOutcome]:
         """Hide the keys at once; their bytes go soon after. See `Catalog.delete`."""
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
-        self._on_removed()
+        self._on_removed([outcome.removed for outcome in outcomes if outcome.removed is not None])
         return outcomes
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         """Forget an upload and its parts. `NoSuchUploadError`."""
         await self.catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
-        self._on_removed()
+        self._on_removed([])
 
     # -- compositions --------------------------------------------------------------------------------------------
     async def copy(
@@ -286,9 +307,9 @@ class Store:
             upload_id=upload.upload_id,
             now_ms=now_ms,
         )
-        self._on_removed()
-        if not outcome.existed and outcome.row.durability is Durability.MEMORY:
-            self._write_behind.enqueue(outcome.row)
+        self._on_removed([])
+        if not outcome.existed:
+            await self._commit_step.committed(outcome.row)
         return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import KvobjError, StoreFullError
+from kvobj.errors import CorruptionError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.placement import Placement
 from kvobj.store.sealed import with_header_digest
@@ -191,6 +191,12 @@ class WriteBehind:
         if failed:
             raise failed[0]
 
+    async def _give_up(self, row: ObjectRow, error: CorruptionError) -> None:
+        """The only copy is not what was written: the row would hold up everybody behind it, and can never be served."""
+        self.failures += 1
+        self._log.error("a chunk is corrupt in memory and is dropped bucket=%s key=%s: %s", row.bucket, row.key, error)
+        await self._catalog.drop_rows([row])
+
     async def _after(self, row: ObjectRow, *, done: bool) -> None:
         blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
         if not done:
@@ -212,13 +218,16 @@ class WriteBehind:
                 rows.append(row)
         return rows
 
-    async def _put_row(self, row: ObjectRow, slots: asyncio.Semaphore) -> ObjectRow | KvobjError:
-        """Put the row's blobs into the home tier: the row as it is to be recorded, or what failed."""
+    async def _put_row(self, row: ObjectRow, slots: asyncio.Semaphore) -> ObjectRow | KvobjError | None:
+        """Put the row's blobs into the home tier: the row as it is to be recorded, what failed, or None if it was given up."""
         names = BlobNames(row.bucket, row.key)
         async with slots:
             try:
                 for blob in row.blobs:
                     row = await self._put_blob(row, BlobId(blob.blob_id), names)
+            except CorruptionError as error:
+                await self._give_up(row, error)
+                return None
             except KvobjError as error:
                 return error
         return msgspec.structs.replace(row, durability=Durability.LOCAL)

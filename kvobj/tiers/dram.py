@@ -198,6 +198,14 @@ class DramTier:
         if entry is not None:
             entry.verified = True
 
+    def evict_corrupt(self, blob_id: BlobId) -> bool:
+        """Forget a copy that does not check out, so that the next read brings up a good one. False where it is the only copy."""
+        entry = self._entries.get(blob_id)
+        if entry is not None and entry.dirty:
+            return False
+        self._forget([blob_id])
+        return True
+
     def needs_verification(self, blob_id: BlobId) -> bool:
         """Whether the blob was adopted and nobody has checked its bytes since."""
         entry = self._entries.get(blob_id)

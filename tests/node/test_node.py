@@ -173,3 +173,65 @@ async def test_writers_that_leave_in_the_middle_give_back_their_room(node: Node)
     await reaped(node)
     assert node.arena.usage().reserved_bytes == 0
     assert (await node.nvme.usage()).blobs == 0
+
+
+async def lose(node: Node) -> None:
+    """Take every blob out of every tier behind the catalog's back."""
+    for tier in (node.dram, node.nvme):
+        await tier.delete([blob_id async for blob_id in tier.scan()])
+
+
+async def test_a_chunk_whose_bytes_are_lost_is_a_miss_and_can_be_stored_again(node: Node) -> None:
+    driver = await with_buckets(node)
+    await driver.put("/chunks/a", content(1, MIB), x_kvobj_durability="local")
+    await lose(node)
+    assert (await driver.get("/chunks/a")).status == 404
+    again = await driver.put("/chunks/a", content(2, MIB))
+    assert (again.status, again.headers["x-kvobj-existed"]) == (200, "false")
+    assert (await driver.get("/chunks/a")).body == content(2, MIB)
+
+
+async def test_an_ordinary_object_whose_bytes_are_lost_stays_for_an_operator_to_see(node: Node) -> None:
+    driver = await with_buckets(node)
+    await driver.put("/objects/a", content(1, MIB))
+    await lose(node)
+    for _ in range(2):
+        assert (await driver.get("/objects/a")).status == 500
+
+
+async def test_room_is_never_made_by_removing_a_chunk_that_was_stored_anew(node: Node) -> None:
+    driver = await with_buckets(node)
+    await driver.put("/chunks/a", content(1, MIB), x_kvobj_durability="local")
+    (row,) = await node.catalog.lookup("chunks", ["a"])
+    assert row is not None
+    await driver.request("DELETE", "/chunks/a")
+    await driver.put("/chunks/a", content(2, MIB))  # class memory: nothing of it is in the home tier
+    await node.home_space.written(row)  # as if the removal had not been noticed
+    assert await node.home_space.make_room(512 * MIB) == 0
+    assert (await driver.get("/chunks/a")).body == content(2, MIB)
+
+
+async def test_a_chunk_completed_from_parts_gives_way_too(node: Node) -> None:
+    driver = await with_buckets(node)
+    created = await driver.request("POST", "/chunks/m?uploads", headers={"x-kvobj-durability": "local"})
+    (upload_id,) = created.texts("UploadId")
+    part = await driver.put(f"/chunks/m?partNumber=1&uploadId={upload_id}", content(1, MIB))
+    document = (
+        "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber>"
+        f"<ETag>{part.headers['etag']}</ETag></Part></CompleteMultipartUpload>"
+    )
+    done = await driver.request("POST", f"/chunks/m?uploadId={upload_id}", body=document.encode())
+    assert done.status == 200
+    assert await node.home_space.make_room(512 * MIB) == MIB
+    assert (await driver.get("/chunks/m")).status == 404
+
+
+async def test_an_open_upload_of_class_memory_outlives_a_clean_stop(settings: Settings) -> None:
+    async with running_node(settings) as node:
+        driver = await with_buckets(node)
+        created = await driver.request("POST", "/chunks/m?uploads")
+        (upload_id,) = created.texts("UploadId")
+        assert await flush(node, timeout_seconds=30)
+    async with running_node(settings) as node:
+        driver = Driver(store=node.store)
+        assert (await driver.put(f"/chunks/m?partNumber=1&uploadId={upload_id}", content(1, MIB))).status == 200

@@ -21,10 +21,16 @@ def test_sizes_sum_to_the_object_and_none_is_over_the_bound(size_bytes: int, lar
 
 
 def test_the_largest_frame_fits_half_a_region() -> None:
-    split = BlobSplit.for_arena(capacity_bytes=4096 * MIB, region_bytes=256 * MIB)
+    split = BlobSplit.for_tiers(arena_bytes=4096 * MIB, region_bytes=256 * MIB, segment_bytes=1024 * MIB)
     assert raw_frame_bytes(split.blob_plain_bytes_max) <= 128 * MIB
-    small = BlobSplit.for_arena(capacity_bytes=64 * MIB, region_bytes=64 * MIB)
+    small = BlobSplit.for_tiers(arena_bytes=64 * MIB, region_bytes=64 * MIB, segment_bytes=256 * MIB)
     assert raw_frame_bytes(small.blob_plain_bytes_max) <= 8 * MIB
+
+
+def test_no_blob_is_larger_than_a_segment_can_take() -> None:
+    split = BlobSplit.for_tiers(arena_bytes=4096 * MIB, region_bytes=256 * MIB, segment_bytes=4 * MIB)
+    record_bytes = 4096
+    assert raw_frame_bytes(split.blob_plain_bytes_max) + record_bytes <= 4 * MIB
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.data())
