@@ -1,7 +1,8 @@
 """`kvobj serve`: two HTTP servers around a node, from the first signal to the last flush.
 
 SIGTERM and SIGINT drain: no new connections, requests in flight finish, what is only in memory is written down, exit 0. A
-second signal ends at once; nothing that was acknowledged is lost then either, since a start adopts what is in memory.
+second interrupt from the keyboard ends at once (a second SIGTERM changes nothing); nothing that was acknowledged is lost
+then either, since a start adopts what is in memory.
 """
 
 from __future__ import annotations
@@ -175,14 +176,14 @@ def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
+    def on_interrupt() -> None:
         if stop.is_set():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
         stop.set()
 
-    loop.add_signal_handler(signal.SIGINT, on_signal)
-    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     return stop
 
 
