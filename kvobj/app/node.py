@@ -305,7 +305,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         notes=arena_choice.notes,
     )
     stack.push_async_callback(_stop_cleanly, node, ending, log)
-    await _start_background(stack, node)
+    _start_workers(stack, node)
     return node
 
 
@@ -323,25 +323,11 @@ class _Ending:
         await self._arena.aclose(remove=self.remove_arena)
 
 
-async def _start_background(stack: AsyncExitStack, node: Node) -> None:
-    for worker in (node.write_behind, node.reaper, node.home_space, node.sweep):
+def _start_workers(stack: AsyncExitStack, node: Node) -> None:
+    for worker in (node.write_behind, node.reaper, node.home_space):
         worker.start()
         stack.push_async_callback(worker.aclose)
-    background = [
-        asyncio.create_task(node.arena.populate(), name="populate"),
-        asyncio.create_task(node.home_space.load(), name="load-home-space"),
-    ]
-
-    async def end() -> None:
-        for task in background:
-            task.cancel()
-        await asyncio.wait(background)
-        for task in background:
-            if not task.cancelled():
-                with suppress(KvobjError):
-                    task.result()
-
-    stack.push_async_callback(end)
+    stack.push_async_callback(node.sweep.aclose)
 
 
 async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> None:
@@ -365,6 +351,29 @@ async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
                 break
             after = page.next_after
     return False
+
+
+@asynccontextmanager
+async def housekeeping(node: Node) -> AsyncIterator[None]:
+    """What a start does once requests are being answered: populate the arena, learn what is at home, sweep.
+
+    Before that it would take seconds from the first answer where there are many objects.
+    """
+    node.sweep.start()
+    background = [
+        asyncio.create_task(node.arena.populate(), name="populate"),
+        asyncio.create_task(node.home_space.load(), name="load-home-space"),
+    ]
+    try:
+        yield
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        for task in background:
+            if not task.cancelled():
+                with suppress(KvobjError):
+                    task.result()
 
 
 async def flush(node: Node, *, timeout_seconds: float) -> bool:

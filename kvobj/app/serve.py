@@ -30,7 +30,7 @@ from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.app.admin_state import NodeView
 from kvobj.app.log import start_logging
-from kvobj.app.node import Node, flush, open_node
+from kvobj.app.node import Node, flush, housekeeping, open_node
 from kvobj.clock import Clock, SystemClock
 from kvobj.config.settings import ListenAddress, Settings, TlsSettings
 from kvobj.data_directory import DataDirectory
@@ -113,7 +113,8 @@ async def _serve_node(
         gc.enable()
         _announce(node, sockets)
         view.ready = True
-        await stop.wait()
+        async with housekeeping(node):
+            await stop.wait()
         view.ready = False
         log.info("stopping: finishing requests in flight")
         await s3.drain(settings.limits.drain_timeout_seconds)

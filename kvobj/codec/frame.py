@@ -206,13 +206,14 @@ def write_head(
     if len(words) != 3 * entries:
         raise ValueError(f"{plain_bytes} plain bytes are {entries} blocks, got {len(words) // 3}")
     head_bytes = frame_head_bytes(plain_bytes)
+    # The header comes last: a process that is killed in between leaves no header, and so no frame.
+    struct.pack_into(f"<{len(words)}I", frame, HEADER_BYTES, *words)
+    frame[head_bytes : aligned(head_bytes)] = bytes(aligned(head_bytes) - head_bytes)
     _HEADER.pack_into(
         frame, 0, MAGIC, CONTAINER_VERSION, CODEC_REVISION, _CODEC_IDS[codec], _DTYPES_BY_ELEMENT_BYTES[element_bytes],
         KIND_BYTES, 0, plain_bytes, BLOCK_PLAIN_BYTES, _ZEROS_56, digest, _ZEROS_8, entries, 0,
     )  # fmt: skip
     _U32.pack_into(frame, _CRC_AT, crc32c(frame[:_CRC_AT]))
-    struct.pack_into(f"<{len(words)}I", frame, HEADER_BYTES, *words)
-    frame[head_bytes : aligned(head_bytes)] = bytes(aligned(head_bytes) - head_bytes)
 
 
 def seal_raw(frame: memoryview, *, plain_bytes: int, digest: bytes, block_crcs: Sequence[int]) -> None:
@@ -235,6 +236,17 @@ def seal_raw(frame: memoryview, *, plain_bytes: int, digest: bytes, block_crcs: 
             for start, crc in zip(range(0, plain_bytes, BLOCK_PLAIN_BYTES), block_crcs, strict=True)
         ),
     )
+
+
+def has_header(frame: memoryview) -> bool:
+    """Whether a frame's header stands at the front, by its magic and checksum: then its directory does too (`write_head`).
+
+    Says nothing of the blocks. 2 µs, where `parse_frame` of a small frame takes 4 and of a large one 14.
+    """
+    if len(frame) < HEADER_BYTES or bytes(frame[: len(MAGIC)]) != MAGIC:
+        return False
+    (crc,) = _U32.unpack_from(frame, _CRC_AT)
+    return bool(crc == crc32c(frame[:_CRC_AT]))
 
 
 def parse_frame(head: memoryview, frame_bytes: int) -> FrameHeader:

@@ -89,7 +89,9 @@ class HomeSpace:
                 if len(found) % 1000 == 0:
                     await asyncio.sleep(0)
         found.sort()
-        for _, raw_id, bucket, key, etag, size_bytes in found:
+        for number, (_, raw_id, bucket, key, etag, size_bytes) in enumerate(found):
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
             if raw_id not in self._names:
                 self._names[raw_id] = (bucket, key, etag)
                 self._policy.insert(BlobId(raw_id), size_bytes)

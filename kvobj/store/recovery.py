@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, ObjectRow
-from kvobj.codec.frame import parse_frame, raw_payload_offset, seal_raw
+from kvobj.codec.frame import has_header, raw_payload_offset, seal_raw
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
 from kvobj.store.hashing import BlobHash
@@ -97,13 +97,10 @@ class Recovery:
             frame = await self._cache.get(blob_id)
             if frame is None:
                 continue
-            try:
-                parse_frame(frame.view, frame.frame_bytes)
-            except FrameCorruptError:
-                continue
-            finally:
-                frame.release()
-            self._cache.mark_sealed(blob_id)
+            is_sealed = has_header(frame.view)
+            frame.release()
+            if is_sealed:
+                self._cache.mark_sealed(blob_id)
 
     async def _adopt(self, blobs: tuple[BlobRef, ...]) -> bool:
         """Whether every blob is somewhere; those without a home copy are dirty and sealed after this."""

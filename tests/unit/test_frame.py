@@ -21,6 +21,7 @@ from kvobj.codec.frame import (
     FrameHeader,
     block_crcs,
     frame_head_bytes,
+    has_header,
     parse_frame,
     raw_frame_bytes,
     raw_payload_offset,
@@ -240,3 +241,15 @@ def test_a_range_that_is_none_is_refused() -> None:
     for start, stop in ((-1, 1), (2, 1), (0, header.plain_bytes + 1)):
         with pytest.raises(ValueError, match="no range"):
             header.blocks_for(start, stop)
+
+
+def test_a_header_is_told_from_what_lay_there_before_it() -> None:
+    frame = memoryview(bytearray(raw_frame_bytes(10)))
+    assert not has_header(frame)
+    seal_raw(frame, plain_bytes=10, digest=bytes(32), block_crcs=[0])
+    assert has_header(frame)
+    for byte in range(128):
+        frame[byte] ^= 1
+        assert not has_header(frame)
+        frame[byte] ^= 1
+    assert not has_header(frame[:127])
