@@ -21,6 +21,7 @@ from kvobj.errors import IncompleteBodyError
 # Pieces in which transports that copy (TLS, the stock loop) are fed: bounds what they hold.
 _COPIED_PIECE_BYTES = 256 * 1024
 _FIRST_BYTES = 4096
+_LONG_VIEW_BYTES = 4 * 1024 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -44,6 +45,7 @@ class Wire(asyncio.BufferedProtocol):
         "_held",
         "_is_reading",
         "_is_tls",
+        "_long_send_bytes",
         "_loop",
         "_lost",
         "_low_water",
@@ -86,6 +88,7 @@ class Wire(asyncio.BufferedProtocol):
         self._fill_waiter: asyncio.Future[None] | None = None
         self._flush_waiter: asyncio.Future[None] | None = None
         self._write_paused = False
+        self._long_send_bytes: int | None = None
         self._low_water = 0
         self._low_water_now = 0
         self.filled = 0
@@ -290,6 +293,8 @@ class Wire(asyncio.BufferedProtocol):
         if not self._copies_writes:
             transport = self._open_transport()
             self.bytes_out += len(head) + len(view)
+            if self._long_send_bytes is not None and len(view) >= _LONG_VIEW_BYTES:
+                self._fix_send_buffer()
             if head:
                 # Head and the view's first page in one write, the rest in the next. The client wakes while the rest is copied:
                 # 1 MiB takes 190 µs so, 400 µs gathered in one call, 450 µs with the head on its own.
@@ -331,13 +336,17 @@ class Wire(asyncio.BufferedProtocol):
     # The kernel's side.
 
     def tune(self, *, send_bytes: int | None, low_water_bytes: int) -> None:
-        """Fix the kernel's send buffer (None: it adapts), and wake for a long body only when so much of it is there (0: any)."""
-        connection = None if self._transport is None else self._transport.get_extra_info("socket")
-        if connection is None:
-            return
-        if send_bytes is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+        """Fix the kernel's send buffer from the first long view on (None: it adapts), and wake for a long body only when so much of
+        it is there (0: any)."""
+        self._long_send_bytes = send_bytes
         self._low_water = low_water_bytes if self._direct else 0
+
+    def _fix_send_buffer(self) -> None:
+        # Once fixed, the kernel never adapts it again: so not before this connection carries something long. A 1 MiB view
+        # goes out in one piece of an adapted buffer in 0.51 to 0.55 ms, through a fixed one in 0.74 to 0.85.
+        size, self._long_send_bytes = self._long_send_bytes, None
+        if size is not None and self._transport is not None:
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def _set_low_water(self, size: int) -> None:
         self._low_water_now = size

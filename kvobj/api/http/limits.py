@@ -40,8 +40,9 @@ class HttpSettings:
     queue_seconds: float = 10.0
     listen_backlog: int = 1024
     local_send_bytes: int | None = 256 * _KIB
-    """The kernel's send buffer for clients on this machine; None, and those of all others, are left to the kernel to adapt.
-    An adapted one grows to 4 MiB and out of the core's cache: an 8 MiB GET then ran at 0.94 of a bare socket, with this at 1.3."""
+    """The kernel's send buffer for long replies to clients on this machine; None, and those of all others, are left to the
+    kernel to adapt. An adapted one grows to 4 MiB and out of the core's cache: an 8 MiB GET then ran at 0.94 of a bare socket,
+    with this at 1.3."""
     local_low_water_bytes: int = 512 * _KIB
     """How much of a long body must be there before it is read, for clients on this machine. Each wake costs 15 µs, and without
     it one comes with 128 KiB: an 8 MiB PUT then ran at 0.74 of a bare socket, with this at 0.85. Not
