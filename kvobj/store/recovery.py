@@ -67,12 +67,12 @@ class Recovery:
 
     async def run(self) -> RecoveryReport:
         """Do it; see the module's text."""
-        await self._settle_marks()
+        settled = await self._settle_marks()
         lost: list[ObjectRow] = []
         found: list[ObjectRow] = [row async for row in self._catalog.scan_objects(volatile_only=True)]
         found.sort(key=lambda row: row.sequence)  # commit order: parents are written down before their children
         for row in found:
-            if await self._adopt(row.blobs):
+            if all(blob.blob_id in settled for blob in row.blobs) or await self._adopt(row.blobs):
                 self._write_behind.enqueue(row)
             else:
                 lost.append(row)
@@ -82,7 +82,8 @@ class Recovery:
             await self._adopt(part.blobs)
         return RecoveryReport(rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost))
 
-    async def _settle_marks(self) -> None:
+    async def _settle_marks(self) -> set[bytes]:
+        """Compare the marks with the home tier and the frames; the blobs that are known to be whole, here and only here."""
         doubtful = sorted(self._cache.unsealed().union(self._cache.dirty()))
         not_home = set(await self._home.missing(doubtful))
         for blob_id in doubtful:
@@ -91,6 +92,7 @@ class Recovery:
                 self._cache.mark_sealed(blob_id)
                 self._cache.mark_clean(blob_id)
         await self._note_seals(not_home & self._cache.unsealed())
+        return set(not_home.intersection(self._cache.dirty()) - self._cache.unsealed())
 
     async def _note_seals(self, unsealed: set[BlobId]) -> None:
         for blob_id in unsealed:

@@ -44,7 +44,7 @@ async def _round_trip(listener: socket.socket, client: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     connected: asyncio.Future[Wire] = loop.create_future()
     shared = memoryview(bytearray(_SHARED_BYTES))
-    body = bytes(index * 7 % 251 for index in range(_BODY_BYTES))
+    body = (bytes(range(251)) * (_BODY_BYTES // 251 + 1))[:_BODY_BYTES]
     server = await loop.create_server(
         lambda: Wire(loop, connected.set_result, shared=shared, mode=ReceiveMode.DIRECT), sock=listener.dup()
     )
