@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from kvobj.catalog.rebuild import rebuild_catalog
 from kvobj.catalog.rows import BlobRef
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
-from kvobj.database import Database
+from kvobj.database import Database, remove_volatile
 from kvobj.errors import KvobjError
 from kvobj.ids import BlobId
 from kvobj.record_log import RecordLog
@@ -101,6 +101,7 @@ async def _check_arena(data: DataDirectory) -> AsyncIterator[Arena]:
 async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> FsckReport:
     boot_id = current_boot_id()
     choice = choose_arena(settings.dram, data, boot_id=boot_id)
+    had_volatile = choice.volatile_path.exists()
     log = RecordLog.open(data.record_log_path)
     database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=False, record_log=log)
     try:
@@ -112,6 +113,8 @@ async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> Fsck
                 await nvme.aclose()
     finally:
         await database.aclose()
+        if not had_volatile:
+            _leave_no_trace(choice.volatile_path)
 
 
 async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport:
@@ -160,6 +163,7 @@ async def _problem(tier: Tier, blob: BlobRef) -> str | None:
 async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress) -> RebuildReport:
     boot_id = current_boot_id()
     choice = choose_arena(settings.dram, data, boot_id=boot_id)
+    had_volatile = choice.volatile_path.exists()
     record_log = RecordLog.open(data.record_log_path)
     database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=True, record_log=None)
     try:
@@ -185,6 +189,8 @@ async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress
                 await nvme.aclose()
     finally:
         await database.aclose()
+        if not had_volatile:
+            _leave_no_trace(choice.volatile_path)
         record_log.close()
 
 
@@ -223,6 +229,13 @@ def _open_database(
         boot_id=boot_id,
         rebuild=rebuild,
     )
+
+
+def _leave_no_trace(volatile: Path) -> None:
+    """Remove the volatile environment that only this check made; a store that runs keeps its arena around it."""
+    remove_volatile(volatile)
+    with suppress(OSError):
+        volatile.parent.rmdir()
 
 
 async def _open_nvme(settings: Settings, data: DataDirectory, database: Database, arena: Arena) -> NvmeTier:

@@ -190,6 +190,7 @@ def test_a_lost_catalog_is_rebuilt_equal_and_deleted_stays_deleted(server: Serve
         assert raw.request("PUT", "/plain/after", b"the store goes on").status == 200
     server.terminate()
     administer(server, "fsck")
+    assert not server.shared_memory.exists(), "a check leaves nothing in shared memory"
 
 
 def test_sigterm_finishes_what_is_under_way_and_writes_down_what_is_in_memory(server: ServerProcess) -> None:
