@@ -115,7 +115,7 @@ async def _serve_node(
         view.ready = True
         async with housekeeping(node):
             await stop.wait()
-        view.ready = False
+            view.ready = False
         log.info("stopping: finishing requests in flight")
         await s3.drain(settings.limits.drain_timeout_seconds)
 

@@ -22,7 +22,7 @@ from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, Durabil
 from kvobj.clock import Clock
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes
-from kvobj.errors import KvobjError, StoreFullError
+from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import Placement
@@ -274,22 +274,26 @@ class CommitStep:
 
     async def _seal_batches(self) -> None:
         """Hash and seal what is waiting, many small bodies in one job."""
-        loop = asyncio.get_running_loop()
-        while self._unsealed:
-            batch: list[tuple[ReceivedBlob, ObjectRow]] = []
-            size_bytes = 0
-            while self._unsealed and size_bytes < SEAL_BATCH_BYTES:
-                batch.append(self._unsealed.popleft())
-                size_bytes += batch[-1][0].plain_bytes
-            try:
-                await loop.run_in_executor(self._executor, _hash_and_seal, [blob for blob, _ in batch])
-            finally:
-                for blob, row in batch:
-                    follow_up = self._follow_ups[bytes(blob.blob_id)]
-                    self._end_follow_up(blob, row)
-                    follow_up.set_result(None)
-                if not self._unsealed:
-                    self._sealing = None
+        try:
+            while self._unsealed:
+                await self._seal_batch()
+        finally:
+            self._sealing = None
+
+    async def _seal_batch(self) -> None:
+        batch: list[tuple[ReceivedBlob, ObjectRow]] = []
+        size_bytes = 0
+        while self._unsealed and size_bytes < SEAL_BATCH_BYTES:
+            batch.append(self._unsealed.popleft())
+            size_bytes += batch[-1][0].plain_bytes
+        blobs = [blob for blob, _ in batch]
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _hash_and_seal, blobs)
+        finally:
+            for blob, row in batch:
+                follow_up = self._follow_ups[bytes(blob.blob_id)]
+                self._end_follow_up(blob, row)
+                follow_up.set_result(None)
 
     def _end_follow_up(self, blob: ReceivedBlob, row: ObjectRow) -> None:
         del self._follow_ups[bytes(blob.blob_id)]
@@ -319,6 +323,8 @@ class CommitStep:
         if frame is not None:
             try:
                 return with_header_digest(row, frame)
+            except FrameCorruptError:
+                return row  # a digest nobody knows is left out; the bytes are judged where they are read
             finally:
                 frame.release()
         # Written down and evicted since it was looked up: the durable row has the digest.

@@ -22,7 +22,7 @@ import msgspec
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import CorruptionError, KvobjError, StoreFullError
+from kvobj.errors import CorruptionError, FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.placement import Placement
 from kvobj.store.sealed import with_header_digest
@@ -193,9 +193,13 @@ class WriteBehind:
 
     async def _give_up(self, row: ObjectRow, error: CorruptionError) -> None:
         """The only copy is not what was written: the row would hold up everybody behind it, and can never be served."""
-        self.failures += 1
-        self._log.error("a chunk is corrupt in memory and is dropped bucket=%s key=%s: %s", row.bucket, row.key, error)
-        await self._catalog.drop_rows([row])
+        (current,) = await self._catalog.lookup(row.bucket, [row.key])
+        if current is not None and current.blobs[0].blob_id == row.blobs[0].blob_id:
+            self.failures += 1
+            self._log.error("a chunk in memory is lost and is dropped bucket=%s key=%s: %s", row.bucket, row.key, error)
+            await self._catalog.drop_rows([row])
+        # Where the row was deleted meanwhile, a blob of it that was put since is named by nobody.
+        await self._placement.discard([BlobId(blob.blob_id) for blob in row.blobs])
 
     async def _after(self, row: ObjectRow, *, done: bool) -> None:
         blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
@@ -235,8 +239,10 @@ class WriteBehind:
     async def _put_blob(self, row: ObjectRow, blob_id: BlobId, names: BlobNames) -> ObjectRow:
         frame = await self._placement.cache.get(blob_id)
         if frame is None:
-            # In the home tier already (a large part), or deleted while it waited: raise_durability will say so.
-            return row
+            if await self._placement.home.missing([blob_id]):
+                # Deleted while it waited; or lost, and then the row must never say that it is at home.
+                raise FrameCorruptError("no tier holds the blob", blob_id=blob_id)
+            return row  # a large part, which went to the home tier at once
         try:
             if row.digest is None and len(row.blobs) == 1:
                 row = with_header_digest(row, frame)

@@ -235,3 +235,15 @@ async def test_an_open_upload_of_class_memory_outlives_a_clean_stop(settings: Se
     async with running_node(settings) as node:
         driver = Driver(store=node.store)
         assert (await driver.put(f"/chunks/m?partNumber=1&uploadId={upload_id}", content(1, MIB))).status == 200
+
+
+async def test_a_chunk_lost_before_it_was_written_down_is_dropped_and_never_called_local(node: Node) -> None:
+    driver = await with_buckets(node)
+    await driver.put("/chunks/lost", content(1, MIB))
+    await node.commit_step.drain()
+    await lose(node)
+    await driver.put("/chunks/kept", content(2, MIB))
+    assert await flush(node, timeout_seconds=30)
+    assert await node.catalog.lookup("chunks", ["lost"]) == [None]
+    assert (await driver.get("/chunks/kept")).body == content(2, MIB)
+    assert node.write_behind.failures == 1
