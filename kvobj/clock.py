@@ -28,3 +28,8 @@ class SystemClock:
     def monotonic(self) -> float:
         """See `Clock.monotonic`."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_ms(clock: Clock) -> int:
+    """Monotonic time in whole milliseconds: the one clock of leases and grace. Never compared with `now_ms`."""
+    return int(clock.monotonic() * 1000)

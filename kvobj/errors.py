@@ -60,8 +60,28 @@ class IncompleteBodyError(InvalidRequestError):
     """The body ended before, or went on after, its declared length."""
 
 
+class BatchTooLargeError(InvalidRequestError):
+    """One call names more chunks, pins or tokens than its bound."""
+
+
+class InvalidChunkIdError(InvalidRequestError):
+    """A chunk id is not 32 bytes (64 lower-case hex digits), or a key is none of its namespace's."""
+
+
+class InvalidTokensError(InvalidRequestError):
+    """A token id is outside 0 … 2^32-1, or the tokens do not make whole chunks."""
+
+
 class AccessDeniedError(KvobjError):
     """Who asks may not (403)."""
+
+
+class PinLimitExceededError(AccessDeniedError):
+    """The session holds as many pins, or the user as many pinned bytes, as it may (403)."""
+
+
+class QuotaExceededError(AccessDeniedError):
+    """The namespace holds as many chunks or bytes as it may (403)."""
 
 
 class NotFoundError(KvobjError):
@@ -82,6 +102,14 @@ class NoSuchUploadError(NotFoundError):
 
 class NoSuchUserError(NotFoundError):
     """No such user."""
+
+
+class NoSuchNamespaceError(NotFoundError):
+    """No such namespace in this bucket, or none that the user may use: both are told alike."""
+
+
+class NoSuchSessionError(NotFoundError):
+    """No such session of this user in this bucket. Who held one opens another and pins again."""
 
 
 class ConflictError(KvobjError):
@@ -106,6 +134,22 @@ class BucketNotEmptyError(ConflictError):
 
 class UserExistsError(ConflictError):
     """A user with this id or access key exists already."""
+
+
+class NamespaceConflictError(ConflictError):
+    """The namespace is declared otherwise; `differs` lists the fields."""
+
+
+class ParentNotFoundError(ConflictError):
+    """The parent that a chunk names is not live; `parent` is its key."""
+
+
+class LayoutMismatchError(ConflictError):
+    """The chunk does not have its namespace's layout; `differs` lists what disagrees."""
+
+
+class SessionExpiredError(ConflictError):
+    """The session's deadline has passed: its pins are gone."""
 
 
 class FencedError(ConflictError):

@@ -27,10 +27,26 @@ PARTS: Final = Table("parts", volatile=False)
 PARTS_VOLATILE: Final = Table("parts_volatile", volatile=True)
 DELETE_QUEUE: Final = Table("delete_queue", volatile=False)
 DELETE_QUEUE_VOLATILE: Final = Table("delete_queue_volatile", volatile=True)
+CHILDREN: Final = Table("children", volatile=False)
+CHILDREN_VOLATILE: Final = Table("children_volatile", volatile=True)
+NAMESPACES: Final = Table("namespaces", volatile=False)
+NAMESPACE_USAGE: Final = Table("namespace_usage", volatile=False)
+NAMESPACE_USAGE_VOLATILE: Final = Table("namespace_usage_volatile", volatile=True)
+SESSIONS: Final = Table("sessions", volatile=True)
+PINS: Final = Table("pins", volatile=True)
+PINS_BY_BLOB: Final = Table("pins_by_blob", volatile=True)
+PINS_BY_SESSION: Final = Table("pins_by_session", volatile=True)
+LEASE_META: Final = Table("lease_meta", volatile=True)
+EVENTS: Final = Table("events", volatile=False)
+EVENTS_VOLATILE: Final = Table("events_volatile", volatile=True)
+REMOVALS: Final = Table("removals", volatile=True)
+REMOVALS_BY_TIME: Final = Table("removals_by_time", volatile=True)
 
 CATALOG_TABLES: Final = (
     META, USERS, BUCKETS, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE,
     UPLOADS, UPLOADS_VOLATILE, PARTS, PARTS_VOLATILE, DELETE_QUEUE, DELETE_QUEUE_VOLATILE,
+    CHILDREN, CHILDREN_VOLATILE, NAMESPACES, NAMESPACE_USAGE, NAMESPACE_USAGE_VOLATILE,
+    SESSIONS, PINS, PINS_BY_BLOB, PINS_BY_SESSION, LEASE_META, EVENTS, EVENTS_VOLATILE, REMOVALS, REMOVALS_BY_TIME,
 )  # fmt: skip
 """What the catalog needs of the database it is opened on."""
 

@@ -12,25 +12,50 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from kvobj.catalog.history_protocol import History
+from kvobj.catalog.lease_protocol import Leases
+from kvobj.catalog.namespace_protocol import Namespaces
 from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
+    ChunkName,
     CommitMode,
     CommitOutcome,
     DeleteOutcome,
     ListPage,
+    NamespaceQuota,
     ObjectRow,
     PartRow,
     QueueEntry,
+    RecallPage,
     UploadPage,
     UploadRow,
     UserRow,
     WriteCondition,
 )
+from kvobj.errors import KvobjError
 
 
 class Catalog(Protocol):
-    """See the module's text. `bucket` arguments are names, `key` arguments S3 keys of at most 1,024 bytes of UTF-8."""
+    """See the module's text. `bucket` arguments are names, `key` arguments S3 keys of at most 1,024 bytes of UTF-8.
+
+    `now_ms` is wall time and only ever recorded; `now_boot_ms` (`clock.boot_ms`) is the clock of leases and grace.
+    """
+
+    @property
+    def leases(self) -> Leases:
+        """Sessions, pins and match, in the same transactions."""
+        ...
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """Declared namespaces of KV buckets."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """What was stored and removed, in order, for a while."""
+        ...
 
     # -- sessions of writers -------------------------------------------------------------------------------------
     async def open_epoch(self, epoch: int) -> None:
@@ -77,8 +102,16 @@ class Catalog(Protocol):
         ...
 
     # -- objects -------------------------------------------------------------------------------------------------
-    async def lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
-        """The live row of each key, all from one snapshot, or None. At most 65,536 keys."""
+    async def lookup(self, bucket: str, keys: Sequence[str], *, rescue: bool = False) -> list[ObjectRow | None]:
+        """The live row of each key, all from one snapshot, or None. At most 65,536 keys.
+
+        `rescue`: somebody asks for the objects, so those that policy has condemned are live again. A row that is being
+        claimed is absent already.
+        """
+        ...
+
+    async def lookup_hidden(self, bucket: str, key: str) -> ObjectRow | None:
+        """The CONDEMNED row of a key, which only a pin's holder may read, or None."""
         ...
 
     async def commit(
@@ -88,9 +121,14 @@ class Catalog(Protocol):
         mode: CommitMode,
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
+        quota: NamespaceQuota | None = None,
         now_ms: int,
     ) -> CommitOutcome:
-        """Make an object visible, whole, in one step; `row.sequence` is assigned here.
+        """Make an object visible, whole, in one step; `row.sequence` is assigned here, and so are a chunk's depth and totals.
+
+        A row with a parent needs it live in the same step (`ParentNotFoundError`); a parent that policy has condemned is rescued.
+        A CONDEMNED row under the key is replaced, its blobs are queued. `quota` is checked against the usage of `row.namespace`
+        (`QuotaExceededError`).
 
         REPLACE: a live row under the key goes, its blobs are queued (due at `now_ms`). FIRST_WRITER_WINS: a live row of
         the same size stays and the given blobs are queued; of another size: `ImmutableChunkError`. With
@@ -102,11 +140,66 @@ class Catalog(Protocol):
         """
         ...
 
+    async def commit_chain(
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+    ) -> list[CommitOutcome | KvobjError]:
+        """Commit chunks of one bucket in one step, first writer wins, each with its parent live or earlier in the list.
+
+        One outcome a row, in order: where one is refused, those that need it are refused with `ParentNotFoundError`, the others
+        stand. At most 1,000 rows.
+        """
+        ...
+
     async def delete(
         self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
     ) -> list[DeleteOutcome]:
         """Hide the keys at once and queue their blobs, in one step. Absent is fine. At most 1,000 keys.
-        `NoSuchBucketError`. Durable before it returns wherever a hidden row was durable."""
+        `NoSuchBucketError`. Durable before it returns wherever a hidden row was durable.
+
+        Descendants of a key are hidden with it, or, where they are more than one step takes, before it: no step leaves a hole.
+        What a pin holds, and every ancestor of it that is hidden here, stays as a CONDEMNED row.
+        """
+        ...
+
+    # -- gc of chunks --------------------------------------------------------------------------------------------
+    async def condemn(self, chunks: Sequence[ChunkName], *, not_before_boot_ms: int) -> list[bool]:
+        """Mark live chunks for removal at policy's wish; at most 1,000, children before parents.
+
+        True where it was done: the row is live under this blob id, unpinned, every child is marked too, and it is not quiet time.
+        Marks do not outlive the process, hide nothing, and go when a look-up rescues the row or a child is committed under it.
+        """
+        ...
+
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
+        """Remove up to `limit` rows that nothing holds: marked ones whose time has come, and CONDEMNED ones; leaf first.
+
+        Pins and children are checked again in the same step; a marked row that fails the check loses its mark. Nothing in
+        quiet time. The blobs are queued: from here on their removal is certain. Returns the rows removed.
+        """
+        ...
+
+    def condemned(self) -> tuple[int, int]:
+        """How many rows are marked, and how many are CONDEMNED and wait for pins."""
+        ...
+
+    async def recall(
+        self,
+        bucket: str,
+        *,
+        namespace: str | None = None,
+        writer: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        after: str = "",
+        now_ms: int,
+    ) -> RecallPage:
+        """Hide every chunk that all given conditions fit (`modified_ms` in [from_ms, to_ms)), with all descendants, as DELETE
+        does; one bounded step in key order after `after`. `NoSuchBucketError`."""
+        ...
+
+    async def drop_orphans(self, *, now_ms: int) -> int:
+        """Remove durable chunks whose parent's row is gone, with their descendants: a start does so after power loss, before
+        anything is served. How many went."""
         ...
 
     async def list_objects(
@@ -123,8 +216,8 @@ class Catalog(Protocol):
         ...
 
     async def drop_rows(self, rows: Sequence[ObjectRow]) -> None:
-        """Forget live rows whose bytes are lost (a start after power loss, a failed repair) and queue their blobs. Rows
-        that name other blobs by now stay."""
+        """Forget live rows whose bytes are lost (a start after power loss, a failed repair), with all their descendants, and queue
+        their blobs. Rows that name other blobs by now stay."""
         ...
 
     def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
@@ -141,9 +234,10 @@ class Catalog(Protocol):
         """The upload's row, or None."""
         ...
 
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> None:
-        """Record a part, replacing one of the same number (its blobs are queued). `NoSuchUploadError` (the given blobs are
-        queued then)."""
+    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+        """Record a part, replacing one of the same number (its blobs are queued), and return it. In an upload of `group_parts` the
+        first part of a number stands and is returned, the given blobs are queued. `NoSuchUploadError` (the given blobs are
+        queued then too)."""
         ...
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
@@ -181,7 +275,7 @@ class Catalog(Protocol):
         ...
 
     async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
-        """Entries whose `not_before_ms` has passed, oldest first."""
+        """Entries whose `not_before_ms` has passed and whose blob nobody pins, oldest first."""
         ...
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:

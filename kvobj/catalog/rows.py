@@ -32,11 +32,15 @@ class Durability(StrEnum):
 
 
 class ObjectState(StrEnum):
-    """States of `gc-protocol` §2.3 that a row can be seen in; absent and uploading have no row."""
+    """States of `gc-protocol` §2.3 that a row can be seen in.
+
+    Absent and uploading have no row; deleting is an entry of the delete queue. CONDEMNED is a row that DELETE or recall has
+    hidden while a pin still protects it or something below it: it is invisible, never rescued, replaced by a PUT, and claimed
+    once nothing holds it. What policy condemns stays LIVE and is only marked (`Catalog.condemn`): a look-up rescues it.
+    """
 
     LIVE = "live"
     CONDEMNED = "condemned"
-    DELETING = "deleting"
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False):
@@ -121,10 +125,16 @@ class ObjectRow(_Row, frozen=True, array_like=True):
     digest: bytes | None = None
     state: ObjectState = ObjectState.LIVE
     sequence: int = 0
-    # Filled by chains: the parent's key, the depth and the position-weighted sum of `gc-protocol` §2.4.
+    # A chunk's place in its chain. `parent`: the parent's key, "" for a first chunk (the namespace's root), None for a key
+    # without a parent. The commit fills the rest: `depth` counts from 0 for a first chunk, `chain_sum` is the position-weighted
+    # sum of `ids.chain_sums` (16 bytes; b"" without a parent), `chain_bytes` and `chain_tokens` are totals from the root to here.
     parent: str | None = None
     depth: int = 0
     chain_sum: bytes = b""
+    namespace: str = ""
+    tokens: int = 0
+    chain_bytes: int = 0
+    chain_tokens: int = 0
 
 
 class UploadRow(_Row, frozen=True, array_like=True):
@@ -140,6 +150,12 @@ class UploadRow(_Row, frozen=True, array_like=True):
     metadata: dict[str, str] = {}
     checksum_algorithm: str | None = None
     checksum_type: str | None = None
+    # A chunk that arrives in parts of several writers (`kv-api` §4) is an upload that completes itself: so many parts, 0 for an
+    # upload of S3's. Such uploads are in no listing. The rest is its place in its chain, as in `ObjectRow`.
+    group_parts: int = 0
+    parent: str | None = None
+    namespace: str = ""
+    tokens: int = 0
 
 
 class PartRow(_Row, frozen=True, array_like=True):
@@ -157,7 +173,8 @@ class PartRow(_Row, frozen=True, array_like=True):
 class QueueEntry(_Row, frozen=True, array_like=True):
     """A blob that no row names any more. Its tiers' copies may be deleted once `not_before_ms` has passed.
 
-    `position` is the entry's place in the queue, set by the catalog; reap names it.
+    `position` is the entry's place in the queue, set by the catalog; reap names it. `pinned`: the blob was pinned when
+    it was queued, so it waits until it is not, and through quiet time.
     """
 
     blob_id: bytes
@@ -166,6 +183,7 @@ class QueueEntry(_Row, frozen=True, array_like=True):
     key: str
     position: int = 0
     volatile: bool = False
+    pinned: bool = False
 
 
 class WriteCondition(_Row, frozen=True, array_like=True):
@@ -191,11 +209,12 @@ class CommitOutcome(_Row, frozen=True, array_like=True):
 
 
 class DeleteOutcome(_Row, frozen=True, array_like=True):
-    """One key's result: the row that was hidden, or None if there was none. `error` is set where a condition failed."""
+    """One key's result: the row that was hidden, or None if there was none, and how many of its descendants went with it."""
 
     key: str
     removed: ObjectRow | None
     precondition_failed: bool = False
+    descendants: tuple[ObjectRow, ...] = ()
 
 
 class ListPage(_Row, frozen=True, array_like=True):
@@ -223,3 +242,25 @@ class BucketUsage(_Row, frozen=True, array_like=True):
 
     objects: int
     size_bytes: int
+
+
+class ChunkName(_Row, frozen=True, array_like=True):
+    """One chunk as gc names it: a row under this key that names another first blob is another chunk."""
+
+    bucket: str
+    key: str
+    blob_id: bytes
+
+
+class NamespaceQuota(_Row, frozen=True, array_like=True):
+    """What a namespace may hold; None: no bound."""
+
+    chunks: int | None = None
+    size_bytes: int | None = None
+
+
+class RecallPage(_Row, frozen=True, array_like=True):
+    """One step of a recall: rows hidden, and where to go on (None: done)."""
+
+    recalled: tuple[ObjectRow, ...]
+    next_after: str | None

@@ -1,0 +1,75 @@
+"""Namespaces of KV buckets: what may share chunks, declared once, immutable but for its settings (`kv-api` §3).
+
+A row holds the canonical declaration and the namespace key, wrapped by the store's wrapping key; who may use the key is the
+`access` setting. Declarations go to the record log too, so that a rebuild restores them before any chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from kvobj.catalog.rows import NamespaceQuota
+
+
+class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
+    """One namespace. Identity: `declaration` (canonical JSON, RFC 8785) and what follows from it. Settings: the rest.
+
+    `ids` is `kvobj`, `foreign` or an engine's chain. `chunk_bytes` is the size of a full chunk, None for an opaque layout. `access`
+    maps user ids to `read` or `write`; the bucket's owner and root need no entry.
+    """
+
+    bucket: str
+    name: str
+    declaration: bytes
+    fingerprint: bytes
+    wrapped_key: bytes
+    root: bytes
+    ids: str
+    chunk_tokens: int
+    chunk_bytes: int | None
+    part_axis: str | None
+    created_ms: int
+    owner: str
+    codecs: dict[str, str] = {}
+    lossy: bool = False
+    access: dict[str, str] = {}
+    quota: NamespaceQuota = NamespaceQuota()
+
+
+class NamespaceUsage(msgspec.Struct, frozen=True, array_like=True):
+    """Live chunks of a namespace and their plain bytes."""
+
+    chunks: int
+    size_bytes: int
+
+
+class Namespaces(Protocol):
+    """See the module's text. Rows are values: who needs the key unwraps it (`store.namespaces`)."""
+
+    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+        """Record a namespace durably: the row that stands, and whether it is new. The same declaration again changes nothing
+        but is answered with the row that stands. `NamespaceConflictError` (another declaration; the caller finds what
+        differs in its `existing`), `NoSuchBucketError`."""
+        ...
+
+    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
+        """Replace codecs, lossy, access and quota. `NoSuchNamespaceError`."""
+        ...
+
+    async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
+        """The row, or None. Cached: a few microseconds."""
+        ...
+
+    async def page(self, bucket: str, *, after: str = "", limit: int = 1000) -> tuple[NamespaceRow, ...]:
+        """Rows in name order strictly after `after`. `NoSuchBucketError`."""
+        ...
+
+    async def remove(self, bucket: str, name: str) -> None:
+        """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`."""
+        ...
+
+    async def usage(self, bucket: str, name: str) -> NamespaceUsage:
+        """Kept by the commits themselves. `NoSuchBucketError`."""
+        ...

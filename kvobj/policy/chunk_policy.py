@@ -1,0 +1,79 @@
+"""What a policy over chunks is: one instance ranks what lies in dram and nvme, told whole requests, never bytes.
+
+Names are 16 bytes each (`chunk_name` of bucket and key): they outlive blob ids, so that what was evicted and comes
+back is known again. Pure: no I/O, time is passed in, decisions depend on nothing else. Called from one thread, the event loop's;
+bounded work a call. `eviction.md` §3 to §5 is the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+
+class CacheTier(IntEnum):
+    """The tiers that a policy ranks, fast to slow."""
+
+    DRAM = 0
+    NVME = 1
+
+
+class ChunkPolicy(Protocol):
+    """See the module's text. Names are `bytes` of 16; `chain` arguments are names end to end, head first."""
+
+    def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
+        """One request's whole chain, stored or not: an access of every chunk. Returns how many leading chunks were known (cached
+        or ghost). `hint` is 0..5: floor(log2(output tokens)/2)."""
+        ...
+
+    def access(self, name: bytes, *, now_ms: int) -> None:
+        """One chunk read by itself, by a client that tells no chain."""
+        ...
+
+    def admits(self, name: bytes, tier: CacheTier, *, size_bytes: int, now_ms: int) -> bool:
+        """Whether the tier should take the chunk: there is room, or it is worth more than what would have to go. A refused one
+        becomes a ghost."""
+        ...
+
+    def stored(self, name: bytes, tier: CacheTier, *, parent: bytes | None, size_bytes: int, now_ms: int) -> None:
+        """The tier holds the chunk from now on (again: only its size is taken)."""
+        ...
+
+    def dropped(self, name: bytes, tier: CacheTier) -> None:
+        """The tier holds it no longer. Unknown names are fine."""
+        ...
+
+    def pin(self, name: bytes) -> None:
+        """Count one pin: it is no victim while it has one."""
+        ...
+
+    def unpin(self, name: bytes) -> None:
+        """Undo one `pin`."""
+        ...
+
+    def victims(
+        self, tier: CacheTier, bytes_needed: int, *, now_ms: int, eligible: Callable[[bytes], bool], limit: int = 1000
+    ) -> list[bytes]:
+        """What should leave the tier, first to go first, leaves before their parents, whose sizes sum to `bytes_needed` or more.
+
+        Changes nothing: the same are named until `dropped`. Fewer come back where the eligible ones do not suffice or a bound
+        on the work is reached. `eligible` must not call the policy.
+        """
+        ...
+
+    def holds(self, name: bytes, tier: CacheTier) -> bool:
+        """Whether the tier holds the chunk, as the policy was told."""
+        ...
+
+    def size_bytes(self, tier: CacheTier) -> int:
+        """Sum of the sizes of what the tier holds."""
+        ...
+
+    def save(self) -> bytes:
+        """What is worth keeping over a restart: tables and counts, not contents. Bounded (1 MiB)."""
+        ...
+
+    def load(self, state: bytes) -> None:
+        """Take up a saved state; one of another kind or version is ignored."""
+        ...
