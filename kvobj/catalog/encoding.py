@@ -35,6 +35,7 @@ NAMESPACE_USAGE_VOLATILE: Final = Table("namespace_usage_volatile", volatile=Tru
 SESSIONS: Final = Table("sessions", volatile=True)
 PINS: Final = Table("pins", volatile=True)
 PINS_BY_BLOB: Final = Table("pins_by_blob", volatile=True)
+PINS_BY_KEY: Final = Table("pins_by_key", volatile=True)
 PINS_BY_SESSION: Final = Table("pins_by_session", volatile=True)
 LEASE_META: Final = Table("lease_meta", volatile=True)
 EVENTS: Final = Table("events", volatile=False)
@@ -46,7 +47,7 @@ CATALOG_TABLES: Final = (
     META, USERS, BUCKETS, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE,
     UPLOADS, UPLOADS_VOLATILE, PARTS, PARTS_VOLATILE, DELETE_QUEUE, DELETE_QUEUE_VOLATILE,
     CHILDREN, CHILDREN_VOLATILE, NAMESPACES, NAMESPACE_USAGE, NAMESPACE_USAGE_VOLATILE,
-    SESSIONS, PINS, PINS_BY_BLOB, PINS_BY_SESSION, LEASE_META, EVENTS, EVENTS_VOLATILE, REMOVALS, REMOVALS_BY_TIME,
+    SESSIONS, PINS, PINS_BY_BLOB, PINS_BY_KEY, PINS_BY_SESSION, LEASE_META, EVENTS, EVENTS_VOLATILE, REMOVALS, REMOVALS_BY_TIME,
 )  # fmt: skip
 """What the catalog needs of the database it is opened on."""
 
