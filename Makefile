@@ -1,5 +1,6 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
+# make native   compile the native library again, where its sources changed
 #
 # Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.
 
@@ -14,6 +15,7 @@ ENVS ?= .envs
 BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 TEST_STAMP := $(VENV)/.installed-test
+NATIVE_STAMP := $(VENV)/.built-native
 PIP_FLAGS := --quiet --disable-pip-version-check
 SERVE_ARGS ?=
 TEST_ARGS ?=
@@ -21,18 +23,20 @@ TEST_ARGS ?=
 # command:package pairs that some tests start
 SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace
 
-.PHONY: help setup serve test lint format bench client-envs system-tools clean
+.PHONY: help setup native serve test lint format bench client-envs system-tools clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-setup: $(TEST_STAMP)
+setup: $(TEST_STAMP) $(NATIVE_STAMP)
 
-serve: $(SERVE_STAMP)
+native: $(NATIVE_STAMP)
+
+serve: $(SERVE_STAMP) $(NATIVE_STAMP)
 	exec $(BIN)/kvobj serve $(SERVE_ARGS)
 
 # pytest comes last, so that its summary is the last thing printed.
-test: $(TEST_STAMP) system-tools client-envs lint
+test: $(TEST_STAMP) $(NATIVE_STAMP) system-tools client-envs lint
 	@$(BIN)/python -m pytest --durations=25 $(TEST_ARGS)
 
 lint: $(TEST_STAMP)
@@ -45,7 +49,7 @@ format: $(TEST_STAMP)
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: $(TEST_STAMP)
+bench: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python tools/bench_s3.py $(BENCH_ARGS)
 
@@ -62,7 +66,7 @@ system-tools:
 	fi
 
 clean:
-	rm -rf $(VENV) $(ENVS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENVS) build dist kvobj/native/libkvobj.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find kvobj tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Checked first, so that no half-made environment is left behind.
@@ -78,6 +82,11 @@ $(VENV)/bin/python:
 $(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing kvobj"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@touch $@
+
+# Without a compiler it says so, and kvobj runs on its pure twins.
+$(NATIVE_STAMP): $(SERVE_STAMP) $(wildcard kvobj/native/*.c kvobj/native/*.h kvobj/native/build.py)
+	@$(BIN)/python kvobj/native/build.py
 	@touch $@
 
 $(TEST_STAMP): $(SERVE_STAMP)
