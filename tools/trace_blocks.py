@@ -31,6 +31,7 @@ class TraceRequest:
     at_seconds: float
     input_tokens: int
     block_ids: tuple[int, ...]
+    output_tokens: int = 0
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -45,7 +46,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> Iterator[TraceRequest
                 ids = tuple(record["hash_ids"])
             else:
                 ids = tuple(first + step for first, count in record["hash_runs"] for step in range(count))
-            yield TraceRequest(record["timestamp"] / 1000, record["input_length"], ids)
+            yield TraceRequest(record["timestamp"] / 1000, record["input_length"], ids, record.get("output_length", 0))
 
 
 def block_tokens(requests: Sequence[TraceRequest]) -> dict[int, int]:

@@ -1,15 +1,20 @@
 """What a policy over chunks is: one instance ranks what lies in dram and nvme, told whole requests, never bytes.
 
 Names are 16 bytes each (`chunk_name` of bucket and key): they outlive blob ids, so that what was evicted and comes
-back is known again. Pure: no I/O, time is passed in, decisions depend on nothing else. Called from one thread, the event loop's;
-bounded work a call. `eviction.md` §3 to §5 is the source.
+back is known again. Pure: no I/O, decisions depend on nothing but what is passed in. Times are of one clock that does not jump
+(`clock.boot_ms`; what goes back is ignored). Called from one thread, the event loop's; bounded work a call. `eviction.md` §3
+to §5 is the source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
+
+from blake3 import blake3
+
+NAME_BYTES: Final = 16
 
 
 class CacheTier(IntEnum):
@@ -17,6 +22,11 @@ class CacheTier(IntEnum):
 
     DRAM = 0
     NVME = 1
+
+
+def chunk_name(bucket: str, key: str) -> bytes:
+    """What policies call the chunk under this key: 16 bytes, the same whatever blob it names."""
+    return blake3(f"{bucket}\0{key}".encode()).digest(NAME_BYTES)
 
 
 class ChunkPolicy(Protocol):
@@ -28,12 +38,14 @@ class ChunkPolicy(Protocol):
         ...
 
     def access(self, name: bytes, *, now_ms: int) -> None:
-        """One chunk read by itself, by a client that tells no chain."""
+        """One chunk read by itself, by a client that tells no chain. Soon after the last use it may count as the same one."""
         ...
 
-    def admits(self, name: bytes, tier: CacheTier, *, size_bytes: int, now_ms: int) -> bool:
-        """Whether the tier should take the chunk: there is room, or it is worth more than what would have to go. A refused one
-        becomes a ghost."""
+    def admits(
+        self, name: bytes, tier: CacheTier, *, size_bytes: int, now_ms: int, parent: bytes | None = None
+    ) -> bool:
+        """Whether the tier should take the chunk: there is room, or it is worth more than what would have to go, which its parent
+        never is. A refused one is remembered as a ghost if a request or an access told of it."""
         ...
 
     def stored(self, name: bytes, tier: CacheTier, *, parent: bytes | None, size_bytes: int, now_ms: int) -> None:

@@ -72,6 +72,30 @@ def test_an_ordinary_bucket_takes_the_same_replay(server: ServerProcess, tmp_pat
     assert summary["blocks_written"] >= summary["different_blocks"]
 
 
+@pytest.mark.parametrize("ids", ["kvobj", "foreign"])
+def test_holders_that_match_pin_and_crash_read_right_bytes_while_a_small_store_is_kept_full(
+    ids: str, tmp_path: Path
+) -> None:
+    times = {"grace": '"1 s"', "sweep_interval": '"1 s"', "lease_ttl": '"1 s"'}
+    sizes = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, sections={"gc": times})
+    options = ("--ttl", "1", "--grace", "1", "--sweep", "1", "--crash-share", "0.05")
+    with ServerProcess(tmp_path / "server", sizes) as small:
+        admin = f"http://127.0.0.1:{small.admin_port}"
+        summary = replay(
+            small, tmp_path, "--api", "match", "--ids", ids, "--admin", admin, "--target-bytes", "130 MiB", *options
+        )
+    assert summary["requests"] == 500
+    assert summary["wrong_blocks"] == 0
+    assert summary["pinned_unreadable"] == 0
+    assert summary["pinned_reads"] > 1_000
+    assert summary["errors"] == {}
+    assert summary["claimed_chunks"] > 1_000, "the store was full: the collector made room"
+    assert summary["crashes"] > 10
+    assert summary["sessions_at_crash"] >= 1, "pins of dead holders stood when everything was removed"
+    assert summary["garbage_seconds"] <= summary["garbage_seconds_max"]
+    assert summary["token_hit_ratio"] > 0.8 * summary["lru_token_hit_ratio"]
+
+
 def test_a_wrong_byte_in_the_store_is_noticed(server: ServerProcess, tmp_path: Path) -> None:
     trace = tmp_path / "one_block.jsonl"
     trace.write_text(json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [7]}) + "\n")
