@@ -38,6 +38,7 @@ from kvobj.errors import (
 )
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
+from kvobj.store.places import ChunkPlace
 from kvobj.store.requests import PutRequest, PutResult
 
 
@@ -322,6 +323,13 @@ class FakeStore:
         if any(ref.blob_id not in self.blobs for ref in row.blobs):
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
+
+    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
+        return self.catalog.objects.get((bucket, key))
+
+    async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        assert place is None or not place.parent, "chains are tested over the real store"
+        return self.catalog.objects.get((bucket, key))
 
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:  # noqa: ARG002 - nothing is pending here
         return row

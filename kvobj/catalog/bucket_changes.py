@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
+from kvobj.catalog.catalog_rows import CatalogRows, require_root
 from kvobj.catalog.encoding import (
     BUCKETS,
     EPOCH,
@@ -13,6 +16,7 @@ from kvobj.catalog.encoding import (
     META,
     USERS,
     StoredBucket,
+    decode_object,
     decode_stored_bucket,
     decode_user,
     encode_row,
@@ -20,12 +24,14 @@ from kvobj.catalog.encoding import (
     number_key,
 )
 from kvobj.catalog.log_entries import BucketRemoved, UserRemoved, encode_entry
-from kvobj.catalog.object_changes import require_root
-from kvobj.catalog.object_rows import ObjectRows
-from kvobj.catalog.rows import BucketRow, UserRow
-from kvobj.catalog.upload_rows import UploadRows
+from kvobj.catalog.namespace_changes import drop_namespaces
+from kvobj.catalog.object_changes import AT_ONCE_MS
+from kvobj.catalog.object_rows import NO_ROWS
+from kvobj.catalog.rows import BucketRow, ObjectState, UserRow
 from kvobj.database import WriteView
 from kvobj.errors import BucketExistsError, BucketNotEmptyError, NoSuchUserError, UserExistsError
+
+_HIDDEN_MAX: Final = 1000
 
 
 def begin_incarnation(view: WriteView) -> int:
@@ -99,17 +105,32 @@ class CreateBucket:
 
 @dataclass(frozen=True, slots=True)
 class DeleteBucket:
-    """`Catalog.delete_bucket` as a change. Looks into the tables, not at the counters."""
+    """`Catalog.delete_bucket` as a change. Looks into the tables, not at the counters.
+
+    Hidden rows, which nobody sees, go with the bucket; their blobs wait for the pins on them. Up to 1,000: with more of them
+    the bucket is not empty yet.
+    """
 
     name: str
-    objects: ObjectRows
-    uploads: UploadRows
+    tables: CatalogRows
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
         root = require_root(view, self.name)
-        trees = (self.objects.volatile, self.objects.durable, self.uploads.volatile, self.uploads.durable)
-        if not all(tree.is_empty(view, root) for tree in trees):
+        objects, uploads = self.tables.objects, self.tables.uploads
+        rows = [
+            decode_object(value)
+            for tree in (objects.volatile, objects.durable)
+            for _, value in islice(tree.items(view, root), _HIDDEN_MAX + 1)
+        ]
+        is_used = len(rows) > _HIDDEN_MAX or any(row.state is ObjectState.LIVE for row in rows)
+        if is_used or not (uploads.volatile.is_empty(view, root) and uploads.durable.is_empty(view, root)):
             raise BucketNotEmptyError("the bucket is not empty", bucket=self.name)
+        for row in rows:
+            key = row.key.encode()
+            before = objects.pair(view, root, key)
+            objects.change(view, root, key, before, NO_ROWS)
+            objects.queue_replaced(view, before, NO_ROWS, now_ms=AT_ONCE_MS, may_be_pinned=True)
+        drop_namespaces(view, self.name)
         view.delete(BUCKETS, self.name.encode())
         view.log(encode_entry(BucketRemoved(self.name)))

@@ -5,10 +5,14 @@ Chunk ids stay one byte string, since most of a long list is never looked at: a 
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-CHUNK_ID_BYTES = 32
+from kvobj.ids.chain_sums import id_lanes, key_lanes
+
+CHUNK_ID_BYTES: Final = 32
+_KEY_BYTES: Final = 2 * CHUNK_ID_BYTES
 
 
 class ChunkList(Protocol):
@@ -22,8 +26,12 @@ class ChunkList(Protocol):
         """The S3 key of one."""
         ...
 
-    def lanes(self) -> bytes:
-        """16 bytes a chunk, as `ids.chain_sums` sums them up."""
+    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
+        """The UTF-8 of the keys from `start` to before `stop`."""
+        ...
+
+    def lanes(self, start: int, stop: int) -> bytes:
+        """16 bytes for each of them, as `ids.chain_sums` sums them up."""
         ...
 
 
@@ -44,9 +52,14 @@ class IdList:
         """See `ChunkList.key`."""
         return self.raw[index * CHUNK_ID_BYTES : (index + 1) * CHUNK_ID_BYTES].hex()
 
-    def lanes(self) -> bytes:
-        """See `ChunkList.lanes`: the first half of each id."""
-        return b"".join([self.raw[at : at + 16] for at in range(0, len(self.raw), CHUNK_ID_BYTES)])
+    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
+        """See `ChunkList.encoded_keys`. ~0.1 µs a key."""
+        digits = hexlify(self.raw[start * CHUNK_ID_BYTES : stop * CHUNK_ID_BYTES])
+        return [digits[at : at + _KEY_BYTES] for at in range(0, len(digits), _KEY_BYTES)]
+
+    def lanes(self, start: int, stop: int) -> bytes:
+        """See `ChunkList.lanes`: the first half of each id. ~1 ns an id."""
+        return id_lanes(self.raw[start * CHUNK_ID_BYTES : stop * CHUNK_ID_BYTES])
 
 
 class KeyList:
@@ -64,6 +77,10 @@ class KeyList:
         """See `ChunkList.key`."""
         return self._keys[index]
 
-    def lanes(self) -> bytes:
-        """See `ChunkList.lanes`."""
-        raise NotImplementedError
+    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
+        """See `ChunkList.encoded_keys`."""
+        return [key.encode() for key in self._keys[start:stop]]
+
+    def lanes(self, start: int, stop: int) -> bytes:
+        """See `ChunkList.lanes`. ~1.5 µs a key that is no chunk id: it is hashed."""
+        return b"".join([key_lanes(key) for key in self._keys[start:stop]])

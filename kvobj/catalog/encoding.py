@@ -7,10 +7,12 @@ Durable tables have volatile twins for what is of class `memory`; the bytes are 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import BucketRow, ObjectRow, PartRow, QueueEntry, UploadRow, UserRow
 from kvobj.database import Table
 
@@ -29,15 +31,20 @@ DELETE_QUEUE: Final = Table("delete_queue", volatile=False)
 DELETE_QUEUE_VOLATILE: Final = Table("delete_queue_volatile", volatile=True)
 CHILDREN: Final = Table("children", volatile=False)
 CHILDREN_VOLATILE: Final = Table("children_volatile", volatile=True)
+EXPOSED: Final = Table("exposed_parents", volatile=False)
+HIDDEN: Final = Table("hidden", volatile=False)
+HIDDEN_VOLATILE: Final = Table("hidden_volatile", volatile=True)
 NAMESPACES: Final = Table("namespaces", volatile=False)
-NAMESPACE_USAGE: Final = Table("namespace_usage", volatile=False)
-NAMESPACE_USAGE_VOLATILE: Final = Table("namespace_usage_volatile", volatile=True)
+NAMESPACE_USAGE: Final = USAGE
+NAMESPACE_USAGE_VOLATILE: Final = USAGE_VOLATILE
+"""In one table with those of buckets (root ‖ name beside root): a commit writes both, and each table it touches costs it a page."""
 SESSIONS: Final = Table("sessions", volatile=True)
 PINS: Final = Table("pins", volatile=True)
 PINS_BY_BLOB: Final = Table("pins_by_blob", volatile=True)
 PINS_BY_KEY: Final = Table("pins_by_key", volatile=True)
 PINS_BY_SESSION: Final = Table("pins_by_session", volatile=True)
 LEASE_META: Final = Table("lease_meta", volatile=True)
+LEASE_USAGE: Final = Table("lease_usage", volatile=True)
 EVENTS: Final = Table("events", volatile=False)
 EVENTS_VOLATILE: Final = Table("events_volatile", volatile=True)
 REMOVALS: Final = Table("removals", volatile=True)
@@ -46,8 +53,9 @@ REMOVALS_BY_TIME: Final = Table("removals_by_time", volatile=True)
 CATALOG_TABLES: Final = (
     META, USERS, BUCKETS, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE,
     UPLOADS, UPLOADS_VOLATILE, PARTS, PARTS_VOLATILE, DELETE_QUEUE, DELETE_QUEUE_VOLATILE,
-    CHILDREN, CHILDREN_VOLATILE, NAMESPACES, NAMESPACE_USAGE, NAMESPACE_USAGE_VOLATILE,
-    SESSIONS, PINS, PINS_BY_BLOB, PINS_BY_KEY, PINS_BY_SESSION, LEASE_META, EVENTS, EVENTS_VOLATILE, REMOVALS, REMOVALS_BY_TIME,
+    CHILDREN, CHILDREN_VOLATILE, EXPOSED, HIDDEN, HIDDEN_VOLATILE, NAMESPACES,
+    SESSIONS, PINS, PINS_BY_BLOB, PINS_BY_KEY, PINS_BY_SESSION, LEASE_META,
+    LEASE_USAGE, EVENTS, EVENTS_VOLATILE, REMOVALS, REMOVALS_BY_TIME,
 )  # fmt: skip
 """What the catalog needs of the database it is opened on."""
 
@@ -75,6 +83,7 @@ decode_upload = msgspec.msgpack.Decoder(UploadRow).decode
 decode_part = msgspec.msgpack.Decoder(PartRow).decode
 decode_queue_entry = msgspec.msgpack.Decoder(QueueEntry).decode
 decode_bucket = msgspec.msgpack.Decoder(BucketRow).decode
+decode_namespace = msgspec.msgpack.Decoder(NamespaceRow).decode
 
 
 class StoredBucket(NamedTuple):
@@ -89,6 +98,7 @@ def encode_stored_bucket(bucket: StoredBucket) -> bytes:
     return bucket.root + encode_row(bucket.row)
 
 
+@lru_cache(maxsize=1024)
 def decode_stored_bucket(value: bytes) -> StoredBucket:
     """See `encode_stored_bucket`."""
     return StoredBucket(value[:ROOT_BYTES], decode_bucket(value[ROOT_BYTES:]))

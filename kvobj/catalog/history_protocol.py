@@ -30,8 +30,9 @@ class RemovalReason(StrEnum):
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True):
-    """One event about chunks of one namespace. `keys` are S3 keys, of a chain in chain order; `parent` is that of the first
-    (as in `ObjectRow`); `tokens` are those of all of them together."""
+    """One event about chunks of one namespace. `keys` are S3 keys; those of a stored event are a chain in its order, each of
+    equally many tokens, and `parent` is that of the first (as in `ObjectRow`). `tokens` are those of all of them together.
+    `reason` is a removed event's `RemovalReason`, `durability` a stored one's class as it was reached then."""
 
     sequence: int
     time_ms: int
@@ -42,6 +43,7 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True):
     parent: str | None = None
     tokens: int = 0
     reason: str = ""
+    durability: str = ""
 
 
 class RemovalRow(msgspec.Struct, frozen=True, array_like=True):
@@ -50,22 +52,26 @@ class RemovalRow(msgspec.Struct, frozen=True, array_like=True):
     reason: RemovalReason
     when_ms: int
     namespace: str
+    sequence: int = 0
 
 
 class EventPage(msgspec.Struct, frozen=True, array_like=True):
-    """Events in order. `first_kept`: the lowest number that retention has left; a reader that asked for an earlier one missed
-    what lay before it. `last`: where to read on."""
+    """Events in order. `first_kept`: a reader who has not read up to the number before it may have missed something (retention
+    or power loss took it; what is left of that time is still given); 0: nothing of the bucket was ever forgotten. `last`: where
+    to read on, also where there are no events. `more`: there is more to read already."""
 
     events: tuple[EventRow, ...]
     first_kept: int
     last: int
+    more: bool = False
 
 
 class History(Protocol):
     """See the module's text."""
 
-    async def read(self, bucket: str, *, after: int, limit: int = 1000) -> EventPage:
-        """Events of a bucket with numbers above `after`, oldest first."""
+    async def read(self, bucket: str | None, *, after: int, limit: int = 1000) -> EventPage:
+        """Events of a bucket (None: of all) with numbers above `after`, oldest first; at most `limit`, and fewer where many of
+        other buckets lie between. Of a bucket made again under its name, only what is its own."""
         ...
 
     def last_sequence(self) -> int:
@@ -73,13 +79,26 @@ class History(Protocol):
         ...
 
     async def wait(self, after: int, *, timeout_seconds: float) -> bool:
-        """Wait until something above `after` may be there; False at the deadline."""
+        """Wait until something above `after` (a page's `last`) may be there; False at the deadline."""
+        ...
+
+    async def tell_cleared(self, bucket: str, namespace: str, *, now_ms: int) -> None:
+        """Tell that nothing of a namespace is left (its chunks' removals are told already); of the bucket where it is ""."""
         ...
 
     async def why_removed(self, bucket: str, key: str) -> RemovalRow | None:
         """How the chunk under this key went, if the bounded log still knows."""
         ...
 
+    async def remembers_all(self, bucket: str) -> bool:
+        """Whether the log of removals has forgotten nothing of this bucket: a key that it does not know was then never stored."""
+        ...
+
     async def trim(self, *, now_ms: int, retention_ms: int, limit: int = 10_000) -> int:
         """Forget up to `limit` events and removals older than the retention or beyond the bound on their number; how many."""
+        ...
+
+    async def write_down(self, *, limit: int = 200_000) -> bool:
+        """Before a clean stop that removes what lives only as long as the boot, after the last change: keep those events. False
+        where they are more than `limit`: the next start then owns up to a gap."""
         ...

@@ -35,17 +35,17 @@ class KeyTree:
             key = key[STRIDE_BYTES:]
         return None if node is None else view.get(self.table, node + key)
 
-    def put(self, view: WriteView, root: bytes, key: bytes, value: bytes) -> None:
-        """Set a value. Raises `StoreFullError` before anything is changed."""
+    def put(self, view: WriteView, root: bytes, key: bytes, value: bytes, *, headroom: bool = False) -> None:
+        """Set a value. Raises `StoreFullError` before anything is changed, unless it is part of making room (`headroom`)."""
         node = root
         while len(key) > STRIDE_BYTES:
             pointer = _pointer(node, key)
             child = view.get(self.table, pointer)
             if child is None:
                 child = self._allocate().to_bytes(NODE_BYTES, "big")
-                view.put(self.table, pointer, child)
+                view.put(self.table, pointer, child, headroom=headroom)
             node, key = child, key[STRIDE_BYTES:]
-        view.put(self.table, node + key, value)
+        view.put(self.table, node + key, value, headroom=headroom)
 
     def delete(self, view: WriteView, root: bytes, key: bytes) -> bool:
         """Remove a key and the child nodes that this leaves empty; whether it was there."""
@@ -61,7 +61,7 @@ class KeyTree:
 
     def is_empty(self, view: ReadView, root: bytes) -> bool:
         """Whether there is no key under the root."""
-        return next(view.range(self.table, root, _behind(root)), None) is None
+        return next(view.range(self.table, root, behind(root)), None) is None
 
     def items(self, view: ReadView, root: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and values in key order, from the first key >= `start`."""
@@ -69,7 +69,7 @@ class KeyTree:
 
     def _items(self, view: ReadView, node: bytes, start: bytes, above: bytes) -> Iterator[tuple[bytes, bytes]]:
         first = _pointer(node, start) if len(start) > STRIDE_BYTES else node + start
-        for entry, value in view.range(self.table, first, _behind(node)):
+        for entry, value in view.range(self.table, first, behind(node)):
             if len(entry) == _POINTER_BYTES:
                 stride = entry[NODE_BYTES:-1]
                 child_start = start[STRIDE_BYTES:] if start.startswith(stride) else b""
@@ -87,5 +87,6 @@ def _pointer(node: bytes, key: bytes) -> bytes:
     return node + key[:STRIDE_BYTES] + b"\0"
 
 
-def _behind(node: bytes) -> bytes:
+def behind(node: bytes) -> bytes:
+    """The least bytes above every entry of a node."""
     return (int.from_bytes(node, "big") + 1).to_bytes(NODE_BYTES, "big")

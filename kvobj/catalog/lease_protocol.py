@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvobj.catalog.chunk_heads import MatchedChunk
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.lease_rows import PinRow, SessionRow
 from kvobj.catalog.rows import ObjectRow
@@ -19,8 +20,8 @@ from kvobj.catalog.rows import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
-    """Bounds on what holders may hold. `pinned_bytes_per_user`: totals of pinned chains, shared ancestors counted once for
-    each pin; None: no bound."""
+    """Bounds on what holders may hold. `pins_per_session` counts the chunks that its pins name. `pinned_bytes_per_user`: totals
+    of pinned chains, shared ancestors counted once for each pin; None: no bound."""
 
     ttl_ms_min: int = 1_000
     ttl_ms_max: int = 600_000
@@ -40,7 +41,7 @@ class MatchResult:
     tokens: int
     size_bytes: int
     tail: ObjectRow | None
-    rows: tuple[ObjectRow, ...] = ()
+    rows: tuple[MatchedChunk, ...] = ()
     pin: bytes | None = None
     grant: int = 0
     deadline_ms: int = 0

@@ -16,7 +16,8 @@ from kvobj.database import ReadView, Table
 class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     """One holder's registration. `epoch` ascends over all sessions of the store. Times are of `clock.boot_ms`.
 
-    `grant` numbers the last grant of pins; `pins` and `pinned_bytes` count what the session holds.
+    `grant` numbers the last grant of pins; `pins`, `targets` of all of them and `pinned_bytes` count what the session holds.
+    `ended`: it was closed and its last pins are being removed; to its holder it is gone.
     """
 
     id: bytes
@@ -29,6 +30,8 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     grant: int = 0
     pins: int = 0
     pinned_bytes: int = 0
+    targets: int = 0
+    ended: bool = False
 
 
 class PinTarget(msgspec.Struct, frozen=True, array_like=True):

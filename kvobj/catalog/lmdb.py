@@ -7,13 +7,11 @@ thread of its own. Does not own the database: tiers keep their directories in it
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from itertools import count, islice
-from typing import Final, TypeVar
+from itertools import islice
+from typing import Final, Self
 
 from kvobj.catalog.bucket_changes import (
     AddUser,
@@ -23,6 +21,7 @@ from kvobj.catalog.bucket_changes import (
     RemoveUser,
     begin_incarnation,
 )
+from kvobj.catalog.catalog_rows import require_root, root_of
 from kvobj.catalog.encoding import (
     BUCKETS,
     DELETE_QUEUE,
@@ -37,73 +36,108 @@ from kvobj.catalog.encoding import (
     decode_queue_entry,
     decode_stored_bucket,
     decode_user,
-    escaped,
-    number_key,
-    upload_key,
 )
-from kvobj.catalog.key_tree import STRIDE_BYTES, is_pointer
+from kvobj.catalog.flight_keys import bucket_key, reliance_key, removal_key, row_key, upload_key
+from kvobj.catalog.history_protocol import History
+from kvobj.catalog.key_tree import is_pointer
+from kvobj.catalog.lease_protocol import LeaseLimits, Leases
 from kvobj.catalog.listing import list_page
-from kvobj.catalog.object_changes import (
-    CommitChange,
-    DeleteChange,
-    DropChange,
-    NeedsDurableError,
-    RaiseChange,
-    Refusal,
-    require_root,
-    root_of,
-)
-from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.lmdb_base import INLINE_ROWS
+from kvobj.catalog.lmdb_gc import LmdbGc
+from kvobj.catalog.lmdb_history import DEFAULT_MAX_EVENTS, LmdbHistory
+from kvobj.catalog.lmdb_leases import LmdbLeases
+from kvobj.catalog.lmdb_namespaces import LmdbNamespaces
+from kvobj.catalog.lmdb_removals import LmdbRemovals
+from kvobj.catalog.lmdb_uploads import LmdbUploads
+from kvobj.catalog.namespace_protocol import Namespaces
+from kvobj.catalog.numbers import NumberLine
+from kvobj.catalog.object_changes import CommitChainChange, CommitChange, NeedsDurableError, RaiseChange, Refusal
 from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
     CommitMode,
     CommitOutcome,
-    DeleteOutcome,
     Durability,
     ListPage,
+    NamespaceQuota,
     ObjectRow,
-    PartRow,
-    QueueEntry,
-    UploadPage,
-    UploadRow,
+    ObjectState,
     UserRow,
     WriteCondition,
 )
 from kvobj.catalog.snapshot import snapshot_entries
-from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, PutPart
-from kvobj.catalog.upload_rows import UploadRows
-from kvobj.database import Database, SnapshotSource, Table, WriteView
-from kvobj.errors import NoSuchUploadError
+from kvobj.clock import SystemClock, boot_ms
+from kvobj.database import Database, SnapshotSource, Table
+from kvobj.errors import BatchTooLargeError, InvalidRequestError, KvobjError
 
-T = TypeVar("T")
-
-_INLINE_ROWS: Final = 64
-"""Up to here a read is cheaper on the event loop than a hop to a thread and back (60 µs)."""
 _SCAN_ROWS: Final = 1000
+_CHAIN_ROWS_MAX: Final = 1000
 _KNOWN_BUCKETS: Final = 1024
 _LOG_SLACK_BYTES: Final = 256 * 1024 * 1024
 _LOG_FACTOR: Final = 4
 
 
-class LmdbCatalog:
+class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     """See the module's text and `protocol.Catalog`. Used on the event loop that the database was opened on."""
 
-    def __init__(self, database: Database, allocate: Callable[[], int]) -> None:
-        self._database = database
-        self._allocate = allocate
-        self._objects = ObjectRows(allocate)
-        self._uploads = UploadRows(allocate)
-        self._readers = ThreadPoolExecutor(1, "catalog-read")
+    def __init__(self, database: Database, numbers: NumberLine, limits: LeaseLimits) -> None:
+        super().__init__(database, numbers)
         # Every request asks for its bucket's row (10 µs a time). Rows never change, this process alone removes them, and it
         # forgets a row here before it tells anybody of the removal.
         self._buckets: dict[str, BucketRow] = {}
+        self._leases = LmdbLeases(
+            database,
+            self._objects,
+            self._tables.guard,
+            numbers.allocate,
+            self._forget_marks,
+            self._marks.is_claiming,
+            limits,
+        )
+        self._namespaces = LmdbNamespaces(database)
+        self._history: LmdbHistory
 
     @classmethod
-    async def open(cls, database: Database) -> LmdbCatalog:
-        """Start on a database that has `encoding.CATALOG_TABLES`: one synced transaction."""
+    async def open(
+        cls,
+        database: Database,
+        *,
+        limits: LeaseLimits | None = None,
+        max_events: int = DEFAULT_MAX_EVENTS,
+        now_boot_ms: int | None = None,
+    ) -> Self:
+        """Start on a database that has `encoding.CATALOG_TABLES`: one or two synced transactions.
+
+        `now_boot_ms` (default: the machine's clock) tells how long sessions were not heard of.
+        """
         first = await database.write(begin_incarnation)
-        return cls(database, count(first).__next__)
+        numbers = NumberLine.of(database, first)
+        catalog = cls(database, numbers, limits if limits is not None else LeaseLimits())
+        now = boot_ms(SystemClock()) if now_boot_ms is None else now_boot_ms
+        await catalog._leases.open(now_boot_ms=now)
+        catalog._history = await LmdbHistory.open(
+            database, catalog._tables.history, numbers, executor=catalog._readers, max_events=max_events
+        )
+        return catalog
+
+    @property
+    def leases(self) -> Leases:
+        """See `Catalog.leases`."""
+        return self._leases
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """See `Catalog.namespaces`."""
+        return self._namespaces
+
+    @property
+    def history(self) -> History:
+        """See `Catalog.history`."""
+        return self._history
+
+    def _forget_marks(self, names: Sequence[tuple[str, str]]) -> None:
+        for bucket, key in names:
+            self._marks.forget(bucket, (key,))
 
     async def open_epoch(self, epoch: int) -> None:
         """See `Catalog.open_epoch`."""
@@ -132,7 +166,7 @@ class LmdbCatalog:
 
     async def create_bucket(self, bucket: BucketRow) -> None:
         """See `Catalog.create_bucket`."""
-        await self._database.write(CreateBucket(bucket, self._allocate), [_bucket_key(bucket.name)])
+        await self._database.write(CreateBucket(bucket, self._numbers.allocate), [bucket_key(bucket.name)])
 
     async def bucket(self, name: str) -> BucketRow | None:
         """See `Catalog.bucket`."""
@@ -156,9 +190,10 @@ class LmdbCatalog:
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
         try:
-            await self._database.write(DeleteBucket(name, self._objects, self._uploads), [_bucket_key(name)])
+            await self._database.write(DeleteBucket(name, self._tables), [bucket_key(name)])
         finally:
             self._buckets.pop(name, None)
+            self._namespaces.forget_bucket(name)
 
     async def bucket_usage(self, name: str) -> BucketUsage:
         """See `Catalog.bucket_usage`."""
@@ -167,11 +202,20 @@ class LmdbCatalog:
 
     # -- objects -------------------------------------------------------------------------------------------------
 
-    async def lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
+    async def lookup(self, bucket: str, keys: Sequence[str], *, rescue: bool = False) -> list[ObjectRow | None]:
         """See `Catalog.lookup`."""
-        if len(keys) > _INLINE_ROWS:
-            return await self._on_thread(self._lookup, bucket, keys)
-        return self._lookup(bucket, keys)
+        marks = self._marks
+        if rescue:
+            marks.forget(bucket, keys)
+        claiming = marks.absent(bucket, keys)
+        if len(keys) > INLINE_ROWS:
+            rows = await self._on_thread(self._lookup, bucket, keys)
+            claiming |= marks.absent(bucket, keys)
+        else:
+            rows = self._lookup(bucket, keys)
+        if claiming:
+            return [None if key in claiming else row for key, row in zip(keys, rows, strict=True)]
+        return rows
 
     def _lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
         with self._database.read() as view:
@@ -180,6 +224,13 @@ class LmdbCatalog:
                 return [None] * len(keys)
             return [self._objects.live(view, root, key.encode()) for key in keys]
 
+    async def lookup_hidden(self, bucket: str, key: str) -> ObjectRow | None:
+        """See `Catalog.lookup_hidden`."""
+        with self._database.read() as view:
+            root = root_of(view, bucket)
+            row = None if root is None else self._objects.any(view, root, key.encode())
+        return row if row is not None and row.state is ObjectState.CONDEMNED else None
+
     async def commit(
         self,
         row: ObjectRow,
@@ -187,34 +238,56 @@ class LmdbCatalog:
         mode: CommitMode,
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
+        quota: NamespaceQuota | None = None,
         now_ms: int,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
-        change = partial(CommitChange, self._objects, self._uploads, row, mode, condition, upload_id, now_ms)
-        keys = [_object_key(row.bucket, row.key)]
-        if upload_id is not None:
-            keys.append(_upload_key(upload_id))
-        if row.durability is Durability.MEMORY:
-            outcome = await self._write_fast(change, keys, bucket=row.bucket)
-        else:
-            outcome = await self._database.write(change(durable=True), keys)
+        change = partial(CommitChange, self._tables, row, mode, condition, upload_id, quota, now_ms)
+        self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
+        in_memory = row.durability is Durability.MEMORY
+        outcome: CommitOutcome | Refusal | None = None
+        if in_memory and self._database.is_idle:
+            with suppress(NeedsDurableError):
+                outcome = self._database.write_volatile(change(durable=False))
+        if outcome is None:
+            keys, shared = _commit_keys(row, condition, upload_id)
+            if in_memory:
+                synced = upload_id is not None
+                outcome = await self._write_fast(change, keys, shared=shared, bucket=row.bucket, synced=synced)
+            else:
+                outcome = await self._database.write(change(durable=True), keys)
         if isinstance(outcome, Refusal):
             raise outcome.error
         return outcome
 
-    async def delete(
-        self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
-    ) -> list[DeleteOutcome]:
-        """See `Catalog.delete`."""
-        change = partial(DeleteChange, self._objects, bucket, keys, conditions, now_ms)
-        return await self._write_fast(change, [_object_key(bucket, key) for key in keys], bucket=bucket)
+    async def commit_chain(
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+    ) -> list[CommitOutcome | KvobjError]:
+        """See `Catalog.commit_chain`."""
+        if not rows:
+            return []
+        if len(rows) > _CHAIN_ROWS_MAX:
+            raise BatchTooLargeError("too many chunks in one commit", limit=_CHAIN_ROWS_MAX)
+        bucket = rows[0].bucket
+        if any(row.bucket != bucket for row in rows):
+            raise InvalidRequestError("one commit is of one bucket")
+        given = {row.key for row in rows}
+        parents = {row.parent for row in rows if row.parent} - given
+        self._marks.forget(bucket, [*given, *parents])
+        keys = [row_key(bucket, key) for key in given] + [reliance_key(bucket, parent) for parent in parents]
+        change = partial(CommitChainChange, self._tables, rows, quota, now_ms)
+        in_memory = all(row.durability is Durability.MEMORY for row in rows)
+        if in_memory and len(rows) <= INLINE_ROWS:
+            shared = [removal_key(bucket, key) for key in (*parents, *given)]
+            return await self._write_fast(change, keys, shared=shared, bucket=bucket, synced=False)
+        return await self._database.write(change(durable=True), keys, synced=not in_memory)
 
     async def list_objects(
         self, bucket: str, *, key_prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> ListPage:
         """See `Catalog.list_objects`."""
         read = partial(self._list_objects, bucket, key_prefix.encode(), delimiter.encode(), after.encode(), limit)
-        return await self._on_thread(read) if limit > _INLINE_ROWS else read()
+        return await self._on_thread(read) if limit > INLINE_ROWS else read()
 
     def _list_objects(self, bucket: str, key_prefix: bytes, delimiter: bytes, after: bytes, limit: int) -> ListPage:
         with self._database.read() as view:
@@ -234,13 +307,8 @@ class LmdbCatalog:
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """See `Catalog.raise_durability`."""
-        keys = [_object_key(row.bucket, row.key) for row in rows]
-        return await self._database.write(RaiseChange(self._objects, rows), keys)
-
-    async def drop_rows(self, rows: Sequence[ObjectRow]) -> None:
-        """See `Catalog.drop_rows`."""
-        keys = [_object_key(row.bucket, row.key) for row in rows]
-        await self._write_fast(partial(DropChange, self._objects, rows), keys)
+        keys = [row_key(row.bucket, row.key) for row in rows]
+        return await self._database.write(RaiseChange(self._tables, rows), keys)
 
     async def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
         """See `Catalog.scan_objects`."""
@@ -249,7 +317,9 @@ class LmdbCatalog:
             while start is not None:
                 page, start = await self._on_thread(self._scan_page, bucket.name, start, volatile_only)
                 for value in page:
-                    yield decode_object(value)
+                    row = decode_object(value)
+                    if row.state is ObjectState.LIVE:
+                        yield row
 
     def _scan_page(self, bucket: str, start: bytes, volatile_only: bool) -> tuple[list[bytes], bytes | None]:  # noqa: FBT001 - runs on a thread, positionally
         with self._database.read() as view:
@@ -260,94 +330,6 @@ class LmdbCatalog:
             page = list(islice(tree.items(view, root, start), _SCAN_ROWS))
         following = page[-1][0] + b"\0" if len(page) == _SCAN_ROWS else None
         return [value for _, value in page], following
-
-    # -- multipart uploads ---------------------------------------------------------------------------------------
-
-    async def create_upload(self, upload: UploadRow) -> None:
-        """See `Catalog.create_upload`."""
-        change = CreateUpload(self._uploads, upload)
-        keys = [_upload_key(upload.upload_id)]
-        if upload.durability is Durability.MEMORY:
-            await self._database.write_fast(change, keys, shared=[_bucket_key(upload.bucket)])
-        else:
-            await self._database.write(change, keys)
-
-    async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
-        """See `Catalog.upload`."""
-        with self._database.read() as view:
-            root = root_of(view, bucket)
-            found = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
-        return None if found is None else found.row
-
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> None:
-        """See `Catalog.put_part`."""
-        change = partial(PutPart, self._objects, self._uploads, bucket, key, part, now_ms)
-        outcome = await self._write_fast(change, [_upload_key(part.upload_id)], bucket=bucket)
-        if isinstance(outcome, Refusal):
-            raise outcome.error
-
-    async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
-        """See `Catalog.parts`."""
-        return await self._on_thread(self._parts, bucket, key, upload_id)
-
-    def _parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
-        with self._database.read() as view:
-            root = root_of(view, bucket)
-            found = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
-            if found is None:
-                raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
-            return self._uploads.parts(view, found)
-
-    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
-        """See `Catalog.abort_upload`."""
-        change = partial(AbortUpload, self._objects, self._uploads, bucket, key, upload_id, now_ms)
-        await self._write_fast(change, [_upload_key(upload_id)], bucket=bucket)
-
-    async def list_uploads(
-        self,
-        bucket: str,
-        *,
-        key_prefix: str = "",
-        delimiter: str = "",
-        after: tuple[str, str] = ("", ""),
-        limit: int = 1000,
-    ) -> UploadPage:
-        """See `Catalog.list_uploads`."""
-        return await self._on_thread(self._list_uploads, bucket, key_prefix, delimiter, after, limit)
-
-    def _list_uploads(
-        self, bucket: str, key_prefix: str, delimiter: str, after: tuple[str, str], limit: int
-    ) -> UploadPage:
-        after_key = after[0].encode()
-        with self._database.read() as view:
-            page = list_page(
-                partial(self._uploads.items, view, require_root(view, bucket)),
-                key_prefix=key_prefix.encode(),
-                delimiter=delimiter.encode(),
-                after=after_key,
-                start=upload_key(after_key, after[1]) + b"\0" if after_key else b"",
-                limit=limit,
-                encode=escaped,
-            )
-        next_after = None
-        if page.has_more and page.ends_in_prefix:
-            next_after = (page.common_prefixes[-1].decode(), "")
-        elif page.has_more:
-            last = page.entries[-1][1]
-            next_after = (last.key, last.upload_id)
-        prefixes = tuple(prefix.decode() for prefix in page.common_prefixes)
-        return UploadPage(tuple(row for _, row in page.entries), prefixes, next_after)
-
-    async def scan_parts(self) -> AsyncIterator[PartRow]:
-        """See `Catalog.scan_parts`."""
-        for table in (PARTS_VOLATILE, PARTS):
-            start: bytes | None = b""
-            while start is not None:
-                with self._database.read() as view:
-                    page = list(islice(view.range(table, start), _INLINE_ROWS))
-                for _, value in page:
-                    yield decode_part(value)
-                start = page[-1][0] + b"\0" if len(page) == _INLINE_ROWS else None
 
     async def scan_named_blobs(self) -> AsyncIterator[bytes]:
         """See `Catalog.scan_named_blobs`."""
@@ -374,41 +356,6 @@ class LmdbCatalog:
         following = page[-1][0] + b"\0" if len(page) == _SCAN_ROWS else None
         return [blob_id for key, value in page for blob_id in blobs_in(key, value)], following
 
-    # -- the delete queue ----------------------------------------------------------------------------------------
-
-    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
-        """See `Catalog.queue_blobs`."""
-
-        def change(view: WriteView) -> None:
-            self._objects.queue(view, blob_ids, bucket="", key="", volatile=False, now_ms=now_ms)
-
-        await self._database.write(change, synced=False)
-
-    async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
-        """See `Catalog.due`."""
-        return await self._on_thread(self._due, now_ms, limit)
-
-    def _due(self, now_ms: int, limit: int) -> list[QueueEntry]:
-        with self._database.read() as view:
-            queues = heapq.merge(view.range(DELETE_QUEUE), view.range(DELETE_QUEUE_VOLATILE))
-            entries = (decode_queue_entry(value) for _, value in queues)
-            return list(islice((entry for entry in entries if entry.not_before_ms <= now_ms), limit))
-
-    async def reap(self, entries: Sequence[QueueEntry]) -> None:
-        """See `Catalog.reap`. Not synced: what power loss brings back is deleted once more, which does no harm."""
-        for volatile in (True, False):
-            places = [number_key(entry.position) for entry in entries if entry.volatile is volatile]
-            table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
-
-            def change(view: WriteView, places: list[bytes] = places, table: Table = table) -> None:
-                for place in places:
-                    view.delete(table, place)
-
-            if places and volatile:
-                self._database.write_volatile(change)
-            elif places:
-                await self._database.write(change, synced=False)
-
     # -- the record log and the end --------------------------------------------------------------------------------
 
     def log_needs_compaction(self) -> bool:
@@ -425,23 +372,23 @@ class LmdbCatalog:
         """See `Catalog.aclose`. The database stays open: it is its opener's."""
         self._readers.shutdown()
 
-    async def _on_thread(self, read: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, read, *arguments)
 
-    async def _write_fast(
-        self,
-        change: Callable[..., Callable[[WriteView], T]],
-        keys: Sequence[bytes],
-        *,
-        bucket: str | None = None,
-        synced: bool = True,
-    ) -> T:
-        """Try inline; where the change meets something durable, hand it to the durable writer."""
-        shared = () if bucket is None else (_bucket_key(bucket),)
-        try:
-            return await self._database.write_fast(change(durable=False), keys, shared=shared)
-        except NeedsDurableError:
-            return await self._database.write(change(durable=True), keys, synced=synced)
+def _commit_keys(
+    row: ObjectRow, condition: WriteCondition | None, upload_id: str | None
+) -> tuple[list[bytes], list[bytes]]:
+    """What a commit holds, and what it only waits for."""
+    bucket = row.bucket
+    keys, shared = [row_key(bucket, row.key)], []
+    if row.parent:
+        keys.append(reliance_key(bucket, row.parent))
+        shared.append(removal_key(bucket, row.parent))
+    if condition is not None and condition.if_match is not None:
+        # It may take the blobs from under a pin that is on its way.
+        keys.append(removal_key(bucket, row.key))
+        shared.append(reliance_key(bucket, row.key))
+    if upload_id is not None:
+        keys.append(upload_key(upload_id))
+    return keys, shared
 
 
 def _blobs_of_row(stored_key: bytes, value: bytes) -> Iterable[bytes]:
@@ -454,16 +401,3 @@ def _blobs_of_part(_: bytes, value: bytes) -> Iterable[bytes]:
 
 def _blob_of_queue_entry(_: bytes, value: bytes) -> Iterable[bytes]:
     return (decode_queue_entry(value).blob_id,)
-
-
-def _object_key(bucket: str, key: str) -> bytes:
-    """Names what changes of an object must not race for: all keys with the same first stride share tree nodes."""
-    return b"o" + bucket.encode() + b"\0" + key.encode()[:STRIDE_BYTES]
-
-
-def _bucket_key(bucket: str) -> bytes:
-    return b"b" + bucket.encode()
-
-
-def _upload_key(upload_id: str) -> bytes:
-    return b"u" + upload_id.encode()

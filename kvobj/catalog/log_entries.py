@@ -11,7 +11,15 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.encoding import decode_bucket, decode_object, decode_upload, decode_user, encode_row
+from kvobj.catalog.encoding import (
+    decode_bucket,
+    decode_namespace,
+    decode_object,
+    decode_upload,
+    decode_user,
+    encode_row,
+)
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import BucketRow, ObjectRow, PartRow, UploadRow, UserRow
 from kvobj.errors import CorruptionError
 
@@ -24,6 +32,8 @@ _USER_REMOVED: Final = 0x06
 _UPLOAD_PUT: Final = 0x07
 _UPLOAD_REMOVED: Final = 0x08
 _PART_PUT: Final = 0x09
+_NAMESPACE_PUT: Final = 0x0A
+_NAMESPACE_REMOVED: Final = 0x0B
 _LAST_KIND: Final = 0x3F
 
 
@@ -62,8 +72,25 @@ class PartPut(msgspec.Struct, frozen=True, array_like=True):
     part: PartRow
 
 
+class NamespaceRemoved(msgspec.Struct, frozen=True, array_like=True):
+    """The namespace is gone; its chunks went before it."""
+
+    bucket: str
+    name: str
+
+
 LogEntry = (
-    ObjectRow | BucketRow | UserRow | UploadRow | PartPut | RowRemoved | BucketRemoved | UserRemoved | UploadRemoved
+    ObjectRow
+    | BucketRow
+    | UserRow
+    | UploadRow
+    | NamespaceRow
+    | PartPut
+    | RowRemoved
+    | BucketRemoved
+    | UserRemoved
+    | UploadRemoved
+    | NamespaceRemoved
 )
 
 _KINDS: Final[dict[type[LogEntry], int]] = {
@@ -76,12 +103,15 @@ _KINDS: Final[dict[type[LogEntry], int]] = {
     UploadRow: _UPLOAD_PUT,
     UploadRemoved: _UPLOAD_REMOVED,
     PartPut: _PART_PUT,
+    NamespaceRow: _NAMESPACE_PUT,
+    NamespaceRemoved: _NAMESPACE_REMOVED,
 }
 _decode_row_removed = msgspec.msgpack.Decoder(RowRemoved).decode
 _decode_bucket_removed = msgspec.msgpack.Decoder(BucketRemoved).decode
 _decode_user_removed = msgspec.msgpack.Decoder(UserRemoved).decode
 _decode_upload_removed = msgspec.msgpack.Decoder(UploadRemoved).decode
 _decode_part_put = msgspec.msgpack.Decoder(PartPut).decode
+_decode_namespace_removed = msgspec.msgpack.Decoder(NamespaceRemoved).decode
 _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
     _ROW_PUT: decode_object,
     _ROW_REMOVED: _decode_row_removed,
@@ -92,6 +122,8 @@ _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
     _UPLOAD_PUT: decode_upload,
     _UPLOAD_REMOVED: _decode_upload_removed,
     _PART_PUT: _decode_part_put,
+    _NAMESPACE_PUT: decode_namespace,
+    _NAMESPACE_REMOVED: _decode_namespace_removed,
 }
 
 

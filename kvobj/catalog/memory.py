@@ -7,65 +7,84 @@ power loss does. Every verb runs without a pause: nothing interleaves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from itertools import count
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
+from kvobj.catalog import chain_rows
+from kvobj.catalog.history_protocol import History
+from kvobj.catalog.lease_protocol import LeaseLimits, Leases
+from kvobj.catalog.memory_namespaces import MemoryNamespaces
+from kvobj.catalog.memory_tables import Name, blobs_of, condition_error, same_blobs
+from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
+from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
 from kvobj.catalog.rows import (
-    BlobRef,
+    BucketKind,
     BucketRow,
     BucketUsage,
     CommitMode,
     CommitOutcome,
-    DeleteOutcome,
     Durability,
     ListPage,
+    NamespaceQuota,
     ObjectRow,
     ObjectState,
     PartRow,
     QueueEntry,
-    UploadPage,
-    UploadRow,
     UserRow,
     WriteCondition,
 )
 from kvobj.errors import (
+    BatchTooLargeError,
     BucketExistsError,
     BucketNotEmptyError,
-    FencedError,
     ImmutableChunkError,
+    InvalidRequestError,
     KvobjError,
     NoSuchBucketError,
-    NoSuchKeyError,
     NoSuchUploadError,
     NoSuchUserError,
-    PreconditionFailedError,
+    ParentNotFoundError,
+    QuotaExceededError,
     UserExistsError,
 )
-from kvobj.ids import BlobId
 
-_Name = tuple[str, bytes]
-"""Bucket and key, the key as bytes, which sort as S3 does."""
+_HIDDEN_MAX = 1000
+_CHAIN_ROWS_MAX = 1000
+_DEFAULT_NAMESPACES = {"", "default"}
 
 
-class MemoryCatalog:
+class MemoryCatalog(MemoryUploads):
     """See the module's text and `protocol.Catalog`."""
 
-    def __init__(self) -> None:
-        self._epoch: int | None = None
+    def __init__(self, limits: LeaseLimits | None = None) -> None:
+        super().__init__(limits if limits is not None else LeaseLimits())
         self._users: dict[str, UserRow] = {}
-        self._buckets: dict[str, BucketRow] = {}
-        self._durable: dict[_Name, ObjectRow] = {}
-        self._volatile: dict[_Name, ObjectRow] = {}
-        self._uploads: dict[tuple[str, bytes, str], UploadRow] = {}
-        self._parts: dict[tuple[str, int], PartRow] = {}
-        self._queue: dict[int, QueueEntry] = {}
-        self._numbers = count(1)
+        # Rows of a batch whose event is still to be written; None outside of one.
+        self._untold: list[ObjectRow] | None = None
+        self._namespaces = MemoryNamespaces(self._buckets.__contains__, self._namespace_usage)
 
-    def lose_power(self) -> None:
-        """Forget what is of class `memory` and was not written down."""
+    @property
+    def leases(self) -> Leases:
+        """See `Catalog.leases`."""
+        return self._leases
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """See `Catalog.namespaces`."""
+        return self._namespaces
+
+    @property
+    def history(self) -> History:
+        """See `Catalog.history`."""
+        return self._history
+
+    def lose_power(self, *, now_boot_ms: int = 0) -> None:
+        """Forget what is of class `memory` and was not written down, marks, sessions and pins; quiet time may begin."""
         self._volatile.clear()
+        self._marks.clear()
+        self._leases.lose_power(now_boot_ms=now_boot_ms)
+        self._history.lose_power()
         lost = [name for name, upload in self._uploads.items() if upload.durability is Durability.MEMORY]
         for name in lost:
             self._forget_upload(self._uploads[name])
@@ -105,6 +124,7 @@ class MemoryCatalog:
         if existing is not None:
             raise BucketExistsError("the bucket exists", bucket=bucket.name, existing=existing)
         self._buckets[bucket.name] = bucket
+        self._born[bucket.name] = next(self._numbers)
 
     async def bucket(self, name: str) -> BucketRow | None:
         """See `Catalog.bucket`."""
@@ -119,6 +139,12 @@ class MemoryCatalog:
         self._require_bucket(name)
         if self._live_names(name) or any(place[0] == name for place in self._uploads):
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
+        hidden = [place for place in {**self._durable, **self._volatile} if place[0] == name]
+        if len(hidden) > _HIDDEN_MAX:
+            raise BucketNotEmptyError("the bucket is not empty", bucket=name)
+        for place in hidden:
+            self._change(place, None, None, now_ms=0)
+        self._namespaces.forget_bucket(name)
         del self._buckets[name]
 
     async def bucket_usage(self, name: str) -> BucketUsage:
@@ -129,9 +155,16 @@ class MemoryCatalog:
 
     # -- objects -------------------------------------------------------------------------------------------------
 
-    async def lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
+    async def lookup(self, bucket: str, keys: Sequence[str], *, rescue: bool = False) -> list[ObjectRow | None]:
         """See `Catalog.lookup`."""
+        if rescue:
+            self._forget_marks([(bucket, key) for key in keys])
         return [self._live((bucket, key.encode())) for key in keys]
+
+    async def lookup_hidden(self, bucket: str, key: str) -> ObjectRow | None:
+        """See `Catalog.lookup_hidden`."""
+        row = self._top((bucket, key.encode()))
+        return row if row is not None and row.state is ObjectState.CONDEMNED else None
 
     async def commit(
         self,
@@ -140,6 +173,7 @@ class MemoryCatalog:
         mode: CommitMode,
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
+        quota: NamespaceQuota | None = None,
         now_ms: int,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
@@ -148,37 +182,52 @@ class MemoryCatalog:
         parts = () if upload is None else self._parts_of(upload.upload_id)
         live = self._live(name)
         is_memory = row.durability is Durability.MEMORY
-        error = self._refusal(row, parts, mode=mode, condition=condition, upload_id=upload_id)
+        self._forget_marks([(row.bucket, row.key), (row.bucket, row.parent or "")])
+        error = self._refusal(row, parts, mode=mode, condition=condition, upload_id=upload_id, quota=quota)
         if error is not None:
-            self._enqueue(row.blobs, self._named(name, parts), name, is_memory, now_ms)
+            self._enqueue(row.blobs, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
             raise error
         if upload is not None:
             self._forget_upload(upload)
             is_memory = upload.durability is Durability.MEMORY
-        if live is not None and mode is CommitMode.FIRST_WRITER_WINS:
-            spare = [*_blobs(parts), *row.blobs]
-            self._enqueue(spare, self._named(name), name, is_memory, now_ms)
+        if live is not None and not _replaces(live, row, mode, condition):
+            spare = [*blobs_of(parts), *row.blobs]
+            self._enqueue(spare, self._named(name), name, volatile=is_memory, now_ms=now_ms)
             return CommitOutcome(live, existed=True)
-        stored = msgspec.structs.replace(row, sequence=next(self._numbers), state=ObjectState.LIVE)
-        self._store(name, stored, now_ms)
+        parent = self._live((row.bucket, row.parent.encode())) if row.parent else None
+        stored = chain_rows.placed(row, parent, sequence=next(self._numbers))
+        if stored.durability is Durability.MEMORY:
+            self._change(name, stored, self._durable.get(name) if live is not None else None, now_ms=now_ms)
+        else:
+            self._change(name, None, stored, now_ms=now_ms)
+        if self._buckets[row.bucket].kind is BucketKind.KV and self._untold is None:
+            self._history.stored([stored], now_ms=now_ms, volatile=name in self._volatile)
+        elif self._untold is not None:
+            self._untold.append(stored)
         if upload is not None:
-            self._enqueue(_blobs(parts), self._named(name), name, is_memory, now_ms)
+            self._enqueue(blobs_of(parts), self._named(name), name, volatile=is_memory, now_ms=now_ms)
         return CommitOutcome(stored, existed=False)
 
-    async def delete(
-        self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
-    ) -> list[DeleteOutcome]:
-        """See `Catalog.delete`."""
-        self._require_bucket(bucket)
-        outcomes = []
-        for key, condition in zip(keys, conditions or [None] * len(keys), strict=True):
-            name = (bucket, key.encode())
-            live = self._live(name)
-            if live is not None and _condition_error(live, condition) is not None:
-                outcomes.append(DeleteOutcome(key, None, precondition_failed=True))
-                continue
-            self._remove(name, now_ms)
-            outcomes.append(DeleteOutcome(key, live))
+    async def commit_chain(
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+    ) -> list[CommitOutcome | KvobjError]:
+        """See `Catalog.commit_chain`."""
+        if len(rows) > _CHAIN_ROWS_MAX:
+            raise BatchTooLargeError("too many chunks in one commit", limit=_CHAIN_ROWS_MAX)
+        if len({row.bucket for row in rows}) > 1:
+            raise InvalidRequestError("one commit is of one bucket")
+        outcomes: list[CommitOutcome | KvobjError] = []
+        self._untold = []
+        for row in rows:
+            try:
+                outcomes.append(await self.commit(row, mode=CommitMode.FIRST_WRITER_WINS, quota=quota, now_ms=now_ms))
+            except KvobjError as error:
+                outcomes.append(error)
+        stored, self._untold = self._untold, None
+        if rows and rows[0].bucket in self._buckets and self._buckets[rows[0].bucket].kind is BucketKind.KV:
+            for volatile in (True, False):
+                told = [row for row in stored if (row.durability is Durability.MEMORY) is volatile]
+                self._history.stored(told, now_ms=now_ms, volatile=volatile)
         return outcomes
 
     async def list_objects(
@@ -193,7 +242,7 @@ class MemoryCatalog:
             row = self._existing(name)
             if not row.key.startswith(key_prefix) or name[1] <= after.encode():
                 continue
-            common = _common_prefix(row.key, key_prefix, delimiter)
+            common = common_prefix(row.key, key_prefix, delimiter)
             if common is not None and (common == after or common in prefixes):
                 continue
             if len(rows) + len(prefixes) >= limit:
@@ -210,99 +259,23 @@ class MemoryCatalog:
         results = []
         for row in rows:
             name = (row.bucket, row.key.encode())
-            live = self._live(name)
-            is_same = live is not None and _same_blobs(live, row)
+            top = self._top(name)
+            is_same = top is not None and same_blobs(top, row)
             results.append(is_same)
-            if live is not None and is_same:
-                self._store(name, msgspec.structs.replace(row, sequence=live.sequence), 0)
+            if top is not None and is_same:
+                changed = {field: getattr(row, field) for field in ("blobs", "durability", "digest", "checksums")}
+                raised = msgspec.structs.replace(top, **changed)
+                self._change(name, None, raised, now_ms=0)
+                if self._buckets[row.bucket].kind is BucketKind.KV:
+                    self._history.made_durable(raised)
         return results
-
-    async def drop_rows(self, rows: Sequence[ObjectRow]) -> None:
-        """See `Catalog.drop_rows`."""
-        for row in rows:
-            name = (row.bucket, row.key.encode())
-            live = self._live(name)
-            if live is not None and _same_blobs(live, row):
-                self._remove(name, 0)
 
     async def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
         """See `Catalog.scan_objects`."""
         for name in sorted(self._volatile if volatile_only else {**self._durable, **self._volatile}):
-            yield self._existing(name)
-
-    # -- multipart uploads ---------------------------------------------------------------------------------------
-
-    async def create_upload(self, upload: UploadRow) -> None:
-        """See `Catalog.create_upload`."""
-        self._require_bucket(upload.bucket)
-        self._uploads[upload.bucket, upload.key.encode(), upload.upload_id] = upload
-
-    async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
-        """See `Catalog.upload`."""
-        return self._uploads.get((bucket, key.encode(), upload_id))
-
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> None:
-        """See `Catalog.put_part`."""
-        name = (bucket, key.encode())
-        upload = self._uploads.get((*name, part.upload_id))
-        is_memory = upload is not None and upload.durability is Durability.MEMORY
-        error: KvobjError | None = self._fenced(part.blobs, ())
-        if upload is None:
-            error = NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=part.upload_id)
-        if error is not None:
-            self._enqueue(part.blobs, set(), name, is_memory, now_ms)
-            raise error
-        before = self._parts.get((part.upload_id, part.number))
-        self._parts[part.upload_id, part.number] = part
-        if before is not None:
-            self._enqueue(before.blobs, {blob.blob_id for blob in part.blobs}, name, is_memory, now_ms)
-
-    async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
-        """See `Catalog.parts`."""
-        return self._parts_of(self._require_upload(bucket, key, upload_id).upload_id)
-
-    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
-        """See `Catalog.abort_upload`."""
-        upload = self._require_upload(bucket, key, upload_id)
-        is_memory = upload.durability is Durability.MEMORY
-        self._enqueue(_blobs(self._parts_of(upload_id)), set(), (bucket, key.encode()), is_memory, now_ms)
-        self._forget_upload(upload)
-
-    async def list_uploads(
-        self,
-        bucket: str,
-        *,
-        key_prefix: str = "",
-        delimiter: str = "",
-        after: tuple[str, str] = ("", ""),
-        limit: int = 1000,
-    ) -> UploadPage:
-        """See `Catalog.list_uploads`."""
-        self._require_bucket(bucket)
-        rows: list[UploadRow] = []
-        prefixes: list[str] = []
-        last = None
-        behind = (after[0].encode(), after[1])
-        for place in sorted(place for place in self._uploads if place[0] == bucket):
-            row = self._uploads[place]
-            if not row.key.startswith(key_prefix) or (place[1], place[2]) <= behind:
-                continue
-            common = _common_prefix(row.key, key_prefix, delimiter)
-            if common is not None and (common == after[0] or common in prefixes):
-                continue
-            if len(rows) + len(prefixes) >= limit:
-                return UploadPage(tuple(rows), tuple(prefixes), last)
-            if common is None:
-                rows.append(row)
-            else:
-                prefixes.append(common)
-            last = (row.key, row.upload_id) if common is None else (common, "")
-        return UploadPage(tuple(rows), tuple(prefixes), None)
-
-    async def scan_parts(self) -> AsyncIterator[PartRow]:
-        """See `Catalog.scan_parts`."""
-        for part in list(self._parts.values()):
-            yield part
+            row = self._existing(name)
+            if row.state is ObjectState.LIVE:
+                yield row
 
     async def scan_named_blobs(self) -> AsyncIterator[bytes]:
         """See `Catalog.scan_named_blobs`."""
@@ -318,11 +291,13 @@ class MemoryCatalog:
     async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
         """See `Catalog.queue_blobs`."""
         for blob_id in blob_ids:
-            self._append(QueueEntry(blob_id, now_ms, "", ""))
+            waits_for = blob_id if self._leases.holds_blob(blob_id) else b""
+            self._append(QueueEntry(blob_id, now_ms, "", "", pinned=bool(waits_for), pinned_blob=waits_for))
 
     async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
         """See `Catalog.due`."""
-        return [entry for _, entry in sorted(self._queue.items()) if entry.not_before_ms <= now_ms][:limit]
+        due = [entry for _, entry in sorted(self._queue.items()) if entry.not_before_ms <= now_ms]
+        return [entry for entry in due if not self._is_waiting(entry)][:limit]
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:
         """See `Catalog.reap`."""
@@ -334,36 +309,20 @@ class MemoryCatalog:
 
     # -- what the verbs are made of --------------------------------------------------------------------------------
 
-    def _live(self, name: _Name) -> ObjectRow | None:
-        return self._volatile.get(name, self._durable.get(name))
-
-    def _existing(self, name: _Name) -> ObjectRow:
+    def _existing(self, name: Name) -> ObjectRow:
         return self._volatile[name] if name in self._volatile else self._durable[name]
 
-    def _live_names(self, bucket: str) -> list[_Name]:
-        return sorted(name for name in {**self._durable, **self._volatile} if name[0] == bucket)
+    def _live_names(self, bucket: str) -> list[Name]:
+        names = sorted(name for name in {**self._durable, **self._volatile} if name[0] == bucket)
+        return [name for name in names if self._live(name) is not None]
 
-    def _named(self, name: _Name, parts: Iterable[PartRow] = ()) -> set[bytes]:
-        """Blobs that rows of this name or the given parts name."""
-        rows = [row for row in (self._volatile.get(name), self._durable.get(name)) if row is not None]
-        return {blob.blob_id for blob in _blobs([*rows, *parts])}
+    def _namespace_usage(self, bucket: str, namespace: str) -> NamespaceUsage:
+        rows = [self._existing(name) for name in self._live_names(bucket)]
+        sizes = [row.size_bytes for row in rows if row.namespace == namespace]
+        return NamespaceUsage(len(sizes), sum(sizes))
 
-    def _store(self, name: _Name, row: ObjectRow, now_ms: int) -> None:
-        """Put a row in its place and queue what it replaced there; a durable row takes the volatile one's place too."""
-        volatile, durable = self._volatile.get(name), self._durable.get(name)
-        if row.durability is Durability.MEMORY:
-            self._volatile[name] = row
-            durable = None
-        else:
-            self._durable[name] = row
-            self._volatile.pop(name, None)
-        self._enqueue(_blobs([durable] if durable else []), self._named(name), name, False, now_ms)  # noqa: FBT003
-        self._enqueue(_blobs([volatile] if volatile else []), self._named(name), name, True, now_ms)  # noqa: FBT003
-
-    def _remove(self, name: _Name, now_ms: int) -> None:
-        volatile, durable = self._volatile.pop(name, None), self._durable.pop(name, None)
-        self._enqueue(_blobs([durable] if durable else []), set(), name, False, now_ms)  # noqa: FBT003
-        self._enqueue(_blobs([volatile] if volatile else []), set(), name, True, now_ms)  # noqa: FBT003
+    def _is_waiting(self, entry: QueueEntry) -> bool:
+        return entry.pinned and self._leases.holds_blob(entry.pinned_blob)
 
     def _refusal(
         self,
@@ -373,6 +332,7 @@ class MemoryCatalog:
         mode: CommitMode,
         condition: WriteCondition | None,
         upload_id: str | None,
+        quota: NamespaceQuota | None,
     ) -> KvobjError | None:
         name = (row.bucket, row.key.encode())
         live = self._live(name)
@@ -380,71 +340,38 @@ class MemoryCatalog:
             return NoSuchBucketError("no such bucket", bucket=row.bucket)
         if upload_id is not None and (*name, upload_id) not in self._uploads:
             return NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=upload_id)
-        error = self._fenced(row.blobs, parts) or _condition_error(live, condition)
-        if error is not None or live is None or mode is not CommitMode.FIRST_WRITER_WINS:
+        error = self._fenced(row.blobs, parts) or condition_error(live, condition)
+        if row.parent is not None and self._buckets[row.bucket].kind is BucketKind.ORDINARY:
+            error = InvalidRequestError("only KV buckets have chains", bucket=row.bucket)
+        if error is not None:
             return error
-        if live.size_bytes != row.size_bytes:
-            return ImmutableChunkError("another chunk is live", size_bytes=live.size_bytes, key=live.key)
+        if live is not None and not _replaces(live, row, mode, condition):
+            differs = live.size_bytes != row.size_bytes
+            return ImmutableChunkError("another chunk is live", size_bytes=live.size_bytes) if differs else None
+        if live is not None and mode is CommitMode.FIRST_WRITER_WINS:
+            error = self._part_of_chain(live, row)
+        if row.parent and self._live((row.bucket, row.parent.encode())) is None:
+            error = error or ParentNotFoundError("the parent is not live", parent=row.parent, key=row.key)
+        return error if quota is None else error or self._over_quota(row, live, quota)
+
+    def _part_of_chain(self, live: ObjectRow, row: ObjectRow) -> KvobjError | None:
+        if live.parent != row.parent or self._children((live.bucket, live.key.encode())):
+            return ImmutableChunkError("the chunk is part of a chain", key=live.key)
         return None
 
-    def _fenced(self, blobs: Iterable[BlobRef], parts: Sequence[PartRow]) -> FencedError | None:
-        known = {blob.blob_id for blob in _blobs(parts)}
-        for blob in blobs:
-            if blob.blob_id not in known and BlobId(blob.blob_id).epoch != self._epoch:
-                return FencedError("the session epoch of a blob is not alive")
+    def _over_quota(self, row: ObjectRow, live: ObjectRow | None, quota: NamespaceQuota) -> KvobjError | None:
+        usage = self._namespace_usage(row.bucket, row.namespace)
+        replaced = [] if live is None or live.namespace != row.namespace else [live]
+        if quota.chunks is not None and usage.chunks + 1 - len(replaced) > quota.chunks:
+            return QuotaExceededError("the namespace holds as many chunks as it may", chunks=quota.chunks)
+        size_bytes = usage.size_bytes + row.size_bytes - sum(each.size_bytes for each in replaced)
+        if quota.size_bytes is not None and size_bytes > quota.size_bytes:
+            return QuotaExceededError("the namespace holds as many bytes as it may", size_bytes=quota.size_bytes)
         return None
 
-    def _enqueue(self, blobs: Iterable[BlobRef], kept: set[bytes], name: _Name, volatile: bool, now_ms: int) -> None:  # noqa: FBT001
-        for blob_id in dict.fromkeys(blob.blob_id for blob in blobs):
-            if blob_id not in kept:
-                self._append(QueueEntry(blob_id, now_ms, name[0], name[1].decode(), volatile=volatile))
 
-    def _append(self, entry: QueueEntry) -> None:
-        position = next(self._numbers)
-        self._queue[position] = msgspec.structs.replace(entry, position=position)
-
-    def _parts_of(self, upload_id: str) -> tuple[PartRow, ...]:
-        return tuple(self._parts[place] for place in sorted(self._parts) if place[0] == upload_id)
-
-    def _forget_upload(self, upload: UploadRow) -> None:
-        del self._uploads[upload.bucket, upload.key.encode(), upload.upload_id]
-        for part in self._parts_of(upload.upload_id):
-            del self._parts[upload.upload_id, part.number]
-
-    def _require_bucket(self, name: str) -> None:
-        if name not in self._buckets:
-            raise NoSuchBucketError("no such bucket", bucket=name)
-
-    def _require_upload(self, bucket: str, key: str, upload_id: str) -> UploadRow:
-        upload = self._uploads.get((bucket, key.encode(), upload_id))
-        if upload is None:
-            raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
-        return upload
-
-
-def _blobs(rows: Iterable[ObjectRow | PartRow]) -> list[BlobRef]:
-    return [blob for row in rows for blob in row.blobs]
-
-
-def _same_blobs(one: ObjectRow, other: ObjectRow) -> bool:
-    if not one.blobs and not other.blobs:
-        return one.sequence == other.sequence
-    return [blob.blob_id for blob in one.blobs] == [blob.blob_id for blob in other.blobs]
-
-
-def _common_prefix(key: str, key_prefix: str, delimiter: str) -> str | None:
-    if not delimiter or delimiter not in key[len(key_prefix) :]:
-        return None
-    return key[: key.index(delimiter, len(key_prefix)) + len(delimiter)]
-
-
-def _condition_error(live: ObjectRow | None, condition: WriteCondition | None) -> KvobjError | None:
-    if condition is None:
-        return None
-    if live is not None and condition.if_none_match in {"*", live.etag}:
-        return PreconditionFailedError("the object exists", etag=live.etag)
-    if condition.if_match is not None and live is None:
-        return NoSuchKeyError("no object to match")
-    if condition.if_match is not None and live is not None and condition.if_match not in {"*", live.etag}:
-        return PreconditionFailedError("the object has another etag", etag=live.etag)
-    return None
+def _replaces(live: ObjectRow, row: ObjectRow, mode: CommitMode, condition: WriteCondition | None) -> bool:
+    if mode is CommitMode.REPLACE:
+        return True
+    is_own = {live.namespace, row.namespace} <= _DEFAULT_NAMESPACES
+    return condition is not None and condition.if_match is not None and is_own

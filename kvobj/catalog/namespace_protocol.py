@@ -6,11 +6,14 @@ A row holds the canonical declaration and the namespace key, wrapped by the stor
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from kvobj.catalog.rows import NamespaceQuota
+
+NAMESPACES_PER_BUCKET: Final = 10_000
+"""One more is a `QuotaExceededError`."""
 
 
 class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +54,7 @@ class Namespaces(Protocol):
     async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
         """Record a namespace durably: the row that stands, and whether it is new. The same declaration again changes nothing
         but is answered with the row that stands. `NamespaceConflictError` (another declaration; the caller finds what
-        differs in its `existing`), `NoSuchBucketError`."""
+        differs in its `existing`), `QuotaExceededError` (as many as a bucket may have), `NoSuchBucketError`."""
         ...
 
     async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
@@ -67,9 +70,14 @@ class Namespaces(Protocol):
         ...
 
     async def remove(self, bucket: str, name: str) -> None:
-        """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`."""
+        """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`; `BusyError` while it has live
+        chunks: one was stored since the recall."""
         ...
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:
         """Kept by the commits themselves. `NoSuchBucketError`."""
+        ...
+
+    def forget_bucket(self, bucket: str) -> None:
+        """For the catalog: a bucket of this name is gone, and its namespaces with it."""
         ...

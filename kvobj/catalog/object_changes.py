@@ -13,35 +13,44 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.encoding import BUCKETS, EPOCH, META, ROOT_BYTES
-from kvobj.catalog.object_rows import NO_ROWS, ObjectRows, RowPair
+from kvobj.catalog import chain_rows
+from kvobj.catalog.catalog_rows import CatalogRows, bucket_of
+from kvobj.catalog.encoding import EPOCH, META, StoredBucket
+from kvobj.catalog.object_rows import NO_ROWS, RowPair
 from kvobj.catalog.rows import (
     BlobRef,
+    BucketKind,
     CommitMode,
     CommitOutcome,
-    DeleteOutcome,
     Durability,
+    NamespaceQuota,
     ObjectRow,
-    ObjectState,
     PartRow,
     WriteCondition,
 )
-from kvobj.catalog.upload_rows import StoredUpload, UploadRows
+from kvobj.catalog.upload_rows import StoredUpload
 from kvobj.database import ReadView, WriteView
 from kvobj.errors import (
     ConflictError,
     FencedError,
     ImmutableChunkError,
+    InvalidRequestError,
     KvobjError,
     NoSuchBucketError,
     NoSuchKeyError,
     NoSuchUploadError,
+    ParentNotFoundError,
     PreconditionFailedError,
+    QuotaExceededError,
+    StoreFullError,
 )
 from kvobj.ids import BlobId
 
-_AT_ONCE_MS: Final = 0
+AT_ONCE_MS: Final = 0
 """When blobs may go whose row's bytes are lost, or written down elsewhere: these verbs are given no time."""
+
+DEFAULT_NAMESPACES: Final = frozenset({"", "default"})
+"""Where keys are the clients' own: only here does a client that knows the ETag replace a chunk (If-Match)."""
 
 
 class NeedsDurableError(ConflictError):
@@ -55,24 +64,11 @@ class Refusal:
     error: KvobjError
 
 
-def root_of(view: ReadView, bucket: str) -> bytes | None:
-    """The root node of a bucket's trees, None if there is no such bucket."""
-    value = view.get(BUCKETS, bucket.encode())
-    return None if value is None else value[:ROOT_BYTES]
-
-
-def require_root(view: ReadView, bucket: str) -> bytes:
-    """`root_of`, or `NoSuchBucketError`."""
-    root = root_of(view, bucket)
-    if root is None:
-        raise NoSuchBucketError("no such bucket", bucket=bucket)
-    return root
-
-
-def fence(view: ReadView, blobs: Iterable[BlobRef], *, known: frozenset[bytes] = frozenset()) -> FencedError | None:
-    """The error for blobs of another session epoch than the one opened last; `known` ones are recorded already (parts
+def fence(view: ReadView, blobs: Iterable[BlobRef], parts: Sequence[PartRow] = ()) -> FencedError | None:
+    """The error for blobs of another session epoch than the one opened last; those of `parts` are recorded already (parts
     of an upload may be older than this start)."""
     recorded = view.get(META, EPOCH)
+    known = set(_blob_ids(parts))
     for blob in blobs:
         if blob.blob_id not in known and (recorded is None or blob.blob_id[:8] != recorded):
             epoch = BlobId(blob.blob_id).epoch
@@ -99,142 +95,197 @@ def failed_condition(live: ObjectRow | None, condition: WriteCondition | None) -
 class CommitChange:
     """`Catalog.commit` as a change."""
 
-    objects: ObjectRows
-    uploads: UploadRows
+    tables: CatalogRows
     row: ObjectRow
     mode: CommitMode
     condition: WriteCondition | None
     upload_id: str | None
+    quota: NamespaceQuota | None
     now_ms: int
     durable: bool
+    tells: bool = True
+    """Whether to write the event; who commits many rows tells of them together."""
 
     def __call__(self, view: WriteView) -> CommitOutcome | Refusal:
         """Run it."""
-        row = self.row
+        row, tables = self.row, self.tables
         key = row.key.encode()
-        root = root_of(view, row.bucket)
-        if root is None:
+        bucket = bucket_of(view, row.bucket)
+        if bucket is None:
             return self._refuse(view, NO_ROWS, (), NoSuchBucketError("no such bucket", bucket=row.bucket))
-        before = self.objects.pair(view, root, key)
+        before = tables.objects.pair(view, bucket.root, key)
         upload: StoredUpload | None = None
         parts: tuple[PartRow, ...] = ()
         if self.upload_id is not None:
-            upload = self.uploads.find(view, root, key, self.upload_id)
+            upload = tables.uploads.find(view, bucket.root, key, self.upload_id)
             if upload is None:
                 missing = NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=self.upload_id)
                 return self._refuse(view, before, (), missing)
-            if not upload.is_volatile and not self.durable:
-                raise NeedsDurableError("the upload is durable")
-            parts = self.uploads.parts(view, upload)
-        refusal = self._refusal(view, before.live, parts)
+            parts = tables.uploads.parts(view, upload)
+        self._require_writer(before, upload)
+        live = before.live
+        existed = live is not None and not self._replaces(live)
+        parent = None
+        if row.parent and not existed:
+            parent = tables.objects.live(view, bucket.root, row.parent.encode())
+        is_kv = bucket.row.kind is BucketKind.KV
+        refusal = self._refusal(view, bucket.root, live, parts, is_kv=is_kv) or (
+            None if existed else self._no_place(view, bucket.root, live, parent)
+        )
         if refusal is not None:
             return self._refuse(view, before, parts, refusal)
-        if before.live is not None and self.mode is CommitMode.FIRST_WRITER_WINS:
-            outcome = CommitOutcome(before.live, existed=True)
-            after = before
+        if live is not None and existed:
+            outcome, after = CommitOutcome(live, existed=True), before
         else:
-            stored = msgspec.structs.replace(row, sequence=self.objects.allocate(), state=ObjectState.LIVE)
-            is_memory = row.durability is Durability.MEMORY
-            after = RowPair(stored, before.durable) if is_memory else RowPair(None, stored)
-            self.objects.change(view, root, key, before, after)
-            self.objects.queue_replaced(view, before, after, now_ms=self.now_ms)
-            outcome = CommitOutcome(stored, existed=False)
+            outcome, after = self._take(view, bucket, before, parent)
         if upload is not None:
-            self.uploads.remove(view, root, upload, parts)
-        spare = _blob_ids(parts) if outcome.existed is False else _blob_ids([*parts, row])
-        volatile = upload.is_volatile if upload is not None else row.durability is Durability.MEMORY
-        self._queue(view, spare, kept=after.blob_ids(), volatile=volatile)
+            tables.uploads.remove(view, bucket.root, upload, parts)
+        spare = _blob_ids([*parts, row]) if existed else _blob_ids(parts)
+        is_volatile = upload.is_volatile if upload is not None else row.durability is Durability.MEMORY
+        self._queue(view, spare, kept=after, volatile=is_volatile)
         return outcome
 
-    def _refusal(self, view: ReadView, live: ObjectRow | None, parts: tuple[PartRow, ...]) -> KvobjError | None:
-        fenced = fence(view, self.row.blobs, known=frozenset(_blob_ids(parts)))
-        failed = fenced or failed_condition(live, self.condition)
+    def _require_writer(self, before: RowPair, upload: StoredUpload | None) -> None:
+        if self.durable:
+            return
+        if upload is not None and not upload.is_volatile:
+            raise NeedsDurableError("the upload is durable")
+        if before.durable is not None and before.hidden is not None:
+            raise NeedsDurableError("a hidden row that is durable is replaced")
+
+    def _take(
+        self, view: WriteView, bucket: StoredBucket, before: RowPair, parent: ObjectRow | None
+    ) -> tuple[CommitOutcome, RowPair]:
+        """Store the row. A hidden row gives way whole: it is no older version that power loss may bring back."""
+        objects = self.tables.objects
+        stored = chain_rows.placed(self.row, parent, sequence=objects.allocate())
+        is_memory = stored.durability is Durability.MEMORY
+        if is_memory:
+            after = RowPair(stored, None if before.durable is None or before.hidden is not None else before.durable)
+        else:
+            after = RowPair(None, stored)
+        is_kv = bucket.row.kind is BucketKind.KV
+        objects.change(view, bucket.root, self.row.key.encode(), before, after)
+        if before is not NO_ROWS:
+            objects.queue_replaced(view, before, after, now_ms=self.now_ms, may_be_pinned=is_kv)
+        if is_kv and self.tells:
+            self.tables.history.stored(view, [stored], now_ms=self.now_ms, volatile=is_memory)
+        return CommitOutcome(stored, existed=False), after
+
+    def _replaces(self, live: ObjectRow) -> bool:
+        """Whether the row takes a live one's place. Chunks do not change, but a client's own keys on its own condition do."""
+        if self.mode is CommitMode.REPLACE:
+            return True
+        return (
+            self.condition is not None
+            and self.condition.if_match is not None
+            and live.namespace in DEFAULT_NAMESPACES
+            and self.row.namespace in DEFAULT_NAMESPACES
+        )
+
+    def _refusal(
+        self, view: ReadView, root: bytes, live: ObjectRow | None, parts: tuple[PartRow, ...], *, is_kv: bool
+    ) -> KvobjError | None:
+        """Why the row cannot be, whatever there is room for."""
+        if self.row.parent is not None and not is_kv:
+            return InvalidRequestError("only KV buckets have chains", bucket=self.row.bucket)
+        failed = fence(view, self.row.blobs, parts) or failed_condition(live, self.condition)
         if failed is not None or live is None or self.mode is not CommitMode.FIRST_WRITER_WINS:
             return failed
-        if live.size_bytes != self.row.size_bytes:
+        if self._replaces(live):
+            # What hangs below was made for these bytes, and counts them in its totals.
+            if live.parent != self.row.parent or chain_rows.has_children(view, root, live.key.encode()):
+                return ImmutableChunkError("the chunk is part of a chain", key=live.key)
+        elif live.size_bytes != self.row.size_bytes:
             return ImmutableChunkError("another chunk is live", size_bytes=live.size_bytes, key=live.key)
         return None
 
+    def _no_place(
+        self, view: ReadView, root: bytes, live: ObjectRow | None, parent: ObjectRow | None
+    ) -> KvobjError | None:
+        """Why a row that is to be stored cannot: nothing to hang on, or no room left."""
+        if self.row.parent and parent is None:
+            return ParentNotFoundError("the parent is not live", parent=self.row.parent, key=self.row.key)
+        return None if self.quota is None else self._over_quota(view, root, live, self.quota)
+
+    def _over_quota(
+        self, view: ReadView, root: bytes, live: ObjectRow | None, quota: NamespaceQuota
+    ) -> QuotaExceededError | None:
+        usage = self.tables.objects.namespace_usage(view, root, self.row.namespace)
+        same = live is not None and live.namespace == self.row.namespace
+        chunks = usage.objects + (0 if same else 1)
+        size_bytes = usage.size_bytes + self.row.size_bytes - (live.size_bytes if live is not None and same else 0)
+        if quota.chunks is not None and chunks > quota.chunks:
+            return QuotaExceededError("the namespace holds as many chunks as it may", chunks=quota.chunks)
+        if quota.size_bytes is not None and size_bytes > quota.size_bytes:
+            return QuotaExceededError("the namespace holds as many bytes as it may", size_bytes=quota.size_bytes)
+        return None
+
+    def refuse(self, view: WriteView, error: KvobjError) -> Refusal:
+        """Queue the given blobs but for those that a row goes on naming, and refuse."""
+        bucket = bucket_of(view, self.row.bucket)
+        rows = NO_ROWS if bucket is None else self.tables.objects.pair(view, bucket.root, self.row.key.encode())
+        return self._refuse(view, rows, (), error)
+
     def _refuse(self, view: WriteView, rows: RowPair, parts: tuple[PartRow, ...], error: KvobjError) -> Refusal:
         """Queue the given blobs but for those that a row or a part goes on naming (a Complete sent twice names the same)."""
-        kept = rows.blob_ids().union(_blob_ids(parts))
-        self._queue(view, _blob_ids([self.row]), kept=kept, volatile=self.row.durability is Durability.MEMORY)
+        spare = set(_blob_ids(parts))
+        blob_ids = [blob_id for blob_id in _blob_ids([self.row]) if blob_id not in spare]
+        self._queue(view, blob_ids, kept=rows, volatile=self.row.durability is Durability.MEMORY)
         return Refusal(error)
 
-    def _queue(self, view: WriteView, blob_ids: Sequence[bytes], *, kept: set[bytes], volatile: bool) -> None:
-        spare = [blob_id for blob_id in dict.fromkeys(blob_ids) if blob_id not in kept]
-        if spare:
-            row = self.row
-            self.objects.queue(view, spare, bucket=row.bucket, key=row.key, volatile=volatile, now_ms=self.now_ms)
+    def _queue(self, view: WriteView, blob_ids: Sequence[bytes], *, kept: RowPair, volatile: bool) -> None:
+        if not blob_ids:
+            return
+        named = kept.blob_ids()
+        spare = [blob_id for blob_id in dict.fromkeys(blob_ids) if blob_id not in named]
+        row = self.row
+        self.tables.objects.queue(view, spare, bucket=row.bucket, key=row.key, volatile=volatile, now_ms=self.now_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteChange:
-    """`Catalog.delete` as a change."""
+class CommitChainChange:
+    """`Catalog.commit_chain` as a change: each row sees those before it. One that finds no room is refused like any other."""
 
-    objects: ObjectRows
-    bucket: str
-    keys: Sequence[str]
-    conditions: Sequence[WriteCondition | None]
+    tables: CatalogRows
+    rows: Sequence[ObjectRow]
+    quota: NamespaceQuota | None
     now_ms: int
     durable: bool
 
-    def __call__(self, view: WriteView) -> list[DeleteOutcome]:
+    def __call__(self, view: WriteView) -> list[CommitOutcome | KvobjError]:
         """Run it."""
-        root = require_root(view, self.bucket)
-        outcomes: list[DeleteOutcome] = []
-        hidden: dict[bytes, RowPair] = {}
-        conditions = self.conditions or [None] * len(self.keys)
-        for key, condition in zip(self.keys, conditions, strict=True):
-            encoded = key.encode()
-            before = NO_ROWS if encoded in hidden else self.objects.pair(view, root, encoded)
-            live = before.live
-            # A DELETE whose key is absent succeeds whatever its If-Match says (S3 reference, DeleteObject).
-            if live is not None and failed_condition(live, condition) is not None:
-                outcomes.append(DeleteOutcome(key, None, precondition_failed=True))
-                continue
-            if before.durable is not None and not self.durable:
-                raise NeedsDurableError("a row is durable")
-            if live is not None:
-                hidden[encoded] = before
-            outcomes.append(DeleteOutcome(key, live))
-        for encoded, before in hidden.items():
-            self.objects.change(view, root, encoded, before, NO_ROWS)
-            self.objects.queue_replaced(view, before, NO_ROWS, now_ms=self.now_ms)
+        outcomes: list[CommitOutcome | KvobjError] = []
+        for row in self.rows:
+            mode = CommitMode.FIRST_WRITER_WINS
+            commit = CommitChange(
+                self.tables, row, mode, None, None, self.quota, self.now_ms, self.durable, tells=False
+            )
+            try:
+                outcome = commit(view)
+            except StoreFullError as error:
+                # The first put of a row raises before anything of it has changed; nobody names its blobs.
+                outcome = commit.refuse(view, error)
+            outcomes.append(outcome.error if isinstance(outcome, Refusal) else outcome)
+        self._tell(view, [each.row for each in outcomes if isinstance(each, CommitOutcome) and not each.existed])
         return outcomes
 
-
-@dataclass(frozen=True, slots=True)
-class DropChange:
-    """`Catalog.drop_rows` as a change. An older durable row under a dropped volatile one goes too: bytes of an earlier PUT are
-    no answer to a GET after a later one."""
-
-    objects: ObjectRows
-    rows: Sequence[ObjectRow]
-    durable: bool
-
-    def __call__(self, view: WriteView) -> None:
-        """Run it."""
-        doomed: dict[tuple[bytes, bytes], RowPair] = {}
-        for row in self.rows:
-            root = root_of(view, row.bucket)
-            key = row.key.encode()
-            before = NO_ROWS if root is None else self.objects.pair(view, root, key)
-            if root is None or before.live is None or not same_blobs(before.live, row):
-                continue
-            if before.durable is not None and not self.durable:
-                raise NeedsDurableError("a row is durable")
-            doomed[root, key] = before
-        for (root, key), before in doomed.items():
-            self.objects.change(view, root, key, before, NO_ROWS)
-            self.objects.queue_replaced(view, before, NO_ROWS, now_ms=_AT_ONCE_MS)
+    def _tell(self, view: WriteView, stored: list[ObjectRow]) -> None:
+        bucket = bucket_of(view, self.rows[0].bucket)
+        if bucket is None or bucket.row.kind is not BucketKind.KV:
+            return
+        for volatile in (True, False):
+            rows = [row for row in stored if (row.durability is Durability.MEMORY) is volatile]
+            if rows:
+                self.tables.history.stored(view, rows, now_ms=self.now_ms, volatile=volatile)
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseChange:
-    """`Catalog.raise_durability` as a change; the durable writer's."""
+    """`Catalog.raise_durability` as a change; the durable writer's. A row that was hidden meanwhile and is kept for its pins
+    is raised too, and stays hidden: what it names must not be taken for a leftover."""
 
-    objects: ObjectRows
+    tables: CatalogRows
     rows: Sequence[ObjectRow]
 
     def __call__(self, view: WriteView) -> list[bool]:
@@ -242,16 +293,33 @@ class RaiseChange:
         return [self._raise(view, row) for row in self.rows]
 
     def _raise(self, view: WriteView, row: ObjectRow) -> bool:
-        root = root_of(view, row.bucket)
-        if root is None:
+        bucket = bucket_of(view, row.bucket)
+        if bucket is None:
             return False
+        objects = self.tables.objects
         key = row.key.encode()
-        before = self.objects.pair(view, root, key)
-        if before.live is None or not same_blobs(before.live, row):
+        before = objects.pair(view, bucket.root, key)
+        top = before.top
+        if top is None or not same_blobs(top, row):
             return False
-        after = RowPair(None, msgspec.structs.replace(row, sequence=before.live.sequence))
-        self.objects.change(view, root, key, before, after)
-        self.objects.queue_replaced(view, before, after, now_ms=_AT_ONCE_MS)
+        # Place, state and number are the catalog's: `row` is as old as the moment when it was read.
+        raised = msgspec.structs.replace(
+            row,
+            sequence=top.sequence,
+            state=top.state,
+            parent=top.parent,
+            depth=top.depth,
+            chain_sum=top.chain_sum,
+            namespace=top.namespace,
+            tokens=top.tokens,
+            chain_bytes=top.chain_bytes,
+            chain_tokens=top.chain_tokens,
+        )
+        after = RowPair(None, raised)
+        objects.change(view, bucket.root, key, before, after)
+        objects.queue_replaced(view, before, after, now_ms=AT_ONCE_MS, may_be_pinned=bucket.row.kind is BucketKind.KV)
+        if bucket.row.kind is BucketKind.KV:
+            self.tables.history.made_durable(view, raised)
         return True
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import (
     DELETE_QUEUE,
     DELETE_QUEUE_VOLATILE,
+    NAMESPACE_USAGE,
+    NAMESPACE_USAGE_VOLATILE,
     OBJECTS,
     OBJECTS_VOLATILE,
     USAGE,
@@ -22,22 +25,35 @@ from kvobj.catalog.encoding import (
     number_key,
 )
 from kvobj.catalog.key_tree import KeyTree
+from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.listing import merged
 from kvobj.catalog.log_entries import RowRemoved, encode_entry, encode_object_value
-from kvobj.catalog.rows import BucketUsage, ObjectRow, QueueEntry
-from kvobj.database import ReadView, WriteView
+from kvobj.catalog.rows import BucketUsage, ObjectRow, ObjectState, QueueEntry
+from kvobj.database import ReadView, Table, WriteView
 
 
 class RowPair(NamedTuple):
-    """The rows of one key; `live` is the one that readers see."""
+    """The rows of one key. A CONDEMNED row is always alone."""
 
     volatile: ObjectRow | None
     durable: ObjectRow | None
 
     @property
-    def live(self) -> ObjectRow | None:
-        """The volatile row if there is one, else the durable one."""
+    def top(self) -> ObjectRow | None:
+        """The volatile row if there is one, else the durable one; hidden or not."""
         return self.durable if self.volatile is None else self.volatile
+
+    @property
+    def live(self) -> ObjectRow | None:
+        """The row that readers see."""
+        top = self.top
+        return top if top is not None and top.state is ObjectState.LIVE else None
+
+    @property
+    def hidden(self) -> ObjectRow | None:
+        """The CONDEMNED row, if that is what stands there."""
+        top = self.top
+        return top if top is not None and top.state is ObjectState.CONDEMNED else None
 
     def blob_ids(self) -> set[bytes]:
         """Blobs that either row names."""
@@ -45,20 +61,27 @@ class RowPair(NamedTuple):
 
 
 NO_ROWS = RowPair(None, None)
+_NOTHING = (0, 0)
 
 
 class ObjectRows:
-    """The object tables. Stateless: every call works on the given view."""
+    """The object tables. Stateless but for its guard's quiet time: every call works on the given view."""
 
-    __slots__ = ("allocate", "durable", "volatile")
+    __slots__ = ("allocate", "durable", "guard", "volatile")
 
-    def __init__(self, allocate: Callable[[], int]) -> None:
+    def __init__(self, allocate: Callable[[], int], guard: PinGuard | None = None) -> None:
         self.allocate = allocate
+        self.guard = guard if guard is not None else PinGuard()
         self.durable = KeyTree(OBJECTS, allocate)
         self.volatile = KeyTree(OBJECTS_VOLATILE, allocate)
 
     def live(self, view: ReadView, root: bytes, key: bytes) -> ObjectRow | None:
         """The live row of a key."""
+        row = self.any(view, root, key)
+        return row if row is not None and row.state is ObjectState.LIVE else None
+
+    def any(self, view: ReadView, root: bytes, key: bytes) -> ObjectRow | None:
+        """The row of a key that counts, hidden or not."""
         value = self.volatile.get(view, root, key)
         if value is None:
             value = self.durable.get(view, root, key)
@@ -77,64 +100,134 @@ class ObjectRows:
 
     def items(self, view: ReadView, root: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and encoded live rows in key order from `start` on."""
-        return merged(self.volatile.items(view, root, start), self.durable.items(view, root, start))
+        rows = merged(self.volatile.items(view, root, start), self.durable.items(view, root, start))
+        if chain_rows.hides_any(view, root):
+            return (item for item in rows if decode_object(item[1]).state is ObjectState.LIVE)
+        return rows
 
     def usage(self, view: ReadView, root: bytes) -> BucketUsage:
         """Live rows and their plain bytes."""
-        durable = view.counters(USAGE, root) or (0, 0)
-        volatile = view.counters(USAGE_VOLATILE, root) or (0, 0)
+        return self._usage(view, USAGE, USAGE_VOLATILE, root)
+
+    def namespace_usage(self, view: ReadView, root: bytes, namespace: str) -> BucketUsage:
+        """The same of one namespace. Within an inline change, without what the durable writer is about to add."""
+        return self._usage(view, NAMESPACE_USAGE, NAMESPACE_USAGE_VOLATILE, root + namespace.encode())
+
+    @staticmethod
+    def _usage(view: ReadView, below: Table, above: Table, place: bytes) -> BucketUsage:
+        durable = view.counters(below, place) or (0, 0)
+        volatile = view.counters(above, place) or (0, 0)
         return BucketUsage(durable[0] + volatile[0], durable[1] + volatile[1])
 
     def change(self, view: WriteView, root: bytes, key: bytes, before: RowPair, after: RowPair) -> None:
         """Make the rows of a key `after`; `before` is what they are now (rows left alone are the same objects).
 
-        Puts come first: they alone may raise (`StoreFullError`), and then nothing has changed.
+        Puts come first: they alone may raise (`StoreFullError`), and then nothing has changed. Hiding and removing never raise.
         """
         if after.durable is not None and after.durable is not before.durable:
-            value = encode_row(after.durable)
-            self.durable.put(view, root, key, value)
-            view.log(encode_object_value(value))
+            self._put_durable(view, root, key, before.durable, after.durable)
         if after.volatile is not None and after.volatile is not before.volatile:
-            self.volatile.put(view, root, key, encode_row(after.volatile))
+            hides = after.volatile.state is ObjectState.CONDEMNED
+            self.volatile.put(view, root, key, encode_row(after.volatile), headroom=hides)
+            chain_rows.relink(view, root, key, before.volatile, after.volatile, volatile=True)
         if after.durable is None and before.durable is not None:
             self.durable.delete(view, root, key)
+            chain_rows.relink(view, root, key, before.durable, None, volatile=False)
             view.log(encode_entry(RowRemoved(before.durable.bucket, before.durable.key)))
         if after.volatile is None and before.volatile is not None:
             self.volatile.delete(view, root, key)
-        was_durable, is_durable = _durable_share(before), _durable_share(after)
-        if was_durable != is_durable:
-            view.add(USAGE, root, [new - old for new, old in zip(is_durable, was_durable, strict=True)])
-        was_volatile, is_volatile = _volatile_share(before), _volatile_share(after)
-        if was_volatile != is_volatile:
-            view.add(USAGE_VOLATILE, root, [new - old for new, old in zip(is_volatile, was_volatile, strict=True)])
+            chain_rows.relink(view, root, key, before.volatile, None, volatile=True)
+        if after.durable is not before.durable:
+            _count(view, USAGE, NAMESPACE_USAGE, root, [(1, after.durable), (-1, before.durable)])
+        if after.volatile is not before.volatile or (
+            after.volatile is not None and after.durable is not before.durable
+        ):
+            shares = [*_volatile_share(after, 1), *_volatile_share(before, -1)]
+            _count(view, USAGE_VOLATILE, NAMESPACE_USAGE_VOLATILE, root, shares)
 
-    def queue_replaced(self, view: WriteView, before: RowPair, after: RowPair, *, now_ms: int) -> None:
-        """Queue the blobs that `before` names and `after` does not, each with the durability of the row that named it."""
+    def _put_durable(
+        self, view: WriteView, root: bytes, key: bytes, before: ObjectRow | None, after: ObjectRow
+    ) -> None:
+        value = encode_row(after)
+        self.durable.put(view, root, key, value, headroom=after.state is ObjectState.CONDEMNED)
+        view.log(encode_object_value(value))
+        chain_rows.relink(view, root, key, before, after, volatile=False)
+        if before is None:
+            chain_rows.settle(view, root, key)
+        if after.parent:
+            parent = after.parent.encode()
+            if self.durable.get(view, root, parent) is None:
+                chain_rows.expose(view, root, parent)
+
+    def queue_replaced(
+        self, view: WriteView, before: RowPair, after: RowPair, *, now_ms: int, may_be_pinned: bool = False
+    ) -> None:
+        """Queue the blobs that `before` names and `after` does not, each with the durability of the row that named it.
+
+        `may_be_pinned`: ask of each row's blobs whether they must wait for a pin. A pin names a row's first blob: if that waits,
+        all of them do.
+        """
         kept = after.blob_ids()
         for row, is_volatile in ((before.durable, False), (before.volatile, True)):
-            if row is not None:
-                spare = [blob.blob_id for blob in row.blobs if blob.blob_id not in kept]
-                kept.update(spare)
-                self.queue(view, spare, bucket=row.bucket, key=row.key, volatile=is_volatile, now_ms=now_ms)
+            if row is None or not row.blobs:
+                continue
+            spare = [blob.blob_id for blob in row.blobs if blob.blob_id not in kept]
+            kept.update(spare)
+            first = row.blobs[0].blob_id
+            waits_for = first if may_be_pinned and self.guard.holds_blob(view, first) else b""
+            self.queue(
+                view, spare, bucket=row.bucket, key=row.key, volatile=is_volatile, now_ms=now_ms, waits_for=waits_for
+            )
 
     def queue(
-        self, view: WriteView, blob_ids: Iterable[bytes], *, bucket: str, key: str, volatile: bool, now_ms: int
+        self,
+        view: WriteView,
+        blob_ids: Iterable[bytes],
+        *,
+        bucket: str,
+        key: str,
+        volatile: bool,
+        now_ms: int,
+        waits_for: bytes = b"",
     ) -> None:
-        """Queue blobs for deletion. Takes from the headroom: what makes room must work in a full store."""
+        """Queue blobs for deletion; `waits_for`: not before this blob is no longer pinned. Takes from the headroom: what makes
+        room must work in a full store."""
         table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
         for blob_id in blob_ids:
             position = self.allocate()
-            entry = QueueEntry(blob_id, now_ms, bucket, key, position, volatile)
+            entry = QueueEntry(blob_id, now_ms, bucket, key, position, volatile, bool(waits_for), waits_for)
             view.put(table, number_key(position), encode_row(entry), headroom=True)
 
 
-def _durable_share(rows: RowPair) -> tuple[int, int]:
-    return (0, 0) if rows.durable is None else (1, rows.durable.size_bytes)
+_Shares = list[tuple[int, ObjectRow | None]]
+"""Rows to be counted in (1) or out (-1)."""
 
 
-def _volatile_share(rows: RowPair) -> tuple[int, int]:
-    if rows.volatile is None:
-        return (0, 0)
-    if rows.durable is None:
-        return (1, rows.volatile.size_bytes)
-    return (0, rows.volatile.size_bytes - rows.durable.size_bytes)
+def _volatile_share(rows: RowPair, sign: int) -> _Shares:
+    """What the volatile table adds to the durable one's count: its row instead of the durable one."""
+    return [] if rows.volatile is None else [(sign, rows.volatile), (-sign, rows.durable)]
+
+
+def _count(view: WriteView, usage: Table, namespaces: Table, root: bytes, shares: _Shares) -> None:
+    """Bring the counters up to date: live rows only, per bucket and per namespace."""
+    (sign, first), *others = shares
+    if first is not None and first.state is ObjectState.LIVE and all(row is None for _, row in others):
+        amounts = (sign, sign * first.size_bytes)
+        view.add(usage, root, amounts)
+        if first.namespace:
+            view.add(namespaces, root + first.namespace.encode(), amounts)
+        return
+    totals: dict[str, tuple[int, int]] = {}
+    for sign, row in shares:
+        if row is not None and row.state is ObjectState.LIVE:
+            objects, size_bytes = totals.get(row.namespace, _NOTHING)
+            totals[row.namespace] = (objects + sign, size_bytes + sign * row.size_bytes)
+    objects = size_bytes = 0
+    for namespace, amounts in totals.items():
+        if amounts != _NOTHING:
+            objects += amounts[0]
+            size_bytes += amounts[1]
+            if namespace:
+                view.add(namespaces, root + namespace.encode(), amounts)
+    if objects or size_bytes:
+        view.add(usage, root, (objects, size_bytes))

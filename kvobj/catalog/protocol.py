@@ -215,9 +215,10 @@ class Catalog(Protocol):
         row still names the same blobs, keeping its sequence. Durable before it returns. False: the row was gone or replaced."""
         ...
 
-    async def drop_rows(self, rows: Sequence[ObjectRow]) -> None:
+    async def drop_rows(self, rows: Sequence[ObjectRow], *, now_ms: int = 0) -> None:
         """Forget live rows whose bytes are lost (a start after power loss, a failed repair), with all their descendants, and queue
-        their blobs. Rows that name other blobs by now stay."""
+        their blobs, due at once. Rows that name other blobs by now stay. Descendants that a pin holds stay as CONDEMNED rows, and
+        what is above them does. `now_ms` is told to readers of events."""
         ...
 
     def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
@@ -227,7 +228,7 @@ class Catalog(Protocol):
 
     # -- multipart uploads ---------------------------------------------------------------------------------------
     async def create_upload(self, upload: UploadRow) -> None:
-        """Record an upload. `NoSuchBucketError`."""
+        """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError`."""
         ...
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
@@ -256,8 +257,10 @@ class Catalog(Protocol):
         delimiter: str = "",
         after: tuple[str, str] = ("", ""),
         limit: int = 1000,
+        groups: bool = False,
     ) -> UploadPage:
-        """One page of uploads in (key, upload id) order, strictly after `after`. `NoSuchBucketError`."""
+        """One page of uploads in (key, upload id) order, strictly after `after`; those of chunks in parts (`group_parts`) only
+        with `groups`. `NoSuchBucketError`."""
         ...
 
     def scan_parts(self) -> AsyncIterator[PartRow]:
@@ -271,7 +274,7 @@ class Catalog(Protocol):
 
     # -- the delete queue ----------------------------------------------------------------------------------------
     async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
-        """Queue blobs that no row names: leftovers that a sweep found."""
+        """Queue blobs that no row names: leftovers that a sweep found. What a pin names (it was replaced) waits for the pin."""
         ...
 
     async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Final
 
+from kvobj.catalog.catalog_rows import root_of
 from kvobj.catalog.encoding import (
     BUCKETS,
     INCARNATION,
@@ -22,16 +23,19 @@ from kvobj.catalog.encoding import (
     encode_stored_bucket,
     number_key,
 )
+from kvobj.catalog.lease_changes import mark_unknown
 from kvobj.catalog.log_entries import (
     BucketRemoved,
     LogEntry,
+    NamespaceRemoved,
     PartPut,
     RowRemoved,
     UploadRemoved,
     UserRemoved,
     decode_entry,
 )
-from kvobj.catalog.object_changes import root_of
+from kvobj.catalog.namespace_changes import drop_namespaces, replay_namespace
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.object_rows import NO_ROWS, ObjectRows, RowPair
 from kvobj.catalog.rows import BucketRow, ObjectRow, UploadRow, UserRow
 from kvobj.catalog.upload_rows import UploadRows
@@ -71,7 +75,10 @@ class CatalogReplay:
                 root = root_of(view, entry.name) or number_key(next(self._numbers))
                 view.put(BUCKETS, entry.name.encode(), encode_stored_bucket(StoredBucket(root, entry)))
             case BucketRemoved():
+                drop_namespaces(view, entry.name)
                 view.delete(BUCKETS, entry.name.encode())
+            case NamespaceRow() | NamespaceRemoved():
+                replay_namespace(view, entry)
             case UserRow():
                 view.put(USERS, entry.id.encode(), encode_row(entry))
             case UserRemoved():
@@ -80,9 +87,10 @@ class CatalogReplay:
                 self._apply_upload(view, entry)
 
     def finish(self, view: WriteView) -> None:
-        """Let the next start count above every number in use."""
+        """Let the next start count above every number in use, and wait for leases that nobody knows of any more."""
         highest = max(self._highest, next(self._numbers))
         view.put(META, INCARNATION, number_key(highest >> INCARNATION_SHIFT), headroom=True)
+        mark_unknown(view)
 
     def _set_row(self, view: WriteView, bucket: str, key: str, row: ObjectRow | None) -> None:
         root = root_of(view, bucket)

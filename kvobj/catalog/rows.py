@@ -69,7 +69,7 @@ class BucketRow(_Row, frozen=True, array_like=True):
     region: str = "us-east-1"
 
 
-class BlobRef(_Row, frozen=True, array_like=True):
+class BlobRef(_Row, frozen=True, array_like=True, gc=False):
     """One blob of an object, in order. `digest` is BLAKE3 of the plain bytes, None while it is being computed.
 
     `frame_bytes` is the length of the blob's frame (header, directory, blocks) as `codec` laid it out;
@@ -173,8 +173,8 @@ class PartRow(_Row, frozen=True, array_like=True):
 class QueueEntry(_Row, frozen=True, array_like=True):
     """A blob that no row names any more. Its tiers' copies may be deleted once `not_before_ms` has passed.
 
-    `position` is the entry's place in the queue, set by the catalog; reap names it. `pinned`: the blob was pinned when
-    it was queued, so it waits until it is not, and through quiet time.
+    `position` is the entry's place in the queue, set by the catalog; reap names it. `pinned`: the chunk was pinned when
+    it was queued, so it waits until it is not, and through quiet time; `pinned_blob` is the blob that its pins name.
     """
 
     blob_id: bytes
@@ -184,6 +184,7 @@ class QueueEntry(_Row, frozen=True, array_like=True):
     position: int = 0
     volatile: bool = False
     pinned: bool = False
+    pinned_blob: bytes = b""
 
 
 class WriteCondition(_Row, frozen=True, array_like=True):

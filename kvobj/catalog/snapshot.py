@@ -6,19 +6,22 @@ from collections.abc import Iterator
 
 from kvobj.catalog.encoding import BUCKETS, USERS, decode_stored_bucket, decode_upload, decode_user
 from kvobj.catalog.log_entries import PartPut, encode_entry, encode_object_value
+from kvobj.catalog.namespace_changes import stored_namespaces
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.upload_rows import StoredUpload, UploadRows
 from kvobj.database import ReadView
 
 
 def snapshot_entries(view: ReadView) -> Iterator[bytes]:
-    """Entries that make all durable rows of the catalog from nothing: buckets before what lies in them."""
+    """Entries that make all durable rows of the catalog from nothing: buckets and their namespaces before what lies in them."""
     objects, uploads = ObjectRows(_no_numbers), UploadRows(_no_numbers)
     for _, value in view.range(USERS):
         yield encode_entry(decode_user(value))
     for _, value in view.range(BUCKETS):
         bucket = decode_stored_bucket(value)
         yield encode_entry(bucket.row)
+        for namespace in stored_namespaces(view, bucket.root):
+            yield encode_entry(namespace)
         for _, row in objects.durable.items(view, bucket.root):
             yield encode_object_value(row)
         for _, encoded in uploads.durable.items(view, bucket.root):

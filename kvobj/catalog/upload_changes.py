@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence, require_root, root_of
+from kvobj.catalog.catalog_rows import require_root, root_of
+from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import Durability, PartRow, UploadRow
 from kvobj.catalog.upload_rows import StoredUpload, UploadRows
@@ -22,6 +23,10 @@ class CreateUpload:
     def __call__(self, view: WriteView) -> None:
         """Run it."""
         root = require_root(view, self.upload.bucket)
+        if self.upload.group_parts:
+            key = self.upload.key.encode()
+            if self.uploads.find(view, root, key, self.upload.upload_id) is not None:
+                return  # the writers of a chunk's parts meet in the upload that the first of them began
         self.uploads.put(view, root, self.upload, volatile=self.upload.durability is Durability.MEMORY)
 
 
@@ -37,7 +42,7 @@ class PutPart:
     now_ms: int
     durable: bool
 
-    def __call__(self, view: WriteView) -> Refusal | None:
+    def __call__(self, view: WriteView) -> PartRow | Refusal:
         """Run it."""
         part = self.part
         root = root_of(view, self.bucket)
@@ -51,10 +56,14 @@ class PutPart:
             self._queue(view, part, upload, kept=set())
             return Refusal(refusal or NoSuchUploadError("no such upload"))
         before = self.uploads.part(view, upload, part.number)
+        if before is not None and upload.row.group_parts:
+            # Parts of a chunk come from several writers: the first stands, as with chunks themselves.
+            self._queue(view, part, upload, kept={blob.blob_id for blob in before.blobs})
+            return before
         self.uploads.put_part(view, upload, part)
         if before is not None:
             self._queue(view, before, upload, kept={blob.blob_id for blob in part.blobs})
-        return None
+        return part
 
     def _queue(self, view: WriteView, part: PartRow, upload: StoredUpload | None, *, kept: set[bytes]) -> None:
         spare = [blob.blob_id for blob in part.blobs if blob.blob_id not in kept]

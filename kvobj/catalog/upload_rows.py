@@ -55,11 +55,14 @@ class UploadRows:
         value = self.durable.get(view, root, place)
         return None if value is None else StoredUpload(decode_upload(value), is_volatile=False)
 
-    def items(self, view: ReadView, root: bytes, start: bytes) -> Iterator[tuple[bytes, UploadRow]]:
-        """(key, upload) in (key, upload id) order from an encoded place on."""
+    def items(
+        self, view: ReadView, root: bytes, start: bytes, *, groups: bool = False
+    ) -> Iterator[tuple[bytes, UploadRow]]:
+        """(key, upload) in (key, upload id) order from an encoded place on; those of chunks in parts only with `groups`."""
         for _, value in merged(self.volatile.items(view, root, start), self.durable.items(view, root, start)):
             row = decode_upload(value)
-            yield row.key.encode(), row
+            if groups or not row.group_parts:
+                yield row.key.encode(), row
 
     def put(self, view: WriteView, root: bytes, upload: UploadRow, *, volatile: bool) -> None:
         """Record an upload."""

@@ -6,6 +6,6 @@ See `Database` for the writer, `ReadView` and `WriteView` for what a change may 
 from kvobj.database.database import Database, SnapshotSource
 from kvobj.database.opening import remove_volatile
 from kvobj.database.table import Table
-from kvobj.database.views import ReadView, WriteView
+from kvobj.database.views import ReadView, Snapshot, WriteView
 
-__all__ = ["Database", "ReadView", "SnapshotSource", "Table", "WriteView", "remove_volatile"]
+__all__ = ["Database", "ReadView", "Snapshot", "SnapshotSource", "Table", "WriteView", "remove_volatile"]

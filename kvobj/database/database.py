@@ -90,6 +90,7 @@ class Database:
         self._failure: KvobjError | None = None
         self._writes_since_check = 0
         self._compacting = False
+        self._group_watchers: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @classmethod
     def open(
@@ -170,6 +171,11 @@ class Database:
         reused: keep it short."""
         return Snapshot(self._durable, self._volatile, self._handles)
 
+    def watch_groups(self, *, started: Callable[[], None], settled: Callable[[], None]) -> None:
+        """Call `started` before a group of changes is handed to the writer thread and `settled` once readers see all of it, or
+        none; both on the event loop, never overlapping. They must not raise."""
+        self._group_watchers.append((started, settled))
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write_volatile(self, change: Callable[[WriteView], T], keys: Collection[bytes] = ()) -> T:
@@ -184,6 +190,16 @@ class Database:
             return self._write_inline(change)
         except lmdb.Error as error:
             raise translate(error, self._volatile.directory) from error
+
+    def is_in_flight(self, keys: Collection[bytes]) -> bool:
+        """Whether the durable writer still has a change with one of these keys (event-loop thread only)."""
+        in_flight = self._in_flight
+        return bool(in_flight) and not in_flight.keys().isdisjoint(keys)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the durable writer has no change with any key: then no key needs to be looked at."""
+        return not self._in_flight
 
     async def write_fast(
         self, change: Callable[[WriteView], T], keys: Collection[bytes], *, shared: Collection[bytes] = ()
@@ -206,13 +222,20 @@ class Database:
         that it changed nothing, and is raised here. A cancelled caller does not take its change back.
         Raises `BusyError` above 65,536 waiting changes, `StoreFullError`, `UnavailableError` after a failed flush.
         """
+        return await self.submit(change, keys, synced=synced)
+
+    def submit(
+        self, change: Callable[[WriteView], T], keys: Collection[bytes] = (), *, synced: bool = True
+    ) -> asyncio.Future[T]:
+        """`write`, enqueued before this returns: who has just decided something on the event loop lets nobody in between. The
+        future is cancelled by who awaits it bare; shield it to learn when the change is over."""
         if self._failure is not None:
             raise self._failure
         if len(self._queue) >= _PENDING_LIMIT:
             raise BusyError("too many changes wait for the database", waiting=len(self._queue))
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._enqueue(Pending(change, keys=keys, synced=synced, future=future))
-        return await future
+        return future
 
     async def finish_rebuild(self, record_log: RecordLog) -> None:
         """Make a rebuilt environment the log's own. From the next open on it is an ordinary database."""
@@ -320,8 +343,12 @@ class Database:
         try:
             while self._queue:
                 group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP_LIMIT))]
+                for started, _ in self._group_watchers:
+                    started()
                 effects = await loop.run_in_executor(self._executor, self._writer.commit, group)
                 self._apply(effects)
+                for _, settled in self._group_watchers:
+                    settled()
                 self._settle(group)
         except BaseException as error:
             self._failure = UnavailableError(

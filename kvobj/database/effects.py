@@ -7,7 +7,9 @@ goes into the durable transaction itself, so that a crash in between is finished
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from operator import add
 
 import msgspec
 
@@ -62,8 +64,7 @@ def unpack_counters(value: bytes | None) -> tuple[int, ...]:
 
 def summed(value: bytes | None, amounts: Sequence[int]) -> bytes | None:
     """The stored form of counters after an addition; None when all are zero, which is stored as nothing."""
-    counters = unpack_counters(value) or (0,) * len(amounts)
-    total = [a + b for a, b in zip(counters, amounts, strict=True)]
+    total = amounts if value is None else tuple(map(add, unpack_counters(value), amounts))
     return struct.pack(f">{len(total)}q", *total) if any(total) else None
 
 
@@ -79,13 +80,14 @@ def add_in(transaction: Transaction, handle: Handle, key: bytes, amounts: Sequen
 def overlaid(
     below: Iterator[tuple[bytes, bytes]],
     above: Mapping[bytes, bytes | None],
+    order: Sequence[bytes],
     *,
     start: bytes,
     stop: bytes | None,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """`below` with the values of `above` in [start, stop) put over it, in order."""
-    keys = sorted(key for key in above if key >= start and (stop is None or key < stop))
+    """`below` with the values of `above` in [start, stop) put over it, in order. `order` are the keys of `above`, sorted."""
+    keys = list(order[bisect_left(order, start) : len(order) if stop is None else bisect_left(order, stop)])
     if reverse:
         keys.reverse()
     yield from _merged(below, above, keys, reverse=reverse)

@@ -20,6 +20,7 @@ from catalog_contract import (
     row,
     upload,
 )
+from chain_contract import ChainContract, with_chunks
 
 from kvobj.catalog.encoding import CATALOG_TABLES, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE
 from kvobj.catalog.lmdb import LmdbCatalog
@@ -80,6 +81,14 @@ class TestLmdbCatalog(CatalogContract):
     async def catalog(self, place: Place) -> AsyncIterator[Catalog]:
         catalog = await place.open()
         yield await prepared(catalog)
+        await place.close(catalog)
+
+
+class TestLmdbChains(ChainContract):
+    @pytest.fixture
+    async def catalog(self, place: Place) -> AsyncIterator[Catalog]:
+        catalog = await place.open()
+        yield await with_chunks(await prepared(catalog))
         await place.close(catalog)
 
 

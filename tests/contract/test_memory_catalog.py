@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from catalog_contract import BUCKET, CatalogContract, found, prepared, put, row, upload
+from chain_contract import ChainContract, with_chunks
 
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.protocol import Catalog
@@ -14,6 +15,12 @@ class TestMemoryCatalog(CatalogContract):
     @pytest.fixture
     async def catalog(self) -> Catalog:
         return await prepared(MemoryCatalog())
+
+
+class TestMemoryChains(ChainContract):
+    @pytest.fixture
+    async def catalog(self) -> Catalog:
+        return await with_chunks(await prepared(MemoryCatalog()))
 
 
 async def test_power_loss_brings_the_older_row_back() -> None:

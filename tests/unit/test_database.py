@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvobj.database import Database, Table, WriteView
+from kvobj.database import Database, ReadView, Table, WriteView
 from kvobj.errors import ConflictError, CorruptionError, StoreFullError, UnavailableError
 from kvobj.record_log import RecordLog
 
@@ -179,6 +179,28 @@ async def test_ranges_are_ordered_both_ways(tmp_path: Path) -> None:
             assert [key for key, _ in view.range(table, b"x")] == []
             assert [key for key, _ in view.range(table, stop=b"b", reverse=True)] == [b"a"]
             assert view.count(table) == 4
+    await database.aclose()
+
+
+async def test_many_keys_are_read_as_one_by_one(tmp_path: Path) -> None:
+    keys = [b"c", b"a", b"absent", b"a"]
+
+    def read(view: ReadView) -> list[list[bytes | None]]:
+        return [view.get_many(table, keys) for table in (VOLATILE, DURABLE)]
+
+    def change(view: WriteView) -> list[list[bytes | None]]:
+        view.put(VOLATILE, b"c", b"new")
+        return read(view)
+
+    database = opened(tmp_path)
+    for table in (VOLATILE, DURABLE):
+        await database.write(putting(table, b"a", table.name.encode()))
+    before = [[None, b"volatile", None, b"volatile"], [None, b"durable", None, b"durable"]]
+    with database.read() as view:
+        assert read(view) == before
+    after = [[b"new", b"volatile", None, b"volatile"], before[1]]
+    assert await database.write(change) == after
+    assert database.write_volatile(change) == after
     await database.aclose()
 
 

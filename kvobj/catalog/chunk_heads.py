@@ -1,0 +1,72 @@
+"""Rows of chunks, decoded as far as a match needs them: 0.6 to 0.8 µs each where a whole `ObjectRow` costs 1.2.
+
+The field names and their order are `ObjectRow`'s (array encoding); what is not needed is a `msgspec.Raw` that nothing looks into.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.rows import BlobRef, ObjectState
+from kvobj.database import ReadView
+
+_UNREAD: Final = msgspec.Raw(b"\xc0")
+
+
+class MatchedChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One chunk of a match with details: its key, blobs in order, plain size and digest (None while it is being computed)."""
+
+    bucket: msgspec.Raw
+    key: str
+    blobs: tuple[BlobRef, ...]
+    size_bytes: int
+    etag: msgspec.Raw = _UNREAD
+    modified_ms: msgspec.Raw = _UNREAD
+    owner: msgspec.Raw = _UNREAD
+    durability: msgspec.Raw = _UNREAD
+    headers: msgspec.Raw = _UNREAD
+    metadata: msgspec.Raw = _UNREAD
+    checksums: msgspec.Raw = _UNREAD
+    parts: msgspec.Raw = _UNREAD
+    digest: bytes | None = None
+    state: ObjectState = ObjectState.LIVE
+
+
+class ChunkHead(MatchedChunk, frozen=True, array_like=True, gc=False):
+    """A chunk's place in its chain too, as a probe needs it."""
+
+    sequence: int = 0
+    parent: str | None = None
+    depth: int = 0
+    chain_sum: bytes = b""
+    namespace: msgspec.Raw = _UNREAD
+    tokens: int = 0
+    chain_bytes: int = 0
+    chain_tokens: int = 0
+
+
+decode_head = msgspec.msgpack.Decoder(ChunkHead).decode
+decode_matched = msgspec.msgpack.Decoder(MatchedChunk).decode
+
+
+def stored_head(view: ReadView, objects: ObjectRows, root: bytes, key: str) -> ChunkHead | None:
+    """The row of a key, hidden or not."""
+    encoded = key.encode()
+    value = objects.volatile.get(view, root, encoded)
+    if value is None:
+        value = objects.durable.get(view, root, encoded)
+    return None if value is None else decode_head(value)
+
+
+def live_head(view: ReadView, objects: ObjectRows, root: bytes, key: str) -> ChunkHead | None:
+    """The live row of a key."""
+    head = stored_head(view, objects, root, key)
+    return head if head is not None and head.state is ObjectState.LIVE else None
+
+
+def is_same_chunk(one: ChunkHead, other: ChunkHead) -> bool:
+    """Whether two rows of a key are one commit's: sequences are never drawn twice, and a row keeps its own."""
+    return one.sequence == other.sequence

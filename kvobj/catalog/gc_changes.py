@@ -1,0 +1,115 @@
+"""What the collector asks of the catalog: may these chunks go (condemn), and take those that nothing holds (claim).
+
+A mark says only that policy wishes a chunk gone. Every guard is asked again by the claim, in the transaction that removes the
+row; from then on the removal is certain, and the blobs are queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvobj.catalog import chain_rows
+from kvobj.catalog.catalog_rows import CatalogRows, root_of
+from kvobj.catalog.history_protocol import RemovalReason
+from kvobj.catalog.object_rows import NO_ROWS, RowPair
+from kvobj.catalog.rows import ChunkName, ObjectRow
+from kvobj.database import ReadView, WriteView
+
+
+def first_blob(row: ObjectRow) -> bytes:
+    """The blob that names the row to gc and pins; b"" for an empty object."""
+    return row.blobs[0].blob_id if row.blobs else b""
+
+
+def may_condemn(
+    view: ReadView, tables: CatalogRows, chunks: Sequence[ChunkName], is_marked: Callable[[str, str], bool]
+) -> list[bool]:
+    """Which chunks policy may condemn, children before parents: live under this blob id, not pinned, all children marked."""
+    allowed: list[bool] = []
+    given: set[tuple[str, str]] = set()
+    roots: dict[str, bytes | None] = {}
+
+    def goes(bucket: str, key: str) -> bool:
+        return (bucket, key) in given or is_marked(bucket, key)
+
+    for chunk in chunks:
+        if chunk.bucket not in roots:
+            roots[chunk.bucket] = root_of(view, chunk.bucket)
+        root = roots[chunk.bucket]
+        may = False
+        if root is not None:
+            key = chunk.key.encode()
+            live = tables.objects.live(view, root, key)
+            may = (
+                live is not None
+                and first_blob(live) == chunk.blob_id
+                and not tables.guard.holds_row(view, chunk.bucket, chunk.key)
+                and all(goes(chunk.bucket, child.decode()) for child in chain_rows.children(view, root, key))
+            )
+        if may:
+            given.add((chunk.bucket, chunk.key))
+        allowed.append(may)
+    return allowed
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimChange:
+    """`Catalog.claim` as a change, the durable writer's. `marked` rows must be live under the blob id given; `hidden` ones
+    (bucket, key) must be CONDEMNED."""
+
+    tables: CatalogRows
+    marked: Sequence[ChunkName]
+    hidden: Sequence[tuple[str, str]]
+    now_ms: int
+
+    def __call__(self, view: WriteView) -> list[ObjectRow]:
+        """Run it; returns the rows removed, marked ones first."""
+        if self.tables.guard.quiet:
+            return []
+        step = _Claiming(self.tables, view, self.now_ms)
+        evicted = [(chunk.bucket, chunk.key, chunk.blob_id) for chunk in self.marked]
+        marked = [pair for bucket, key, blob_id in evicted for pair in step.claim(bucket, key, blob_id)]
+        # The removal of the others was told when they were hidden.
+        hidden = [pair for bucket, key in self.hidden for pair in step.claim(bucket, key, None)]
+        for volatile in (True, False):
+            told = [before.top for before in reversed(marked) if (before.durable is None) is volatile]
+            rows = [row for row in told if row is not None]
+            if rows:
+                self.tables.history.removed(
+                    view, rows, reason=RemovalReason.EVICTED, now_ms=self.now_ms, volatile=volatile
+                )
+        return [before.top for before in (*marked, *hidden) if before.top is not None]
+
+
+class _Claiming:
+    """One claim's view of the tables; roots are looked up once."""
+
+    __slots__ = ("_now_ms", "_roots", "_tables", "_view")
+
+    def __init__(self, tables: CatalogRows, view: WriteView, now_ms: int) -> None:
+        self._tables = tables
+        self._view = view
+        self._now_ms = now_ms
+        self._roots: dict[str, bytes | None] = {}
+
+    def claim(self, bucket: str, name: str, blob_id: bytes | None) -> list[RowPair]:
+        """Remove the rows of a key if nothing holds them; `blob_id` None: a hidden one. What was removed."""
+        view = self._view
+        if bucket not in self._roots:
+            self._roots[bucket] = root_of(view, bucket)
+        root = self._roots[bucket]
+        if root is None:
+            return []
+        key = name.encode()
+        objects = self._tables.objects
+        before = objects.pair(view, root, key)
+        row = before.hidden if blob_id is None else before.live
+        if row is None or (blob_id is not None and first_blob(row) != blob_id):
+            return []
+        if chain_rows.has_children(view, root, key) or self._tables.guard.holds_row(view, bucket, name):
+            return []
+        objects.change(view, root, key, before, NO_ROWS)
+        # Not held by its key, so none of its blobs is.
+        objects.queue_replaced(view, before, NO_ROWS, now_ms=self._now_ms)
+        return [before]

@@ -1,0 +1,140 @@
+"""The LMDB catalog's collector side: policy's marks, claims, and the delete queue."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Final
+
+from kvobj.catalog import chain_rows
+from kvobj.catalog.encoding import DELETE_QUEUE, DELETE_QUEUE_VOLATILE, decode_queue_entry, number_key
+from kvobj.catalog.flight_keys import removal_key, row_key
+from kvobj.catalog.gc_changes import ClaimChange, may_condemn
+from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
+from kvobj.catalog.numbers import NumberLine
+from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
+from kvobj.database import Database, Table, WriteView
+from kvobj.errors import BatchTooLargeError
+
+_CONDEMN_MAX: Final = 1000
+_LOOK_FACTOR: Final = 4
+
+
+class LmdbGc(LmdbBase):
+    """See the module's text and `protocol.Catalog`."""
+
+    def __init__(self, database: Database, numbers: NumberLine) -> None:
+        super().__init__(database, numbers)
+        self._hidden_after = b""
+
+    # -- chunks --------------------------------------------------------------------------------------------------
+
+    async def condemn(self, chunks: Sequence[ChunkName], *, not_before_boot_ms: int) -> list[bool]:
+        """See `Catalog.condemn`. Only marks: what changes between the look and the mark, the claim finds."""
+        if len(chunks) > _CONDEMN_MAX:
+            raise BatchTooLargeError("too many chunks to condemn at once", limit=_CONDEMN_MAX)
+        if self._tables.guard.quiet:
+            return [False] * len(chunks)
+        if len(chunks) > INLINE_ROWS:
+            allowed = await self._on_thread(self._may_condemn, chunks)
+        else:
+            allowed = self._may_condemn(chunks)
+        marks = self._marks
+        return [
+            may and marks.add(chunk, not_before_boot_ms=not_before_boot_ms)
+            for chunk, may in zip(chunks, allowed, strict=True)
+        ]
+
+    def _may_condemn(self, chunks: Sequence[ChunkName]) -> list[bool]:
+        with self._database.read() as view:
+            return may_condemn(view, self._tables, chunks, self._marks.is_marked)
+
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
+        """See `Catalog.claim`. Hidden rows, which somebody was promised to be rid of, come first, up to half of the limit."""
+        if self._tables.guard.quiet or limit <= 0:
+            return []
+        hidden = await self._on_thread(self._hidden_page, (limit + 1) // 2)
+        # From here to the enqueue nothing may come in between: what is being claimed is absent to everybody.
+        marked = self._marks.begin_claim(now_boot_ms=now_boot_ms, limit=limit - len(hidden))
+        if not marked and not hidden:
+            return []
+        names = [*((chunk.bucket, chunk.key) for chunk in marked), *hidden]
+        keys = [name(bucket, key) for bucket, key in names for name in (row_key, removal_key)]
+        try:
+            claim = self._database.submit(ClaimChange(self._tables, marked, hidden, now_ms), keys)
+        except BaseException:
+            self._marks.end_claim(marked)
+            raise
+        # Also where the caller is gone by then.
+        claim.add_done_callback(lambda _: self._marks.end_claim(marked))
+        return await asyncio.shield(claim)
+
+    def _hidden_page(self, limit: int) -> list[tuple[str, str]]:
+        """Some hidden rows that no pin names, going round."""
+        guard = self._tables.guard
+        begun_after = self._hidden_after
+        found: list[tuple[bytes, str, str]] = []
+        with self._database.read() as view:
+            later = chain_rows.hidden_names(view, begun_after)
+            earlier = chain_rows.hidden_names(view, b"", until=begun_after)
+            for place, bucket, key in islice(chain(later, earlier), _LOOK_FACTOR * limit):
+                self._hidden_after = place
+                if not guard.holds_row(view, bucket, key):
+                    found.append((place, bucket, key))
+                if len(found) == limit:
+                    break
+        found.sort()
+        return [(bucket, key) for _, bucket, key in found]
+
+    def condemned(self) -> tuple[int, int]:
+        """See `Catalog.condemned`."""
+        with self._database.read() as view:
+            return len(self._marks), chain_rows.hidden_count(view)
+
+    # -- the delete queue ----------------------------------------------------------------------------------------
+
+    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
+        """See `Catalog.queue_blobs`."""
+
+        def change(view: WriteView) -> None:
+            for blob_id in blob_ids:
+                waits_for = blob_id if self._tables.guard.holds_blob(view, blob_id) else b""
+                self._objects.queue(
+                    view, [blob_id], bucket="", key="", volatile=False, now_ms=now_ms, waits_for=waits_for
+                )
+
+        await self._database.write(change, synced=False)
+
+    async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
+        """See `Catalog.due`."""
+        return await self._on_thread(self._due, now_ms, limit)
+
+    def _due(self, now_ms: int, limit: int) -> list[QueueEntry]:
+        guard = self._tables.guard
+        with self._database.read() as view:
+            queues = heapq.merge(view.range(DELETE_QUEUE), view.range(DELETE_QUEUE_VOLATILE))
+            entries = (decode_queue_entry(value) for _, value in queues)
+            due = (
+                entry
+                for entry in entries
+                if entry.not_before_ms <= now_ms
+                and not (entry.pinned and guard.holds_blob(view, entry.pinned_blob or entry.blob_id))
+            )
+            return list(islice(due, limit))
+
+    async def reap(self, entries: Sequence[QueueEntry]) -> None:
+        """See `Catalog.reap`. Not synced: what power loss brings back is deleted once more, which does no harm."""
+        for volatile in (True, False):
+            places = [number_key(entry.position) for entry in entries if entry.volatile is volatile]
+            table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
+
+            def change(view: WriteView, places: list[bytes] = places, table: Table = table) -> None:
+                for place in places:
+                    view.delete(table, place)
+
+            if places and volatile:
+                self._database.write_volatile(change)
+            elif places:
+                await self._database.write(change, synced=False)

@@ -1,0 +1,92 @@
+"""The namespaces of the LMDB catalog: `namespace_protocol.Namespaces`, with rows once read kept in memory.
+
+Event loop only. Does not own the database. Rows change here alone, so a remembered row is the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, TypeVar
+
+from kvobj.catalog.catalog_rows import require_root, root_of
+from kvobj.catalog.namespace_changes import (
+    ChangeSettings,
+    DeclareNamespace,
+    RemoveNamespace,
+    stored_namespace,
+    stored_namespaces,
+    stored_usage,
+)
+from kvobj.catalog.namespace_protocol import NamespaceRow, NamespaceUsage
+from kvobj.database import Database, WriteView
+
+T = TypeVar("T")
+
+_KNOWN: Final = 4096
+
+
+class LmdbNamespaces:
+    """See the module's text and `Namespaces`."""
+
+    __slots__ = ("_database", "_known")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[tuple[str, str], NamespaceRow | None] = {}
+
+    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+        """See `Namespaces.declare`."""
+        return await self._write(DeclareNamespace(row), row.bucket, row.name)
+
+    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
+        """See `Namespaces.change_settings`."""
+        return await self._write(ChangeSettings(row), row.bucket, row.name)
+
+    async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
+        """See `Namespaces.namespace`."""
+        place = (bucket, name)
+        if place in self._known:
+            return self._known[place]
+        with self._database.read() as view:
+            root = root_of(view, bucket)
+            row = None if root is None else stored_namespace(view, root, name)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[place] = row
+        return row
+
+    async def page(self, bucket: str, *, after: str = "", limit: int = 1000) -> tuple[NamespaceRow, ...]:
+        """See `Namespaces.page`."""
+        with self._database.read() as view:
+            return tuple(islice(stored_namespaces(view, require_root(view, bucket), after=after), limit))
+
+    async def remove(self, bucket: str, name: str) -> None:
+        """See `Namespaces.remove`."""
+        await self._write(RemoveNamespace(bucket, name), bucket, name)
+
+    async def usage(self, bucket: str, name: str) -> NamespaceUsage:
+        """See `Namespaces.usage`."""
+        with self._database.read() as view:
+            return stored_usage(view, require_root(view, bucket), name)
+
+    def forget_bucket(self, bucket: str) -> None:
+        """See `Namespaces.forget_bucket`."""
+        for place in [place for place in self._known if place[0] == bucket]:
+            del self._known[place]
+
+    async def _write(self, change: Callable[[WriteView], T], bucket: str, name: str) -> T:
+        """Run a change; what was remembered is forgotten when the change is over, also where the caller has been cancelled."""
+
+        def over(task: asyncio.Task[T]) -> None:
+            self._known.pop((bucket, name), None)
+            if not task.cancelled():
+                task.exception()  # looked at, for a caller that is gone
+
+        task = asyncio.ensure_future(self._run(change))
+        task.add_done_callback(over)
+        return await asyncio.shield(task)
+
+    async def _run(self, change: Callable[[WriteView], T]) -> T:
+        return await self._database.write(change)

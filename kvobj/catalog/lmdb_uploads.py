@@ -1,0 +1,110 @@
+"""The LMDB catalog's multipart uploads, and the parts of chunks that come from several writers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from itertools import islice
+
+from kvobj.catalog import flight_keys
+from kvobj.catalog.catalog_rows import require_root, root_of
+from kvobj.catalog.encoding import PARTS, PARTS_VOLATILE, decode_part, escaped, upload_key
+from kvobj.catalog.listing import list_page
+from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
+from kvobj.catalog.object_changes import Refusal
+from kvobj.catalog.rows import Durability, PartRow, UploadPage, UploadRow
+from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, PutPart
+from kvobj.errors import NoSuchUploadError
+
+
+class LmdbUploads(LmdbBase):
+    """See the module's text and `protocol.Catalog`."""
+
+    async def create_upload(self, upload: UploadRow) -> None:
+        """See `Catalog.create_upload`."""
+        change = CreateUpload(self._uploads, upload)
+        keys = [flight_keys.upload_key(upload.upload_id)]
+        if upload.durability is Durability.MEMORY:
+            await self._database.write_fast(change, keys, shared=[flight_keys.bucket_key(upload.bucket)])
+        else:
+            await self._database.write(change, keys)
+
+    async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
+        """See `Catalog.upload`."""
+        with self._database.read() as view:
+            root = root_of(view, bucket)
+            found = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
+        return None if found is None else found.row
+
+    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+        """See `Catalog.put_part`."""
+        change = partial(PutPart, self._objects, self._uploads, bucket, key, part, now_ms)
+        outcome = await self._write_fast(change, [flight_keys.upload_key(part.upload_id)], bucket=bucket)
+        if isinstance(outcome, Refusal):
+            raise outcome.error
+        return outcome
+
+    async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
+        """See `Catalog.parts`."""
+        return await self._on_thread(self._parts, bucket, key, upload_id)
+
+    def _parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
+        with self._database.read() as view:
+            root = root_of(view, bucket)
+            found = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
+            if found is None:
+                raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
+            return self._uploads.parts(view, found)
+
+    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
+        """See `Catalog.abort_upload`."""
+        change = partial(AbortUpload, self._objects, self._uploads, bucket, key, upload_id, now_ms)
+        await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket)
+
+    async def list_uploads(
+        self,
+        bucket: str,
+        *,
+        key_prefix: str = "",
+        delimiter: str = "",
+        after: tuple[str, str] = ("", ""),
+        limit: int = 1000,
+        groups: bool = False,
+    ) -> UploadPage:
+        """See `Catalog.list_uploads`."""
+        read = partial(self._list_uploads, bucket, key_prefix, delimiter, after, limit, groups=groups)
+        return await self._on_thread(read)
+
+    def _list_uploads(
+        self, bucket: str, key_prefix: str, delimiter: str, after: tuple[str, str], limit: int, *, groups: bool
+    ) -> UploadPage:
+        after_key = after[0].encode()
+        with self._database.read() as view:
+            page = list_page(
+                partial(self._uploads.items, view, require_root(view, bucket), groups=groups),
+                key_prefix=key_prefix.encode(),
+                delimiter=delimiter.encode(),
+                after=after_key,
+                start=upload_key(after_key, after[1]) + b"\0" if after_key else b"",
+                limit=limit,
+                encode=escaped,
+            )
+        next_after = None
+        if page.has_more and page.ends_in_prefix:
+            next_after = (page.common_prefixes[-1].decode(), "")
+        elif page.has_more:
+            last = page.entries[-1][1]
+            next_after = (last.key, last.upload_id)
+        prefixes = tuple(prefix.decode() for prefix in page.common_prefixes)
+        return UploadPage(tuple(row for _, row in page.entries), prefixes, next_after)
+
+    async def scan_parts(self) -> AsyncIterator[PartRow]:
+        """See `Catalog.scan_parts`."""
+        for table in (PARTS_VOLATILE, PARTS):
+            start: bytes | None = b""
+            while start is not None:
+                with self._database.read() as view:
+                    page = list(islice(view.range(table, start), INLINE_ROWS))
+                for _, value in page:
+                    yield decode_part(value)
+                start = page[-1][0] + b"\0" if len(page) == INLINE_ROWS else None

@@ -1,0 +1,68 @@
+"""The namespaces of the reference driver: a dict, every verb read off the protocol's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvobj.catalog.namespace_changes import equally_declared, no_such_namespace, require_empty, with_settings
+from kvobj.catalog.namespace_protocol import NAMESPACES_PER_BUCKET, NamespaceRow, NamespaceUsage
+from kvobj.errors import NoSuchBucketError, QuotaExceededError
+
+
+class MemoryNamespaces:
+    """See `Namespaces`. `has_bucket` and `usage_of` (bucket, namespace) ask the catalog that it belongs to."""
+
+    def __init__(self, has_bucket: Callable[[str], bool], usage_of: Callable[[str, str], NamespaceUsage]) -> None:
+        self._has_bucket = has_bucket
+        self._usage_of = usage_of
+        self._rows: dict[tuple[str, str], NamespaceRow] = {}
+
+    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+        """See `Namespaces.declare`."""
+        self._require_bucket(row.bucket)
+        existing = self._rows.get((row.bucket, row.name))
+        if existing is not None:
+            return equally_declared(existing, row), False
+        if sum(bucket == row.bucket for bucket, _ in self._rows) >= NAMESPACES_PER_BUCKET:
+            raise QuotaExceededError("the bucket has as many namespaces as it may", limit=NAMESPACES_PER_BUCKET)
+        self._rows[row.bucket, row.name] = row
+        return row, True
+
+    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
+        """See `Namespaces.change_settings`."""
+        self._require_bucket(row.bucket)
+        changed = with_settings(self._rows.get((row.bucket, row.name)), row)
+        self._rows[row.bucket, row.name] = changed
+        return changed
+
+    async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
+        """See `Namespaces.namespace`."""
+        return self._rows.get((bucket, name))
+
+    async def page(self, bucket: str, *, after: str = "", limit: int = 1000) -> tuple[NamespaceRow, ...]:
+        """See `Namespaces.page`."""
+        self._require_bucket(bucket)
+        rows = [row for (where, name), row in self._rows.items() if where == bucket and name.encode() > after.encode()]
+        return tuple(sorted(rows, key=lambda row: row.name.encode())[:limit])
+
+    async def remove(self, bucket: str, name: str) -> None:
+        """See `Namespaces.remove`."""
+        self._require_bucket(bucket)
+        if (bucket, name) not in self._rows:
+            raise no_such_namespace(bucket, name)
+        require_empty(self._usage_of(bucket, name), name)
+        del self._rows[bucket, name]
+
+    async def usage(self, bucket: str, name: str) -> NamespaceUsage:
+        """See `Namespaces.usage`."""
+        self._require_bucket(bucket)
+        return self._usage_of(bucket, name)
+
+    def forget_bucket(self, bucket: str) -> None:
+        """See `Namespaces.forget_bucket`."""
+        for place in [place for place in self._rows if place[0] == bucket]:
+            del self._rows[place]
+
+    def _require_bucket(self, bucket: str) -> None:
+        if not self._has_bucket(bucket):
+            raise NoSuchBucketError("no such bucket", bucket=bucket)

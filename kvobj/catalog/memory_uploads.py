@@ -1,0 +1,135 @@
+"""The reference driver's multipart uploads, and the epoch that fences what they bring."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from kvobj.catalog.lease_protocol import LeaseLimits
+from kvobj.catalog.memory_chains import MemoryChains
+from kvobj.catalog.memory_tables import blobs_of
+from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
+from kvobj.errors import FencedError, KvobjError, NoSuchUploadError
+from kvobj.ids import BlobId
+
+
+class MemoryUploads(MemoryChains):
+    """See the module's text and `protocol.Catalog`."""
+
+    def __init__(self, limits: LeaseLimits) -> None:
+        super().__init__(limits)
+        self._epoch: int | None = None
+        self._uploads: dict[tuple[str, bytes, str], UploadRow] = {}
+        self._parts: dict[tuple[str, int], PartRow] = {}
+
+    async def create_upload(self, upload: UploadRow) -> None:
+        """See `Catalog.create_upload`."""
+        self._require_bucket(upload.bucket)
+        place = (upload.bucket, upload.key.encode(), upload.upload_id)
+        if not (upload.group_parts and place in self._uploads):
+            self._uploads[place] = upload
+
+    async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
+        """See `Catalog.upload`."""
+        return self._uploads.get((bucket, key.encode(), upload_id))
+
+    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+        """See `Catalog.put_part`."""
+        name = (bucket, key.encode())
+        upload = self._uploads.get((*name, part.upload_id))
+        is_memory = upload is not None and upload.durability is Durability.MEMORY
+        error: KvobjError | None = self._fenced(part.blobs, ())
+        if upload is None:
+            error = NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=part.upload_id)
+        if error is not None:
+            self._enqueue(part.blobs, set(), name, volatile=is_memory, now_ms=now_ms)
+            raise error
+        before = self._parts.get((part.upload_id, part.number))
+        if before is not None and upload is not None and upload.group_parts:
+            self._enqueue(part.blobs, {blob.blob_id for blob in before.blobs}, name, volatile=is_memory, now_ms=now_ms)
+            return before
+        self._parts[part.upload_id, part.number] = part
+        if before is not None:
+            self._enqueue(before.blobs, {blob.blob_id for blob in part.blobs}, name, volatile=is_memory, now_ms=now_ms)
+        return part
+
+    async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
+        """See `Catalog.parts`."""
+        return self._parts_of(self._require_upload(bucket, key, upload_id).upload_id)
+
+    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
+        """See `Catalog.abort_upload`."""
+        upload = self._require_upload(bucket, key, upload_id)
+        is_memory = upload.durability is Durability.MEMORY
+        self._enqueue(
+            blobs_of(self._parts_of(upload_id)), set(), (bucket, key.encode()), volatile=is_memory, now_ms=now_ms
+        )
+        self._forget_upload(upload)
+
+    async def list_uploads(
+        self,
+        bucket: str,
+        *,
+        key_prefix: str = "",
+        delimiter: str = "",
+        after: tuple[str, str] = ("", ""),
+        limit: int = 1000,
+        groups: bool = False,
+    ) -> UploadPage:
+        """See `Catalog.list_uploads`."""
+        self._require_bucket(bucket)
+        rows: list[UploadRow] = []
+        prefixes: list[str] = []
+        last = None
+        behind = (after[0].encode(), after[1])
+        for place in sorted(place for place in self._uploads if place[0] == bucket):
+            row = self._uploads[place]
+            if not row.key.startswith(key_prefix) or (place[1], place[2]) <= behind:
+                continue
+            if row.group_parts and not groups:
+                continue
+            common = common_prefix(row.key, key_prefix, delimiter)
+            if common is not None and (common == after[0] or common in prefixes):
+                continue
+            if len(rows) + len(prefixes) >= limit:
+                return UploadPage(tuple(rows), tuple(prefixes), last)
+            if common is None:
+                rows.append(row)
+            else:
+                prefixes.append(common)
+            last = (row.key, row.upload_id) if common is None else (common, "")
+        return UploadPage(tuple(rows), tuple(prefixes), None)
+
+    async def scan_parts(self) -> AsyncIterator[PartRow]:
+        """See `Catalog.scan_parts`."""
+        for part in list(self._parts.values()):
+            yield part
+
+    # -- what the verbs are made of --------------------------------------------------------------------------------
+
+    def _fenced(self, blobs: Iterable[BlobRef], parts: Sequence[PartRow]) -> FencedError | None:
+        known = {blob.blob_id for blob in blobs_of(parts)}
+        for blob in blobs:
+            if blob.blob_id not in known and BlobId(blob.blob_id).epoch != self._epoch:
+                return FencedError("the session epoch of a blob is not alive")
+        return None
+
+    def _parts_of(self, upload_id: str) -> tuple[PartRow, ...]:
+        return tuple(self._parts[place] for place in sorted(self._parts) if place[0] == upload_id)
+
+    def _forget_upload(self, upload: UploadRow) -> None:
+        del self._uploads[upload.bucket, upload.key.encode(), upload.upload_id]
+        for part in self._parts_of(upload.upload_id):
+            del self._parts[upload.upload_id, part.number]
+
+    def _require_upload(self, bucket: str, key: str, upload_id: str) -> UploadRow:
+        upload = self._uploads.get((bucket, key.encode(), upload_id))
+        if upload is None:
+            raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
+        return upload
+
+
+def common_prefix(key: str, key_prefix: str, delimiter: str) -> str | None:
+    """The key's leading part up to and with the first delimiter past `key_prefix`."""
+    if not delimiter or delimiter not in key[len(key_prefix) :]:
+        return None
+    return key[: key.index(delimiter, len(key_prefix)) + len(delimiter)]

@@ -1,0 +1,136 @@
+"""Reads the runs of matches from the LMDB catalog: finds them, and reads all their rows where somebody wants them.
+
+On the event loop, long lists in slices of half a millisecond: the work is Python's, and a thread would take the interpreter
+away from the loop for ten times as long. What a slice finds is rescued in it; who pins looks at it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kvobj.catalog.catalog_rows import require_root
+from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, decode_matched, live_head
+from kvobj.catalog.chunk_list import ChunkList, IdList
+from kvobj.catalog.encoding import OBJECTS, OBJECTS_VOLATILE
+from kvobj.catalog.key_tree import STRIDE_BYTES
+from kvobj.catalog.matching import Probe, Run, begins_chain, match_chain, walk
+from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.rows import ObjectRow, ObjectState
+from kvobj.database import Database, ReadView, Snapshot
+from kvobj.ids.chain_sums import running_sums
+
+_WALK_SLICE: Final = 128
+_HASH_SLICE: Final = 512
+_ROWS_SLICE: Final = 256
+_SORTED_ROWS: Final = 4096
+"""So many rows are read in the order of the table, which is twice as fast."""
+
+
+@dataclass(slots=True)
+class FoundRun:
+    """A run and its last row. `view`: the snapshot in which all of it was found; None if it took several."""
+
+    run: Run
+    tail: ObjectRow | None
+    view: Snapshot | None
+
+
+class RunReader:
+    """See the module's text. `forget_marks` and `is_claiming` are those of `LmdbLeases`. Snapshots lie on the caller's stack."""
+
+    def __init__(
+        self,
+        database: Database,
+        objects: ObjectRows,
+        forget_marks: Callable[[Sequence[tuple[str, str]]], None],
+        is_claiming: Callable[[str, str], bool],
+    ) -> None:
+        self._database = database
+        self._objects = objects
+        self._forget_marks = forget_marks
+        self._is_claiming = is_claiming
+
+    async def search(self, views: ExitStack, bucket: str, chunks: ChunkList, *, one_by_one: bool) -> FoundRun:
+        """Find the run: in one synchronous step if it is one chain of chunk ids, or short. The caller rescues what the last
+        slice found. `one_by_one`: trust no sum."""
+        view = views.enter_context(self._database.read())
+        root = require_root(view, bucket)
+        probe: Probe = partial(self._probe, view, root, bucket)
+        whole: Snapshot | None = view
+        run = Run()
+        if not one_by_one and begins_chain(chunks, probe):
+            if isinstance(chunks, IdList) or len(chunks) <= _HASH_SLICE:
+                sums = running_sums(chunks.lanes(0, len(chunks)))
+            else:
+                sums = running_sums(await _lanes_in_slices(chunks))
+                whole, (view, root, probe) = None, self._anew(views, bucket)
+            run = match_chain(chunks, probe, sums)
+        while not walk(run, chunks, probe, limit=_WALK_SLICE):
+            self._forget_marks([(bucket, head.key) for head in run.targets[-_WALK_SLICE:]])
+            await asyncio.sleep(0)
+            whole, (view, root, probe) = None, self._anew(views, bucket)
+        tail = self._objects.live(view, root, run.targets[-1].key.encode()) if run.targets else None
+        return FoundRun(run, tail, whole)
+
+    def _anew(self, views: ExitStack, bucket: str) -> tuple[Snapshot, bytes, Probe]:
+        """A fresh view in place of those open."""
+        views.close()
+        view = views.enter_context(self._database.read())
+        root = require_root(view, bucket)
+        return view, root, partial(self._probe, view, root, bucket)
+
+    def _probe(self, view: ReadView, root: bytes, bucket: str, key: str) -> ChunkHead | None:
+        return None if self._is_claiming(bucket, key) else live_head(view, self._objects, root, key)
+
+    async def rows(
+        self, views: ExitStack, bucket: str, chunks: ChunkList, search: FoundRun
+    ) -> tuple[MatchedChunk, ...] | None:
+        """The rows of a run, in slices, all of one snapshot: the run's own if there is one. None if one is not live (there)."""
+        view = search.view or self._anew(views, bucket)[0]
+        root = require_root(view, bucket)
+        rows: list[MatchedChunk] = []
+        for start in range(0, search.run.matched, _SORTED_ROWS):
+            stop = min(start + _SORTED_ROWS, search.run.matched)
+            keys = [root + key for key in chunks.encoded_keys(start, stop)]
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            found: list[MatchedChunk] = []
+            for at in range(0, len(order), _ROWS_SLICE):
+                await asyncio.sleep(0)
+                values = self._values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
+                found += [decode_matched(value) for value in values if value is not None]
+            live = ObjectState.LIVE
+            if len(found) < len(keys) or any(row.state is not live for row in found):
+                return None
+            page = list(found)
+            for index, row in zip(order, found, strict=True):
+                page[index] = row
+            rows += page
+        return tuple(rows)
+
+    def _values(self, view: ReadView, root: bytes, keys: list[bytes]) -> list[bytes | None]:
+        """Encoded rows of stored keys (root first), the volatile one where there are two."""
+        if any(len(key) > len(root) + STRIDE_BYTES for key in keys):
+            trees = self._objects
+            bare = [key[len(root) :] for key in keys]
+            return [trees.volatile.get(view, root, key) or trees.durable.get(view, root, key) for key in bare]
+        if not view.count(OBJECTS_VOLATILE):
+            return view.get_many(OBJECTS, keys)
+        values = view.get_many(OBJECTS_VOLATILE, keys)
+        absent = [index for index, value in enumerate(values) if value is None]
+        for index, value in zip(absent, view.get_many(OBJECTS, [keys[index] for index in absent]), strict=True):
+            values[index] = value
+        return values
+
+
+async def _lanes_in_slices(chunks: ChunkList) -> bytes:
+    """`lanes` of all keys of a list, which are hashed for it."""
+    slices: list[bytes] = []
+    for start in range(0, len(chunks), _HASH_SLICE):
+        slices.append(chunks.lanes(start, min(start + _HASH_SLICE, len(chunks))))
+        await asyncio.sleep(0)
+    return b"".join(slices)

@@ -1,0 +1,566 @@
+"""Leases and gc against a reference of their own: every order of writers, holders, deletes, collectors, crashes and clocks.
+
+After each step the catalog holds what the reference holds, and `gc-protocol` §2.6 is true: what a holder may rely on is readable
+(S1), a live chunk's parent is live (S2), a row's bytes are there (S3), and after a quiet while nothing is left over (L1, L2).
+Operations that run beside each other must have happened in some order. `KVOBJ_MACHINE` is the number of runs (40 by default).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from catalog_consistency import assert_consistent
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lease_operations import (
+    Answer,
+    Beat,
+    Claim,
+    Close,
+    Commit,
+    CommitChain,
+    Delete,
+    Lookup,
+    Lose,
+    Match,
+    OpenSession,
+    Operation,
+    PinTails,
+    Race,
+    Recall,
+    Renew,
+    WriteDown,
+)
+from lease_reference import Reference, Version, Waiting
+from lease_world import BUCKET, GRACE_MS, USER, LeaseWorld
+
+from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
+from kvobj.ids import BlobId
+
+
+def hex_key(label: str) -> str:
+    return hashlib.sha256(label.encode()).hexdigest()
+
+
+A, B, C, D, F, G = (hex_key(label) for label in "abcdfg")
+LOOSE, BELOW_LOOSE, LONG, LONGER, WILD = "loose", "below", "n" * 500, "n" * 500 + "x", "wild"
+PARENTS = {A: "", B: A, C: B, D: B, F: "", G: F, LOOSE: None, BELOW_LOOSE: LOOSE, LONG: "", LONGER: LONG, WILD: ""}
+"""A forest: two chains of ids that fork, a chunk without a parent and a child of it, long names, and one that hangs anywhere."""
+
+KEYS = st.sampled_from([A, B, B, C, C, D, F, G, LOOSE, BELOW_LOOSE, LONG, LONGER, WILD])
+WILD_PARENTS = st.sampled_from([A, B, C, LOOSE, LONG, "", None])
+TTLS = st.sampled_from([2_000, 5_000, 30_000])
+OWNERS = st.sampled_from(["main", "main", "other"])
+PAUSES = st.sampled_from([1, 400, 700, 1_000, 2_000, 3_000, 5_000, 30_000])
+JUMPS = st.sampled_from([-3600.0, -1.0, 5.0, 3600.0])
+ROUNDS = st.integers(0, 2)
+RUNS = int(os.environ.get("KVOBJ_MACHINE", "40"))
+STEPS = int(os.environ.get("KVOBJ_MACHINE_STEPS", "50"))
+HOLDER_SLACK_MS = 500
+
+
+def path_to(key: str) -> list[str]:
+    """The key and all above it, the first chunk first."""
+    parent = PARENTS[key]
+    return [*(path_to(parent) if parent else []), key]
+
+
+@dataclass(slots=True)
+class Holder:
+    """A holder's own side: until when it relies on what (its clock), and the pins that it believes to hold."""
+
+    ttl_ms: int
+    relies_until_ms: int
+    grant: int = 0
+    pins: dict[bytes, tuple[tuple[tuple[str, bytes], ...], tuple[tuple[str, bytes], ...]]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PausedReaper:
+    """A reaper that stopped somewhere: what it was about to delete, and whether it has."""
+
+    entries: list[QueueEntry]
+    has_deleted: bool = False
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = LeaseWorld()
+        self.holders: dict[bytes, Holder] = {}
+        self.gone_sessions: list[bytes] = []
+        self.stale_rows: list[ObjectRow] = []
+        self.dead_uploads: list[Version] = []
+        self.reapers: list[PausedReaper] = []
+        self.lost: set[bytes] = set()
+
+    def teardown(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self.world.end()
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    @property
+    def reference(self) -> Reference:
+        return self.world.reference
+
+    @property
+    def now_ms(self) -> int:
+        return self.world.now_ms
+
+    def do(self, operation: Operation) -> Answer:
+        """Run it alone and compare."""
+        sent_ms = self.world.holder_ms
+        answer: Answer = self.world.run(operation.run(self.world))
+        assert answer.value == operation.expect(self.reference, answer), operation
+        self.note(operation, answer, sent_ms)
+        return answer
+
+    def race(self, operations: Sequence[Operation], rounds: Sequence[int]) -> None:
+        """Run them beside each other. What came out must be what some order of them gives."""
+        sent_ms = self.world.holder_ms
+        race = Race(operations, rounds)
+        self.world.run(race.run(self.world))
+        started = list(zip(operations, race.answers, strict=True))
+        differences: list[str] = []
+        for order in permutations(started):
+            reference = self.reference.copy()
+            expected = [operation.expect(reference, answer) for operation, answer in order]
+            if expected != [answer.value for _, answer in order]:
+                differences.append(f"{[operation for operation, _ in order]} would answer {expected}")
+                continue
+            difference = self.difference(reference)
+            if not difference:
+                self.world.take_reference(reference)
+                for operation, answer in started:
+                    self.note(operation, answer, sent_ms)
+                return
+            differences.append(f"{[operation for operation, _ in order]} would leave {difference}")
+        raise AssertionError("\n".join([f"no order gives {race.answers}", *differences]))
+
+    def note(self, operation: Operation, answer: Answer, sent_ms: int) -> None:
+        """What the holders and the writers concerned learn from an answer."""
+        match operation:
+            case OpenSession():
+                self.holders[answer.ids[0]] = Holder(operation.ttl_ms, self.deadline(sent_ms, operation.ttl_ms))
+            case Match(session=bytes() as session) | PinTails(session=session):
+                if isinstance(operation, PinTails):
+                    self.released(session, operation.release)
+                self.granted(session, answer)
+            case Renew():
+                self.renewed(operation, answer, sent_ms)
+            case Close():
+                self.forget(operation.session)
+            case Lose():
+                self.lost.add(operation.version.blob)
+            case _:
+                pass
+
+    @staticmethod
+    def deadline(sent_ms: int, ttl_ms: int) -> int:
+        return sent_ms + ttl_ms * 9998 // 10_000 - HOLDER_SLACK_MS
+
+    def granted(self, session: bytes, answer: Answer) -> None:
+        holder = self.holders.get(session)
+        if isinstance(answer.value, str):  # an error: the session is gone for its holder
+            self.forget(session)
+        elif holder is not None:
+            for pin in filter(None, answer.ids):
+                kept = self.reference.pins.get(pin)
+                if kept is not None:  # else its session ended in the same race
+                    holder.pins[pin] = (kept.targets, kept.above)
+                    holder.grant = max(holder.grant, kept.grant)
+
+    def released(self, session: bytes, pins: Sequence[bytes]) -> None:
+        if session in self.holders:
+            for pin in pins:
+                self.holders[session].pins.pop(pin, None)
+
+    def renewed(self, operation: Renew, answer: Answer, sent_ms: int) -> None:
+        if isinstance(answer.value, str):
+            self.forget(operation.session)
+        elif operation.session in self.holders:
+            holder = self.holders[operation.session]
+            self.released(operation.session, operation.release)
+            holder.relies_until_ms = self.deadline(sent_ms, holder.ttl_ms)
+
+    def forget(self, session: bytes) -> None:
+        if self.holders.pop(session, None) is not None:
+            self.gone_sessions.append(session)
+
+    # -- writers ---------------------------------------------------------------------------------------------------
+
+    def version(self, key: str, *, in_memory: bool, owner: str = USER, parent: str | None = None) -> Version:
+        blob_id = self.world.upload(in_memory=in_memory)
+        above = parent if key == WILD else PARENTS[key]
+        return Version(key, bytes(blob_id), above, in_memory=in_memory, owner=owner)
+
+    @rule(key=KEYS, in_memory=st.booleans(), owner=OWNERS, parent=WILD_PARENTS)
+    def put(self, key: str, in_memory: bool, owner: str, parent: str | None) -> None:
+        self.do(Commit(self.version(key, in_memory=in_memory, owner=owner, parent=parent)))
+
+    @rule(key=KEYS, classes=st.integers(0, 15), parent=WILD_PARENTS)
+    def put_chain(self, key: str, classes: int, parent: str | None) -> None:
+        path = path_to(key)
+        versions = [
+            self.version(each, in_memory=bool(classes >> at & 1), parent=parent) for at, each in enumerate(path)
+        ]
+        self.do(CommitChain(tuple(versions)))
+
+    @rule(key=KEYS, in_memory=st.booleans())
+    def put_another_size(self, key: str, in_memory: bool) -> None:
+        version = self.version(key, in_memory=in_memory)
+        live = self.reference.live(key)
+        if live is not None:
+            self.do(Commit(Version(key, version.blob, version.parent, live.size_bytes + 1, in_memory)))
+        else:
+            self.dead_uploads.append(version)
+
+    @rule(key=KEYS, in_memory=st.booleans(), parent=WILD_PARENTS)
+    def replace_on_condition(self, key: str, in_memory: bool, parent: str | None) -> None:
+        self.do(Commit(self.version(key, in_memory=in_memory, parent=parent), replaces=True))
+
+    @rule(key=KEYS, in_memory=st.booleans())
+    def upload_and_pause(self, key: str, in_memory: bool) -> None:
+        self.dead_uploads.append(self.version(key, in_memory=in_memory))
+
+    @precondition(lambda self: self.dead_uploads)
+    @rule()
+    def go_on_with_an_upload(self) -> None:
+        self.do(Commit(self.dead_uploads.pop(0)))
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=2))
+    def delete(self, keys: list[str]) -> None:
+        self.do(Delete(tuple(keys)))
+
+    @rule(owner=OWNERS)
+    def recall(self, owner: str) -> None:
+        self.do(Recall(owner))
+
+    @rule(key=KEYS)
+    def lose_bytes(self, key: str) -> None:
+        row = self.reference.live(key)
+        if row is not None:
+            self.do(Lose(row))
+
+    @rule(keys=st.lists(KEYS, max_size=4, unique=True), rescue=st.booleans())
+    def look_up(self, keys: list[str], rescue: bool) -> None:
+        self.do(Lookup(tuple(keys), rescue))
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=4, unique=True))
+    def read_for_write_behind(self, keys: list[str]) -> None:
+        found = self.world.run(self.world.catalog.lookup(BUCKET, keys))
+        self.stale_rows = [row for row in found if row is not None]
+
+    @precondition(lambda self: self.stale_rows)
+    @rule()
+    def write_behind(self) -> None:
+        self.do(WriteDown(tuple(self.stale_rows)))
+
+    # -- holders ---------------------------------------------------------------------------------------------------
+
+    def lists(self, data: st.DataObject) -> tuple[str, ...]:
+        """A chain, whole or cut, doubled, or with strangers in it; or anything."""
+        keys = path_to(data.draw(KEYS))
+        change = data.draw(st.sampled_from(["none", "none", "none", "insert", "drop", "more", "any"]))
+        if change == "insert":
+            keys.insert(data.draw(st.integers(0, len(keys))), data.draw(KEYS))
+        elif change == "drop":
+            keys.pop(data.draw(st.integers(0, len(keys) - 1)))
+        elif change == "more":
+            keys += data.draw(st.lists(KEYS, max_size=3))
+        elif change == "any":
+            keys = data.draw(st.lists(KEYS, max_size=6))
+        return tuple(keys)
+
+    def a_session(self, data: st.DataObject) -> bytes:
+        return data.draw(st.sampled_from([*self.holders, *self.gone_sessions[-1:]]))
+
+    @precondition(lambda self: len(self.holders) < 3)
+    @rule(ttl_ms=TTLS)
+    def open_session(self, ttl_ms: int) -> None:
+        self.do(OpenSession(ttl_ms, self.now_ms))
+
+    @rule(data=st.data(), rows=st.booleans())
+    def match(self, data: st.DataObject, rows: bool) -> None:
+        self.do(Match(self.lists(data), self.now_ms, rows))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), rows=st.booleans())
+    def match_and_pin(self, data: st.DataObject, rows: bool) -> None:
+        self.do(Match(self.lists(data), self.now_ms, rows, self.a_session(data)))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), keys=st.lists(KEYS, max_size=3))
+    def pin_tails(self, data: st.DataObject, keys: list[str]) -> None:
+        session = self.a_session(data)
+        self.do(PinTails(session, tuple(keys), self.some_pins(data, session), self.now_ms))
+
+    def some_pins(self, data: st.DataObject, session: bytes) -> tuple[bytes, ...]:
+        holder = self.holders.get(session)
+        held = [*holder.pins, bytes(16)] if holder is not None else [bytes(16)]
+        return tuple(data.draw(st.lists(st.sampled_from(held), max_size=2, unique=True)))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), counts_well=st.booleans())
+    def renew(self, data: st.DataObject, counts_well: bool) -> None:
+        session = self.a_session(data)
+        holder = self.holders.get(session, Holder(0, 0))
+        release = self.some_pins(data, session)
+        pins = set(holder.pins) - set(release) if counts_well else {bytes(16)}
+        self.do(Renew(session, frozenset(pins), holder.grant, release, self.now_ms))
+
+    @precondition(lambda self: self.holders)
+    @rule()
+    def all_renew(self) -> None:
+        for session, holder in list(self.holders.items()):
+            self.do(Renew(session, frozenset(holder.pins), holder.grant, (), self.now_ms))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def close_session(self, data: st.DataObject) -> None:
+        self.do(Close(self.a_session(data)))
+
+    # -- gc --------------------------------------------------------------------------------------------------------
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), in_ms=st.sampled_from([0, 0, 1_000]))
+    def condemn(self, keys: list[str], in_ms: int) -> None:
+        """Children before parents, now and then a blob that the row does not name."""
+        order = sorted(keys, key=lambda key: -len(path_to(key)))
+        rows = [self.reference.top(key) for key in order]
+        named = [(row.key, row.blob) for row in rows if row is not None]
+        chunks = [ChunkName(BUCKET, key, blob) for key, blob in named]
+        due_ms = self.now_ms + in_ms
+        done = self.world.run(self.world.catalog.condemn(chunks, not_before_boot_ms=due_ms))
+        assert done == self.reference.condemn(named, due_ms=due_ms)
+
+    @rule()
+    def claim(self) -> None:
+        self.do(Claim(self.now_ms))
+
+    @rule()
+    def collect(self) -> None:
+        self.world.run(self.world.collector.collect())
+
+    @rule(needed=st.sampled_from([100, 300, 1_000]))
+    def make_room(self, needed: int) -> None:
+        self.world.run(self.world.collector.make_room(needed))
+
+    @rule()
+    def collect_after_grace(self) -> None:
+        self.world.run(self.world.collector.collect())
+        self.world.advance(GRACE_MS)
+        self.world.run(self.world.collector.collect())
+
+    @rule()
+    def reap(self) -> None:
+        self.world.run(self.world.reap_all())
+
+    @rule()
+    def sweep(self) -> None:
+        self.world.run(self.world.sweep())
+
+    @precondition(lambda self: len(self.reapers) < 2)
+    @rule()
+    def a_reaper_takes_entries_and_pauses(self) -> None:
+        due = self.world.run(self.world.catalog.due(now_ms=1 << 62))
+        self.reapers.append(PausedReaper(due))
+
+    @precondition(lambda self: self.reapers)
+    @rule(data=st.data())
+    def a_paused_reaper_goes_on(self, data: st.DataObject) -> None:
+        reaper = data.draw(st.sampled_from(self.reapers))
+        if not reaper.has_deleted:
+            blob_ids = [BlobId(entry.blob_id) for entry in reaper.entries]
+            self.world.run(self.world.dram.delete(blob_ids))
+            self.world.run(self.world.home.delete(blob_ids))
+            reaper.has_deleted = True
+        else:
+            self.reapers.remove(reaper)
+            self.world.run(self.world.catalog.reap(reaper.entries))
+            self.reference.reap(entry.blob_id for entry in reaper.entries)
+
+    # -- time and bad luck -----------------------------------------------------------------------------------------
+
+    @rule(ms=PAUSES)
+    def time_passes(self, ms: int) -> None:
+        self.world.advance(ms)
+
+    @rule(ms=PAUSES)
+    def time_passes_and_sessions_expire(self, ms: int) -> None:
+        self.world.advance(ms)
+        self.do(Beat(self.now_ms))
+
+    @rule()
+    def beat(self) -> None:
+        self.do(Beat(self.now_ms))
+
+    @rule(seconds=JUMPS)
+    def wall_clock_jumps(self, seconds: float) -> None:
+        self.world.clock.jump_wall(seconds)
+
+    @rule(away_ms=PAUSES)
+    def kill(self, away_ms: int) -> None:
+        self.world.kill(away_ms=away_ms)
+        self.dead()
+
+    @rule(away_ms=PAUSES)
+    def lose_power(self, away_ms: int) -> None:
+        self.lose_memory()
+        self.world.lose_power(away_ms=away_ms)
+        self.dead()
+
+    @rule(away_ms=PAUSES)
+    def stop(self, away_ms: int) -> None:
+        self.lose_memory(but_live=True)
+        self.world.stop(away_ms=away_ms)
+        self.dead()
+
+    def dead(self) -> None:
+        """Rows that write-behind had in hand are the dead process's; its reapers and uploads are late ones from now on."""
+        self.stale_rows = []
+
+    def lose_memory(self, *, but_live: bool = False) -> None:
+        """Class `memory` promises no more: who holds a chain with such a chunk has a miss."""
+        going = {row.blob for row in self.reference.volatile.values() if not (but_live and not row.hidden)}
+        going |= {entry.blob for entry in self.reference.queue if entry.volatile}
+        self.lost |= going
+
+    # -- what runs beside what -------------------------------------------------------------------------------------
+
+    def an_operation(self, data: st.DataObject) -> Operation:
+        kinds = ["put", "put", "chain", "delete", "delete", "match", "claim", "look", "beat"]
+        if self.stale_rows:
+            kinds += ["write"]
+        if self.holders:
+            kinds += ["pin", "pin", "pin", "tails", "renew", "close"]
+        kind = data.draw(st.sampled_from(kinds))
+        match kind:
+            case "put":
+                version = self.version(data.draw(KEYS), in_memory=data.draw(st.booleans()), parent=data.draw(WILD_PARENTS))
+                return Commit(version, replaces=data.draw(st.sampled_from([False, False, False, True])))
+            case "chain":
+                in_memory = data.draw(st.booleans())
+                return CommitChain(tuple(self.version(key, in_memory=in_memory) for key in path_to(data.draw(KEYS))))
+            case "delete":
+                return Delete((data.draw(KEYS),))
+            case "match":
+                return Match(self.lists(data), self.now_ms, data.draw(st.booleans()))
+            case "claim":
+                return Claim(self.now_ms)
+            case "look":
+                return Lookup(tuple(path_to(data.draw(KEYS))), rescue=True)
+            case "beat":
+                return Beat(self.now_ms)
+            case "write":
+                return WriteDown(tuple(self.stale_rows))
+        session = self.a_session(data)
+        match kind:
+            case "pin":
+                return Match(tuple(path_to(data.draw(KEYS))), self.now_ms, data.draw(st.booleans()), session)
+            case "tails":
+                return PinTails(session, (data.draw(KEYS),), (), self.now_ms)
+            case "renew":
+                holder = self.holders.get(session, Holder(0, 0))
+                return Renew(session, frozenset(holder.pins), holder.grant, (), self.now_ms)
+            case _:
+                return Close(session)
+
+    @rule(data=st.data(), rounds=st.tuples(ROUNDS, ROUNDS, ROUNDS), count=st.sampled_from([2, 2, 3]))
+    def several_at_once(self, data: st.DataObject, rounds: tuple[int, int, int], count: int) -> None:
+        self.race([self.an_operation(data) for _ in range(count)], rounds[:count])
+
+    # -- what must hold --------------------------------------------------------------------------------------------
+
+    def difference(self, reference: Reference) -> str:
+        """How what the catalog holds differs from what the reference holds; "" if it does not."""
+        catalog, run = self.world.catalog, self.world.run
+        keys = list(PARENTS)
+        live = [row.blobs[0].blob_id if row is not None else None for row in run(catalog.lookup(BUCKET, keys))]
+        hidden = [run(catalog.lookup_hidden(BUCKET, key)) for key in keys]
+        tops = [reference.top(key) for key in keys]
+        usage = run(catalog.bucket_usage(BUCKET))
+        leases = catalog.leases.usage()
+        queue = run(catalog.due(now_ms=1 << 62))
+        pairs: dict[str, tuple[object, object]] = {
+            "live": (live, [row.blob if row is not None and not row.hidden else None for row in tops]),
+            "hidden": (
+                [row.blobs[0].blob_id if row is not None else None for row in hidden],
+                [row.blob if row is not None and row.hidden else None for row in tops],
+            ),
+            "usage": ((usage.objects, usage.size_bytes), reference.usage()),
+            "condemned": (catalog.condemned(), reference.condemned()),
+            "leases": (
+                (leases.sessions, leases.pins, leases.quiet),
+                (len(reference.sessions), len(reference.pins), reference.quiet),
+            ),
+            "due": (
+                sorted(Waiting(e.blob_id, e.volatile, e.pinned_blob if e.pinned else b"") for e in queue),
+                reference.due(),
+            ),
+        }
+        return "; ".join(f"{what}: {is_so} and not {should}" for what, (is_so, should) in pairs.items() if is_so != should)
+
+    @invariant()
+    def everything_holds(self) -> None:
+        difference = self.difference(self.reference)
+        assert not difference, difference
+        assert_consistent(self.world.database, lost_memory=True)
+        for blob in self.reference.blobs() - self.lost:
+            assert self.world.has(blob), f"S3: {blob.hex()} is gone"
+        for session, holder in self.holders.items():
+            if self.world.holder_ms < holder.relies_until_ms:
+                for pin, (targets, above) in holder.pins.items():
+                    if not {blob for _, blob in (*targets, *above)} & self.lost:
+                        self.assert_readable(session, pin, targets, above)
+
+    def assert_readable(
+        self,
+        session: bytes,
+        pin: bytes,
+        targets: tuple[tuple[str, bytes], ...],
+        above: tuple[tuple[str, bytes], ...],
+    ) -> None:
+        reference = self.reference
+        for key, blob in targets:
+            assert self.world.has(blob), f"S1: the tail {key[:8]} that {session.hex()} holds is gone"
+        wild = any(key == WILD and (row := reference.top(key)) and row.blob != blob for key, blob in targets)
+        if not wild:
+            for key, _ in above:
+                row = reference.top(key)
+                assert row is not None, f"S1: {key[:8]} above a tail that {session.hex()} holds is gone"
+        if pin in reference.pins and not wild:
+            kept = self.world.run(self.world.catalog.leases.pin(pin, user=USER, bucket=BUCKET))
+            assert kept is not None
+            for key, _ in (*targets, *above):
+                assert self.world.run(self.world.catalog.leases.covers(kept, key)), f"{key[:8]} is not covered"
+
+    @rule()
+    def settle(self) -> None:
+        """L1, L2: sessions end, what may go goes, and then the tiers hold what rows name and nothing else."""
+        self.world.advance(62_000)
+        self.do(Beat(self.now_ms))
+        while self.do(Claim(self.now_ms)).value:
+            pass
+        self.reapers.clear()  # those that paused never come back
+        self.world.run(self.world.sweep())
+        self.world.run(self.world.reap_all())
+        assert not self.reference.queue
+        assert self.reference.condemned()[1] == 0
+        assert self.world.stored() == self.reference.blobs() - self.lost
+
+
+LeaseMachine.TestCase.settings = settings(
+    max_examples=RUNS,
+    stateful_step_count=STEPS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestLeaseMachine = LeaseMachine.TestCase
