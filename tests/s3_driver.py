@@ -149,7 +149,7 @@ class Driver:
         if isinstance(reply.body, bytes):
             return Answer(reply, reply.body, body)
         data = b"".join([bytes(view) async for view in reply.body.views()])
-        assert len(data) == reply.body.length
+        assert reply.body.length in (None, len(data))
         await reply.body.aclose()
         return Answer(reply, data, body)
 

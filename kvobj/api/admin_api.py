@@ -37,6 +37,7 @@ from kvobj.errors import (
     NoSuchKeyError,
     NotFoundError,
 )
+from kvobj.gc.recall import RecallQuery
 from kvobj.ids import RandomBytes
 from kvobj.metrics import Metrics
 
@@ -71,6 +72,15 @@ class _Verify(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     bucket: str | None = None
 
 
+class _Recall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    bucket: str
+    namespace: str | None = None
+    writer: str | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    dry_run: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """An authenticated request, ready to be answered."""
@@ -82,6 +92,12 @@ class _Call:
         if not self.query.get(name):
             raise InvalidRequestError("a query parameter is missing", name=name)
         return self.query[name]
+
+    def limit(self) -> int:
+        limit = self.query.get("limit", str(LIST_LIMIT_MAX))
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= LIST_LIMIT_MAX):
+            raise InvalidRequestError(f"limit must be from 1 to {LIST_LIMIT_MAX}", limit=limit)
+        return int(limit)
 
     def request(self, kind: type[RequestT]) -> RequestT:
         try:
@@ -124,6 +140,11 @@ class AdminService:
             ("GET", "verify"): self._report_verification,
             ("DELETE", "verify"): self._cancel_verification,
             ("POST", "flush"): self._flush,
+            ("GET", "gc"): self._plan_gc,
+            ("POST", "gc"): self._run_gc,
+            ("POST", "recall"): self._start_recall,
+            ("GET", "recall"): self._report_recall,
+            ("DELETE", "recall"): self._cancel_recall,
             ("GET", "users"): self._list_users,
             ("POST", "users"): self._add_user,
             ("DELETE", "users"): self._remove_user,
@@ -197,6 +218,23 @@ class AdminService:
     async def _cancel_verification(self, _call: _Call) -> object:
         return await self._verification.cancel()
 
+    async def _plan_gc(self, call: _Call) -> object:
+        return await self._view.gc_plan(call.limit())
+
+    async def _run_gc(self, _call: _Call) -> object:
+        return await self._view.collect()
+
+    async def _start_recall(self, call: _Call) -> object:
+        asked = call.request(_Recall)
+        query = RecallQuery(asked.bucket, asked.namespace, asked.writer, asked.from_ms, asked.to_ms)
+        return await self._view.start_recall(query, dry_run=asked.dry_run)
+
+    async def _report_recall(self, _call: _Call) -> object:
+        return self._view.recall_report()
+
+    async def _cancel_recall(self, _call: _Call) -> object:
+        return await self._view.cancel_recall()
+
     # -- buckets and objects -------------------------------------------------------------------------------------
     async def _list_buckets(self, _call: _Call) -> object:
         buckets = []
@@ -230,14 +268,11 @@ class AdminService:
         return _bucket_document(row)
 
     async def _list_objects(self, call: _Call) -> object:
-        limit = call.query.get("limit", str(LIST_LIMIT_MAX))
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= LIST_LIMIT_MAX):
-            raise InvalidRequestError(f"limit must be from 1 to {LIST_LIMIT_MAX}", limit=limit)
         page = await self._catalog.list_objects(
             call.parameter("bucket"),
             key_prefix=call.query.get("key_prefix", ""),
             after=call.query.get("after", ""),
-            limit=int(limit),
+            limit=call.limit(),
         )
         return {"objects": [_object_document(row) for row in page.rows], "next_after": page.next_after}
 

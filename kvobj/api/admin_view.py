@@ -11,6 +11,8 @@ from typing import Protocol
 
 from kvobj.arena import ArenaUsage
 from kvobj.catalog.rows import ObjectRow
+from kvobj.gc.plan import GcPlan, GcReport
+from kvobj.gc.recall import RecallQuery, RecallReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class CatalogStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `rates` are figures over
+    """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `gc` and
+    `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
     the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
     operator should know: buffered I/O, an arena outside shared memory, orphaned arenas."""
 
@@ -58,6 +61,8 @@ class StoreStatus:
     arena: ArenaUsage
     catalog: CatalogStatus
     queues: Mapping[str, int] = field(default_factory=dict)
+    gc: Mapping[str, float] = field(default_factory=dict)
+    leases: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -117,6 +122,26 @@ class AdminView(Protocol):
     def verify(self, bucket: str | None) -> AsyncGenerator[VerifiedObject, None]:
         """Re-hash the objects of a bucket, or of all, one after another in key order. A failure of one object is its `problem`,
         never an exception. Closing the iterator stops the work."""
+        ...
+
+    async def gc_plan(self, limit: int) -> GcPlan:
+        """What the collector would condemn now, and why; at most `limit` chunks are listed. Changes nothing."""
+        ...
+
+    async def collect(self) -> GcReport:
+        """Run one cycle of the collector now, to its end."""
+        ...
+
+    async def start_recall(self, query: RecallQuery, *, dry_run: bool) -> RecallReport:
+        """Begin to remove what fits. `ConflictError` while a recall is running, `NoSuchBucketError`, `InvalidRequestError`."""
+        ...
+
+    def recall_report(self) -> RecallReport:
+        """How far the last recall is."""
+        ...
+
+    async def cancel_recall(self) -> RecallReport:
+        """Stop the running recall, if any; what it hid stays hidden."""
         ...
 
     async def flush(self) -> FlushOutcome:

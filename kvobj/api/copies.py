@@ -6,6 +6,8 @@ A copy is a new object of its own blobs. Source: S3 API reference, CopyObject an
 from __future__ import annotations
 
 from kvobj.api.checksums import CHECKSUM_BYTES, checksum_headers
+from kvobj.api.chunk_access import open_bucket
+from kvobj.api.chunk_headers import PART_HEADER
 from kvobj.api.conditions import judge_copy, parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange
@@ -17,8 +19,9 @@ from kvobj.api.operations import CopyObject, UploadPartCopy
 from kvobj.api.ranges import parse_copy_range
 from kvobj.api.timestamps import iso_time
 from kvobj.api.xml import Node, document
-from kvobj.catalog.rows import Checksum, ObjectRow, PartRow
-from kvobj.errors import EntityTooLargeError, NoSuchKeyError, NoSuchUploadError, PreconditionFailedError
+from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow, PartRow
+from kvobj.errors import EntityTooLargeError, NoSuchKeyError, PreconditionFailedError
+from kvobj.store.places import check_size
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 
 
@@ -31,7 +34,12 @@ class ObjectCopies:
     async def copy(self, exchange: Exchange, operation: CopyObject) -> Reply:
         """Copy an object, with its headers and metadata or with new ones."""
         fields = exchange.fields
-        bucket = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        catalog = self._store.catalog
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        bucket = access.bucket
+        place = await access.place(operation.key, fields)
+        if place is not None and place.group is not None:
+            raise S3Error("InvalidRequest", "A part of a chunk is put, not copied.", ArgumentName=PART_HEADER)
         source = await self._source(exchange, operation.source_bucket, operation.source_key)
         replaces = _replaces_metadata(fields)
         is_self = (operation.source_bucket, operation.source_key) == (operation.bucket, operation.key)
@@ -48,6 +56,8 @@ class ObjectCopies:
             )
         if source.size_bytes > MAX_PUT_BYTES:
             raise EntityTooLargeError("the source is too large to be copied at once", size_bytes=source.size_bytes)
+        if place is not None:
+            check_size(place, source.size_bytes)
         algorithm = _algorithm(fields)
         request = PutRequest(
             bucket=bucket,
@@ -59,6 +69,7 @@ class ObjectCopies:
             metadata=parse_metadata(fields) if replaces else source.metadata,
             condition=parse_write_condition(fields),
             algorithms=frozenset() if algorithm is None else frozenset({algorithm.lower()}),
+            place=place,
         )
         # A composite checksum counts parts, which a copy does not have: it is computed anew, as S3 does.
         kept = tuple(checksum for checksum in source.checksums if checksum.type == "FULL_OBJECT")
@@ -69,6 +80,7 @@ class ObjectCopies:
         row = result.row
         assert isinstance(row, ObjectRow)
         if result.existed:
+            await access.check_shown(row)
             check_same_chunk(row, request)
         reply = exchange.xml(document("CopyObjectResult", _result_nodes(row.etag, row.modified_ms, row.checksums)))
         headers = write_headers(row, bucket, existed=result.existed, durability=result.durability)
@@ -77,17 +89,16 @@ class ObjectCopies:
     async def copy_part(self, exchange: Exchange, operation: UploadPartCopy) -> Reply:
         """Copy an object or a range of it as a part of an upload."""
         catalog = self._store.catalog
-        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
-        upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
-        if upload is None:
-            raise NoSuchUploadError("no such upload", upload_id=operation.upload_id)
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
+        upload = await access.check_upload(found, operation.upload_id)
         source = await self._source(exchange, operation.source_bucket, operation.source_key)
         start, stop = _copy_span(exchange.fields.get("x-amz-copy-source-range"), source)
         if stop - start > MAX_PUT_BYTES:
             raise EntityTooLargeError("the range is too large for a part", size_bytes=stop - start)
         algorithm = upload.checksum_algorithm
         request = PutRequest(
-            bucket=bucket,
+            bucket=access.bucket,
             key=operation.key,
             size_bytes=stop - start,
             owner=exchange.authentication.user.id,
@@ -104,10 +115,11 @@ class ObjectCopies:
 
     async def _source(self, exchange: Exchange, bucket: str, key: str) -> ObjectRow:
         catalog = self._store.catalog
-        exchange.authorise(await catalog.bucket(bucket), bucket)
-        (row,) = await catalog.lookup(bucket, [key])
-        if row is None:
-            raise NoSuchKeyError("no such key", bucket=bucket, key=key)
+        access = open_bucket(exchange, await catalog.bucket(bucket), bucket, catalog)
+        (found,) = await catalog.lookup(bucket, [key])
+        row = await access.check_read(found, key)
+        if access.bucket.kind is BucketKind.KV:
+            row = await access.check_read(await self._store.look_up(bucket, key), key)
         if not judge_copy(exchange.fields, row):
             raise PreconditionFailedError("a condition on the copy's source does not hold", bucket=bucket, key=key)
         return row

@@ -13,6 +13,7 @@ from kvobj.api import xml
 from kvobj.api.message import Reply
 from kvobj.errors import (
     AccessDeniedError,
+    BatchTooLargeError,
     BucketExistsError,
     BucketNotEmptyError,
     BusyError,
@@ -25,16 +26,26 @@ from kvobj.errors import (
     FencedError,
     ImmutableChunkError,
     IncompleteBodyError,
+    InvalidChunkIdError,
     InvalidPartError,
     InvalidPartOrderError,
     InvalidRangeError,
     InvalidRequestError,
+    InvalidTokensError,
     KvobjError,
+    LayoutMismatchError,
+    NamespaceConflictError,
     NoSuchBucketError,
     NoSuchKeyError,
+    NoSuchNamespaceError,
+    NoSuchSessionError,
     NoSuchUploadError,
     NotFoundError,
+    ParentNotFoundError,
+    PinLimitExceededError,
     PreconditionFailedError,
+    QuotaExceededError,
+    SessionExpiredError,
     UnavailableError,
 )
 
@@ -45,6 +56,7 @@ _STATUS: Final[dict[str, tuple[int, str]]] = {
     "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
     "AuthorizationQueryParametersError": (400, "The query parameters for authentication are malformed."),
     "BadDigest": (400, "The Content-MD5 or checksum value that you specified did not match what the server received."),
+    "BatchTooLarge": (400, "One call may not name so many."),
     "BucketAlreadyExists": (409, "The requested bucket name is not available."),
     "BucketAlreadyOwnedByYou": (409, "The bucket exists already, is owned by you, and has other settings."),
     "BucketNotEmpty": (409, "The bucket that you tried to delete is not empty."),
@@ -57,6 +69,7 @@ _STATUS: Final[dict[str, tuple[int, str]]] = {
     "InvalidAccessKeyId": (403, "The access key id that you provided does not exist in our records."),
     "InvalidArgument": (400, "Invalid argument."),
     "InvalidBucketName": (400, "The specified bucket is not valid."),
+    "InvalidChunkId": (400, "The key is no chunk id, or none of its namespace's."),
     "InvalidChunkSizeError": (403, "Only the last chunk is allowed to have a size less than 8192 bytes."),
     "InvalidDigest": (400, "The Content-MD5 that you specified is not valid."),
     "InvalidLocationConstraint": (400, "The specified location constraint is not valid."),
@@ -67,22 +80,31 @@ _STATUS: Final[dict[str, tuple[int, str]]] = {
     "InvalidRequest": (400, "Invalid request."),
     "InvalidStorageClass": (400, "The storage class that you specified is not valid."),
     "InvalidToken": (400, "The provided token is malformed or otherwise not valid."),
+    "InvalidTokens": (400, "A token id or a number of tokens is out of its bounds."),
     "InvalidURI": (400, "Couldn't parse the specified URI."),
     "KeyTooLongError": (400, "Your key is too long."),
+    "LayoutMismatch": (409, "The chunk does not have its namespace's layout."),
     "MalformedTrailerError": (400, "The request contained trailing data that was not well-formed."),
     "MalformedXML": (400, "The XML that you provided was not well-formed or did not validate."),
     "MetadataTooLarge": (400, "Your metadata headers exceed the maximum allowed metadata size."),
     "MethodNotAllowed": (405, "The specified method is not allowed against this resource."),
     "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
     "MissingSecurityHeader": (400, "Your request is missing a required header."),
+    "NamespaceConflict": (409, "The namespace is declared otherwise."),
     "NoSuchBucket": (404, "The specified bucket does not exist."),
     "NoSuchKey": (404, "The specified key does not exist."),
+    "NoSuchNamespace": (404, "The specified namespace does not exist."),
+    "NoSuchSession": (404, "The specified session does not exist."),
     "NoSuchUpload": (404, "The specified multipart upload does not exist."),
     "NoSuchVersion": (404, "The specified version does not exist."),
     "NotImplemented": (501, "A header or query you provided implies functionality that is not implemented."),
+    "ParentNotFound": (409, "The chunk's parent is not stored."),
+    "PinLimitExceeded": (403, "The session, or its user, may not pin more."),
     "PreconditionFailed": (412, "At least one of the preconditions that you specified did not hold."),
+    "QuotaExceeded": (403, "The namespace may not hold more."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
     "ServiceUnavailable": (503, "The service cannot answer at present. Retry."),
+    "SessionExpired": (409, "The session's time has passed, and its pins with it."),
     "SignatureDoesNotMatch": (403, "The request signature does not match. Check your secret key and signing method."),
     "SlowDown": (503, "Reduce your request rate."),
     "StoreFull": (507, "The store is full."),
@@ -98,16 +120,27 @@ _CODES: Final[tuple[tuple[type[KvobjError], str], ...]] = (
     (EntityTooLargeError, "EntityTooLarge"),
     (DigestMismatchError, "BadDigest"),
     (IncompleteBodyError, "IncompleteBody"),
+    (BatchTooLargeError, "BatchTooLarge"),
+    (InvalidChunkIdError, "InvalidChunkId"),
+    (InvalidTokensError, "InvalidTokens"),
     (InvalidRequestError, "InvalidRequest"),
+    (PinLimitExceededError, "PinLimitExceeded"),
+    (QuotaExceededError, "QuotaExceeded"),
     (AccessDeniedError, "AccessDenied"),
     (NoSuchBucketError, "NoSuchBucket"),
     (NoSuchKeyError, "NoSuchKey"),
     (NoSuchUploadError, "NoSuchUpload"),
+    (NoSuchNamespaceError, "NoSuchNamespace"),
+    (NoSuchSessionError, "NoSuchSession"),
     (NotFoundError, "NoSuchKey"),
     (PreconditionFailedError, "PreconditionFailed"),
     (ImmutableChunkError, "ImmutableChunk"),
     (BucketExistsError, "BucketAlreadyExists"),
     (BucketNotEmptyError, "BucketNotEmpty"),
+    (NamespaceConflictError, "NamespaceConflict"),
+    (ParentNotFoundError, "ParentNotFound"),
+    (LayoutMismatchError, "LayoutMismatch"),
+    (SessionExpiredError, "SessionExpired"),
     (FencedError, "ServiceUnavailable"),
     (ConflictError, "ConditionalRequestConflict"),
     (BusyError, "SlowDown"),
@@ -116,7 +149,17 @@ _CODES: Final[tuple[tuple[type[KvobjError], str], ...]] = (
     (CorruptionError, "InternalError"),
 )
 
-_CODES_WITH_OWN_MESSAGE: Final = frozenset({"InvalidRequest", "InvalidArgument", "NotImplemented"})
+_CODES_WITH_OWN_MESSAGE: Final = frozenset(
+    {
+        "BatchTooLarge",
+        "InvalidArgument",
+        "InvalidChunkId",
+        "InvalidRequest",
+        "InvalidTokens",
+        "LayoutMismatch",
+        "NotImplemented",
+    }
+)
 RETRY_AFTER_SECONDS: Final = 1
 
 
@@ -228,6 +271,11 @@ def _reply(
         data = {"BucketName": error.data["bucket"]}
     elif isinstance(error, NoSuchKeyError) and "key" in error.data:
         data = {"Key": error.data["key"]}
+    elif isinstance(error, ParentNotFoundError) and "parent" in error.data:
+        data = {"Parent": error.data["parent"]}
+    elif isinstance(error, LayoutMismatchError | NamespaceConflictError) and "differs" in error.data:
+        differs = error.data["differs"]
+        data = {"Differs": ",".join(differs) if isinstance(differs, list | tuple) else differs}
     if status == 503:  # noqa: PLR2004 - the status itself is the name
         headers.append(("retry-after", str(RETRY_AFTER_SECONDS)))
     document = (

@@ -90,16 +90,21 @@ class Exchange:
         """The method is HEAD: no reply has a body."""
         return self.head.method == "HEAD"
 
+    def owns(self, bucket: BucketRow | None) -> bool:
+        """Whether the user may do all with the bucket: its owner and root may."""
+        user = self.authentication.user
+        return bucket is not None and (user.is_root or bucket.owner == user.id)
+
     def authorise(self, bucket: BucketRow | None, name: str) -> BucketRow:
         """The bucket, if there is one and the user may use it: its owner and root may do all.
 
-        Raises `NoSuchBucketError` and `AccessDeniedError`. S3 answers so too: bucket names are no secret.
+        Others may use what they are granted in KV buckets (`chunk_access`). Raises `NoSuchBucketError` and `AccessDeniedError`. S3
+        answers so too: bucket names are no secret.
         """
         if bucket is None:
             raise NoSuchBucketError("no such bucket", bucket=name)
-        user = self.authentication.user
-        if bucket.owner != user.id and not user.is_root:
-            raise AccessDeniedError("not the bucket's owner", bucket=name, user_id=user.id)
+        if not self.owns(bucket):
+            raise AccessDeniedError("not the bucket's owner", bucket=name, user_id=self.authentication.user.id)
         return bucket
 
     def reply(

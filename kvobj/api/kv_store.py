@@ -6,68 +6,16 @@ owner and root. A namespace that the user may not use is `NoSuchNamespaceError`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.lease_protocol import PinsResult, Renewal
 from kvobj.catalog.lease_rows import SessionRow
-from kvobj.catalog.namespace_protocol import NamespaceRow, NamespaceUsage
+from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.rows import BucketRow, ObjectRow
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks. `is_owner`: the bucket's owner or root, who may use every namespace of it."""
-
-    user_id: str
-    is_owner: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpenNamespace:
-    """A namespace that the caller may use, with its key."""
-
-    row: NamespaceRow
-    key: bytes
-    may_write: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedChunk:
-    """One chunk of a detailed match. `digest` is None only where nobody knows it (several blobs)."""
-
-    key: str
-    size_bytes: int
-    digest: bytes | None
-    tier: str
-    codec: str
-
-
-@dataclass(frozen=True, slots=True)
-class MissExplanation:
-    """Where a chain breaks and why (`kv-api` §5)."""
-
-    at: int
-    reason: str
-    when_ms: int | None
-    namespace_differs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MatchReply:
-    """What `?match` answers. `expected_load_ms` is what reading the run is thought to take, from the tiers it lies in."""
-
-    matched: int
-    tokens: int
-    size_bytes: int
-    expected_load_ms: int
-    pin: bytes | None
-    grant: int
-    deadline_ms: int
-    chunks: tuple[MatchedChunk, ...] | None
-    explain: MissExplanation | None
+from kvobj.store.batch import ChunkBatch
+from kvobj.store.chunk_values import Caller, MatchReply, OpenNamespace
 
 
 class ChunkStore(Protocol):
@@ -93,6 +41,15 @@ class ChunkStore(Protocol):
         """Recall its chunks and forget it; how many chunks went."""
         ...
 
+    async def namespace_usage(self, bucket: BucketRow, name: str) -> NamespaceUsage:
+        """Live chunks of one namespace and their bytes."""
+        ...
+
+    async def chunks_of_tokens(self, namespace: OpenNamespace, tokens: bytes) -> ChunkList:
+        """The chunks that a sequence of tokens (little-endian u32) makes: `InvalidRequestError` where only an engine can name
+        them, `BatchTooLargeError`."""
+        ...
+
     async def match(
         self,
         bucket: BucketRow,
@@ -100,17 +57,35 @@ class ChunkStore(Protocol):
         chunks: ChunkList,
         *,
         caller: Caller,
+        tokens: bytes | None = None,
         session: bytes | None = None,
         detail: bool = False,
+        name: Callable[[str], str | bytes] = str,
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
     ) -> MatchReply:
-        """The longest live run, pinned where a session is given; the policy is told the whole request, after the answer."""
+        """The longest live run, pinned where a session is given; the policy is told the whole request, after the answer.
+
+        `tokens`: those that the list was made of; `explain` looks for them in other namespaces. `detail`: every chunk of the run is
+        told of, by what `name` makes of its key.
+        """
         ...
 
-    async def open_session(self, bucket: BucketRow, *, holder: str, ttl_ms: int, caller: Caller) -> SessionRow:
-        """See `Leases.open_session`."""
+    async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
+        """The live rows that the caller may read, as GETs of each would find them: rescued, and held against policy."""
+        ...
+
+    def use(self, rows: Sequence[ObjectRow]) -> Callable[[], None]:
+        """Keep the bytes of the rows from being reaped until the returned function is called, exactly once."""
+        ...
+
+    def batch(self, size_bytes: int) -> ChunkBatch:
+        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`."""
+        ...
+
+    async def open_session(self, bucket: BucketRow, *, holder: str, ttl_ms: int | None, caller: Caller) -> SessionRow:
+        """See `Leases.open_session`; without a TTL the store's own."""
         ...
 
     async def renew_session(
@@ -132,15 +107,7 @@ class ChunkStore(Protocol):
         ...
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: Sequence[str], *, release: Sequence[bytes], caller: Caller
+        self, bucket: BucketRow, session_id: bytes, tails: ChunkList, *, release: Sequence[bytes], caller: Caller
     ) -> PinsResult:
-        """See `Leases.pin_tails`. Only tails of namespaces that the caller may use are found."""
-        ...
-
-    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
-        """A client asks for the object: rescued if policy condemned it, and held against policy for the grace time."""
-        ...
-
-    async def pinned(self, bucket: BucketRow, key: str, pin: bytes, *, caller: Caller) -> ObjectRow | None:
-        """The row that a pin lets its holder read, also where DELETE hid it; None: no such pin, or it does not cover the key."""
+        """See `Leases.pin_tails`. Tails of namespaces that the caller may not use are answered as if they were not live."""
         ...

@@ -67,8 +67,9 @@ class BodyStream(Protocol):
     """A reply's body that is sent view by view, without copies."""
 
     @property
-    def length(self) -> int:
-        """Exact number of bytes that the views sum to."""
+    def length(self) -> int | None:
+        """Exact number of bytes that the views sum to; None where it is known only at the end: the reply is then chunked, and
+        each view is sent at once as a chunk of its own."""
         ...
 
     def views(self) -> AsyncIterator[memoryview]:

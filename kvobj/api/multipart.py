@@ -19,17 +19,24 @@ from kvobj.api.checksums import (
     of_parts,
     parse_upload_checksum,
 )
+from kvobj.api.chunk_access import ChunkAccess, open_bucket
+from kvobj.api.chunk_headers import PART_HEADER
 from kvobj.api.conditions import bare_etag, parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
-from kvobj.api.operations import AbortMultipartUpload, CompleteMultipartUpload, CreateMultipartUpload, ListParts
+from kvobj.api.operations import (
+    AbortMultipartUpload,
+    CompleteMultipartUpload,
+    CreateMultipartUpload,
+    ListParts,
+    UploadOperation,
+)
 from kvobj.api.request import encode_key
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import MAX_PARTS, Checksum, ObjectRow, UploadRow
-from kvobj.errors import NoSuchUploadError
 from kvobj.store.multipart import CompletedPart, choose_parts
 
 MAX_COMPLETE_BYTES: Final = 4 * 1024 * 1024
@@ -47,8 +54,14 @@ class MultipartUploads:
     async def create(self, exchange: Exchange, operation: CreateMultipartUpload) -> Reply:
         """Begin an upload; its headers and metadata are those the object will have."""
         catalog = self._store.catalog
-        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
-        fields = exchange.fields
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        bucket, fields = access.bucket, exchange.fields
+        place = await access.place(operation.key, fields)
+        if place is not None:
+            if place.group is not None:
+                raise S3Error("InvalidRequest", "A part of a chunk is put whole.", ArgumentName=PART_HEADER)
+            # Holds a live chunk, for which Complete answers; refuses what the commit would refuse, before any part is sent.
+            await self._store.live_chunk(operation.bucket, operation.key, place)
         algorithm, kind = parse_upload_checksum(fields)
         upload = UploadRow(
             bucket=operation.bucket,
@@ -61,6 +74,9 @@ class MultipartUploads:
             metadata=parse_metadata(fields),
             checksum_algorithm=algorithm,
             checksum_type=kind,
+            parent=None if place is None else place.parent,
+            namespace="" if place is None else place.namespace.name,
+            tokens=0 if place is None else place.tokens,
         )
         await catalog.create_upload(upload)
         reply = exchange.xml(
@@ -77,8 +93,7 @@ class MultipartUploads:
     async def list_parts(self, exchange: Exchange, operation: ListParts) -> Reply:
         """One page of an upload's parts, by number."""
         catalog = self._store.catalog
-        exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
-        upload = await self._upload(operation.bucket, operation.key, operation.upload_id)
+        _, upload = await self._upload(exchange, operation)
         parts = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
         following = [part for part in parts if part.number > operation.after]
         page = following[: operation.limit]
@@ -114,8 +129,8 @@ class MultipartUploads:
     async def complete(self, exchange: Exchange, operation: CompleteMultipartUpload) -> Reply:
         """Make the object of the listed parts. Conditions are evaluated in the commit."""
         catalog = self._store.catalog
-        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
-        upload = await self._upload(operation.bucket, operation.key, operation.upload_id)
+        access, upload = await self._upload(exchange, operation)
+        bucket = access.bucket
         fields = exchange.fields
         # The x-amz-checksum headers of Complete tell of the object, not of this document.
         announced = Announced(None, exchange.authentication.payload_sha256, None, None)
@@ -137,6 +152,8 @@ class MultipartUploads:
         )
         row = result.row
         assert isinstance(row, ObjectRow)
+        if result.existed:
+            await access.check_shown(row)
         nodes: list[xml.Node] = [
             ("Location", f"/{operation.bucket}/{encode_key(operation.key)}"),
             ("Bucket", operation.bucket),
@@ -153,15 +170,16 @@ class MultipartUploads:
 
     async def abort(self, exchange: Exchange, operation: AbortMultipartUpload) -> Reply:
         """Give the upload up; its parts' bytes go."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        await self._upload(exchange, operation)
         await self._store.abort_upload(operation.bucket, operation.key, operation.upload_id)
         return exchange.reply(204)
 
-    async def _upload(self, bucket: str, key: str, upload_id: str) -> UploadRow:
-        upload = await self._store.catalog.upload(bucket, key, upload_id)
-        if upload is None:
-            raise NoSuchUploadError("no such upload", upload_id=upload_id)
-        return upload
+    async def _upload(self, exchange: Exchange, operation: UploadOperation) -> tuple[ChunkAccess, UploadRow]:
+        """The upload, if the user may go on with it, and the user's rights in its bucket."""
+        catalog = self._store.catalog
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
+        return access, await access.check_upload(upload, operation.upload_id)
 
 
 def parse_complete(document: bytes) -> list[CompletedPart]:

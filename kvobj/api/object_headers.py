@@ -6,14 +6,15 @@ Values with line ends are refused on the way in, so that none splits a reply on 
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping
 from typing import Final
 
 from kvobj.api.checksums import checksum_headers
+from kvobj.api.chunk_headers import chunk_headers
 from kvobj.api.conditions import http_date
 from kvobj.api.errors import S3Error
+from kvobj.api.header_text import Header, from_wire, is_plain, to_wire
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 
 MAX_METADATA_BYTES: Final = 2048
@@ -29,10 +30,7 @@ STORED_HEADERS: Final = (
 )
 _META: Final = "x-amz-meta-"
 _OVERRIDES: Final = tuple((f"response-{name}", name) for name in STORED_HEADERS)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]").search
 _META_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+\Z").match
-
-Header = tuple[str, str]
 
 
 def parse_stored_headers(fields: Mapping[str, str]) -> dict[str, str]:
@@ -57,7 +55,7 @@ def parse_metadata(fields: Mapping[str, str]) -> dict[str, str]:
             short = name[len(_META) :]
             if not _META_NAME(short):
                 raise S3Error("InvalidArgument", "A metadata name is not a token.", ArgumentName="x-amz-meta-")
-            text = _checked(_from_wire(value))
+            text = _checked(from_wire(value))
             size_bytes += len(short) + len(text.encode())
             metadata[short] = text
     if size_bytes > MAX_METADATA_BYTES:
@@ -94,18 +92,19 @@ def object_headers(
         stored = dict(stored)
         for name, header in _OVERRIDES:
             if name in overrides:
-                stored[header] = _to_wire(_checked(overrides[name]))
+                stored[header] = to_wire(_checked(overrides[name]))
     if "content-type" not in stored:
         headers.append(("content-type", DEFAULT_CONTENT_TYPE))
     headers += stored.items()
     for name, value in row.metadata.items():
-        headers.append((_META + name, _to_wire(value)))
+        headers.append((_META + name, to_wire(value)))
     if with_checksums and row.checksums:
         headers += checksum_headers(row.checksums)
     if bucket.kind is BucketKind.KV:
         headers.append(("x-kvobj-durability", row.durability.value))
         if row.digest is not None:
             headers.append(("x-kvobj-digest", row.digest.hex()))
+        headers += chunk_headers(row)
     return headers
 
 
@@ -120,21 +119,6 @@ def write_headers(row: ObjectRow, bucket: BucketRow, *, existed: bool, durabilit
 
 
 def _checked(value: str) -> str:
-    if len(value) > MAX_HEADER_CHARACTERS or _CONTROL(value):
+    if len(value) > MAX_HEADER_CHARACTERS or not is_plain(value):
         raise S3Error("InvalidArgument", "A header value is too long or has control characters.")
     return value
-
-
-def _from_wire(value: str) -> str:
-    """Header values are bytes read as latin-1; clients that send more than ASCII send UTF-8."""
-    if value.isascii():
-        return value
-    try:
-        return value.encode("latin-1").decode()
-    except UnicodeError:
-        return value
-
-
-def _to_wire(value: str) -> str:
-    """Non-ASCII text as RFC 2047 has it, which is what S3 sends."""
-    return value if value.isascii() else f"=?UTF-8?B?{base64.b64encode(value.encode()).decode()}?="

@@ -20,7 +20,9 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.codec.checksums import Digester
+from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
+from kvobj.store.places import ChunkPlace
 from kvobj.store.requests import PutRequest, PutResult
 
 
@@ -70,6 +72,28 @@ class ObjectStore(Protocol):
 
     async def start_put(self, request: PutRequest) -> Transfer:
         """Check the early conditions and reserve room; nothing is read yet."""
+        ...
+
+    async def start_group_part(self, request: PutRequest) -> GroupStart:
+        """Begin to write one part of a chunk that arrives in parts: what stands already, or the request for `start_put`."""
+        ...
+
+    async def end_group(
+        self, request: PutRequest, transfer: Transfer | None = None, *, checksums: tuple[Checksum, ...] = ()
+    ) -> GroupState:
+        """Commit a part that was received, and the chunk if all its parts are there; None: an earlier writer's part stands."""
+        ...
+
+    async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        """The live chunk that a writer of the key meets; where there is none, the parent has to be live (`ParentNotFoundError`)."""
+        ...
+
+    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
+        """A client asks for the chunk: it is live again if policy has condemned it, and held against policy for the grace time."""
+        ...
+
+    async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
+        """The row that the user's pin lets it read, also where DELETE has hidden it; None: no such pin, or it does not cover it."""
         ...
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:

@@ -1,9 +1,14 @@
-"""GET and HEAD of an object: from the catalog's row and, for bytes, the store's reader. A miss is a 404, never a 5xx."""
+"""GET and HEAD of an object: from the catalog's row and, for bytes, the store's reader. A miss is a 404, never a 5xx.
+
+Of a chunk also some of its layers, one of its parts, and what a pin still holds after a DELETE has hidden it.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from kvobj.api.chunk_access import ChunkAccess, open_bucket
+from kvobj.api.chunk_headers import check_accepts_raw, parse_pin
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
@@ -14,6 +19,7 @@ from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
 from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
+from kvobj.store.places import layer_span
 
 # A row may be replaced, and its blobs reaped, between its look-up and the read: each attempt looks it up anew.
 READ_ATTEMPTS: Final = 3
@@ -27,9 +33,15 @@ class ObjectReads:
 
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
-        bucket = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        catalog = self._store.catalog
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        bucket = access.bucket
+        if bucket.kind is BucketKind.KV:
+            check_accepts_raw(exchange.fields)
+        elif operation.layers is not None or operation.part is not None:
+            raise S3Error("InvalidRequest", "Layers and parts by index are for buckets of kind kv.")
         for _ in range(READ_ATTEMPTS):
-            reply = await self._read(exchange, operation, bucket)
+            reply = await self._read(exchange, operation, access)
             if reply is not None:
                 return reply
         if bucket.kind is BucketKind.KV:
@@ -37,10 +49,10 @@ class ObjectReads:
             raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
         raise CorruptionError("no tier has the object's bytes", bucket=operation.bucket, key=operation.key)
 
-    async def _read(self, exchange: Exchange, operation: GetObject, bucket: BucketRow) -> Reply | None:
+    async def _read(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply | None:
         """The reply, or None where the row's bytes are gone: it was replaced since it was looked up, or they are lost."""
-        row = await self._row(operation)
-        fields = exchange.fields
+        bucket, fields = access.bucket, exchange.fields
+        row = await self._row(exchange, operation, access)
         verdict = judge_read(fields, row)
         if verdict is Verdict.FAILED:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
@@ -48,8 +60,9 @@ class ObjectReads:
             return exchange.reply(304, entity_headers(row))
         if bucket.kind is BucketKind.KV and row.digest is None:
             row = await self._store.settled(row, wait=exchange.is_head)
-        if operation.part_number is not None:
-            start, stop = _part_span(row, operation.part_number)
+        span = await _asked_span(operation, row, access)
+        if span is not None:
+            start, stop = span
             status = 206 if stop > start else 200  # Content-Range cannot say "no bytes"
         else:
             status, start, stop = _span(fields, row)
@@ -67,11 +80,20 @@ class ObjectReads:
             headers.append(("x-kvobj-tier", reader.tier))
         return exchange.reply(status, headers, reader)
 
-    async def _row(self, operation: GetObject) -> ObjectRow:
-        (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
-        if row is None:
-            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
-        return row
+    async def _row(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> ObjectRow:
+        """The row that the user may read. What policy has condemned is rescued, but only by who may read it."""
+        store, bucket, key = self._store, access.bucket, operation.key
+        if bucket.kind is not BucketKind.KV:
+            (found,) = await store.catalog.lookup(bucket.name, [key])
+            return await access.check_read(found, key)
+        pin = parse_pin(exchange.fields)
+        if pin is not None:
+            user_id = exchange.authentication.user.id
+            return await access.check_read(await store.pinned(bucket.name, key, pin, user_id=user_id), key)
+        if not access.is_owner:
+            (seen,) = await store.catalog.lookup(bucket.name, [key])
+            await access.check_read(seen, key)
+        return await access.check_read(await store.look_up(bucket.name, key), key)
 
     @staticmethod
     def _headers(
@@ -80,7 +102,7 @@ class ObjectReads:
         fields = exchange.fields
         wants_checksums = is_whole and fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
         headers = object_headers(row, bucket, overrides=exchange.overrides, with_checksums=wants_checksums)
-        if operation.part_number is not None and row.parts:
+        if (operation.part_number is not None or operation.part is not None) and row.parts:
             headers.append(("x-amz-mp-parts-count", str(len(row.parts))))
         if "x-amz-rdma-token" in fields:
             headers.append(("x-amz-rdma-reply", "501"))  # declined: the bytes come over HTTP
@@ -94,6 +116,20 @@ def _span(fields: dict[str, str], row: ObjectRow) -> tuple[int, int, int]:
         if span is not None:
             return 206, *span
     return 200, 0, row.size_bytes
+
+
+async def _asked_span(operation: GetObject, row: ObjectRow, access: ChunkAccess) -> tuple[int, int] | None:
+    """The bytes that the query names by part or by layers; None where it names none."""
+    if operation.part_number is not None:
+        return _part_span(row, operation.part_number)
+    if operation.part is not None:
+        return _part_span(row, operation.part + 1)
+    if operation.layers is None:
+        return None
+    namespace = await access.namespace(row.namespace)
+    if namespace is None:  # it was removed since the row was looked up, and its chunks with it
+        raise NoSuchKeyError("no such key", bucket=row.bucket, key=row.key)
+    return layer_span(namespace, row, *operation.layers)
 
 
 def _part_span(row: ObjectRow, number: int) -> tuple[int, int]:

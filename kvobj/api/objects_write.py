@@ -1,14 +1,17 @@
-"""PUT of an object or part, and DELETE of one object.
+"""PUT of an object, of a part of an upload, of a part of a chunk; and DELETE of one object.
 
-Order: length, what is announced, conditions and room; only then `100 Continue`; then bytes, trailers, digests, commit. So a refusal
-comes before the body, and nothing is visible unless everything announced was true.
+Order: rights and place, length, what is announced, conditions, parent and room; only then `100 Continue`; then bytes, trailers,
+digests, commit. So a refusal comes before the body, and nothing is visible unless everything announced was true.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from kvobj.api.checksums import check_digests, check_trailers, checksum_headers, parse_announced
+from kvobj.api.checksums import Announced, check_digests, check_trailers, checksum_headers, parse_announced
+from kvobj.api.chunk_access import ChunkAccess, open_bucket
+from kvobj.api.chunk_headers import PARTS_HEADER
 from kvobj.api.conditions import parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
@@ -16,13 +19,10 @@ from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import DeleteObject, PutObject, UploadPart
-from kvobj.catalog.rows import ObjectRow
-from kvobj.errors import (
-    EntityTooLargeError,
-    ImmutableChunkError,
-    NoSuchUploadError,
-    PreconditionFailedError,
-)
+from kvobj.catalog.rows import BucketRow, ObjectRow
+from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionFailedError
+from kvobj.store.groups import check_same_part
+from kvobj.store.places import GroupPart, check_size
 from kvobj.store.requests import PartTarget, PutRequest
 
 MAX_PUT_BYTES: Final = 5 * 1024**3
@@ -36,12 +36,16 @@ class ObjectWrites:
 
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
         """Store the body as the object. A KV bucket's live chunk stands: 200 with x-kvobj-existed, or 409."""
-        bucket = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
-        fields = exchange.fields
+        catalog, fields = self._store.catalog, exchange.fields
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        bucket = access.bucket
+        place = await access.place(operation.key, fields)
         if "x-amz-rdma-token" in fields and exchange.body.length == 0:
             # Nothing is stored: the bytes are not in this request. The client sends them again over HTTP.
             return exchange.reply(200, [("x-amz-rdma-reply", "501")])
         size_bytes = _checked_size(exchange)
+        if place is not None:
+            check_size(place, size_bytes)
         announced = parse_announced(fields, exchange.authentication)
         request = PutRequest(
             bucket=bucket,
@@ -53,25 +57,27 @@ class ObjectWrites:
             metadata=parse_metadata(fields),
             condition=parse_write_condition(fields),
             algorithms=announced.digests,
+            place=place,
         )
+        if place is not None and place.group is not None:
+            return await self._put_chunk_part(exchange, access, request, announced, place.group)
+        wants_digest = fields.get("x-kvobj-want", "").strip().lower() == "digest"
         source = exchange.source(size_bytes)
         async with await self._store.start_put(request) as transfer:
             if transfer.existing is not None:
+                await access.check_shown(transfer.existing)
                 check_same_chunk(transfer.existing, request)
-                row, durability = transfer.existing, transfer.existing.durability
-                headers = [
-                    ("etag", f'"{row.etag}"'),
-                    *write_headers(row, bucket, existed=True, durability=durability),
-                ]
-                return Reply(200, (*exchange.base, *headers), close=exchange.must_close(), log={"existed": True})
+                row = await self._store.settled(transfer.existing, wait=wants_digest)
+                return _existed(exchange, row, bucket)
             await exchange.body.accept()
             await transfer.receive(source)
             value = check_trailers(announced, await source.finish())
             checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
-            wants_digest = fields.get("x-kvobj-want", "").strip().lower() == "digest"
             result = await transfer.commit(checksums=checksums, want_digest=wants_digest)
         assert isinstance(result.row, ObjectRow)
         row = result.row
+        if result.existed:
+            await access.check_shown(row)
         headers = [
             ("etag", f'"{row.etag}"'),
             *write_headers(row, bucket, existed=result.existed, durability=result.durability),
@@ -80,14 +86,49 @@ class ObjectWrites:
             headers += checksum_headers(checksums)
         return exchange.reply(200, headers)
 
+    async def _put_chunk_part(
+        self, exchange: Exchange, access: ChunkAccess, request: PutRequest, announced: Announced, group: GroupPart
+    ) -> Reply:
+        """Store the body as one part of a chunk: the last one, whichever it is, makes the chunk visible."""
+        bucket = access.bucket
+        start = await self._store.start_group_part(request)
+        if start.existing is not None:
+            await access.check_shown(start.existing)
+            check_same_part(start.existing, group, request.size_bytes)
+            parts_header = (PARTS_HEADER, f"{group.count}/{group.count}")
+            return _existed(exchange, await self._store.settled(start.existing, wait=False), bucket, parts_header)
+        if start.part is not None:
+            if start.part.size_bytes != request.size_bytes:
+                raise ImmutableChunkError("an earlier writer's part has another size", size_bytes=start.part.size_bytes)
+            state = replace(await self._store.end_group(request), existed=True)
+        else:
+            assert start.request is not None
+            source = exchange.source(request.size_bytes)
+            async with await self._store.start_put(start.request) as transfer:
+                await exchange.body.accept()
+                await transfer.receive(source)
+                value = check_trailers(announced, await source.finish())
+                checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
+                state = await self._store.end_group(start.request, transfer, checksums=checksums)
+        headers: list[Header] = [(PARTS_HEADER, f"{state.have}/{state.count}")]
+        if state.result is not None:
+            row, durability = state.result.row, state.result.durability
+            assert isinstance(row, ObjectRow)
+            if state.existed:
+                await access.check_shown(row)
+            headers += [("etag", f'"{row.etag}"')]
+            headers += write_headers(row, bucket, existed=state.existed, durability=durability)
+        else:
+            headers += [("x-kvobj-existed", "true" if state.existed else "false")]
+        return Reply(200, (*exchange.base, *headers), close=exchange.must_close())
+
     async def upload_part(self, exchange: Exchange, operation: UploadPart) -> Reply:
         """Store the body as a part of an upload."""
         catalog = self._store.catalog
-        bucket = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket)
+        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
         size_bytes = _checked_size(exchange)
-        upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
-        if upload is None:
-            raise NoSuchUploadError("no such upload", upload_id=operation.upload_id)
+        found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
+        upload = await access.check_upload(found, operation.upload_id)
         announced = parse_announced(
             exchange.fields, exchange.authentication, default_algorithm=upload.checksum_algorithm
         )
@@ -98,7 +139,7 @@ class ObjectWrites:
                 f"actual checksum Type: {announced.algorithm}",
             )
         request = PutRequest(
-            bucket=bucket,
+            bucket=access.bucket,
             key=operation.key,
             size_bytes=size_bytes,
             owner=exchange.authentication.user.id,
@@ -117,7 +158,7 @@ class ObjectWrites:
         return exchange.reply(200, headers)
 
     async def delete(self, exchange: Exchange, operation: DeleteObject) -> Reply:
-        """Hide the object. Absent is fine; If-Match must hold."""
+        """Hide the object, of a chunk with all that follows on it. Absent is fine; If-Match must hold."""
         exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
         condition = parse_write_condition(exchange.fields)
         if condition is not None and condition.if_none_match is not None:
@@ -137,6 +178,12 @@ def check_same_chunk(row: ObjectRow, request: PutRequest) -> None:
         raise ImmutableChunkError(
             "a live chunk has another size", bucket=row.bucket, key=row.key, size_bytes=row.size_bytes
         )
+
+
+def _existed(exchange: Exchange, row: ObjectRow, bucket: BucketRow, *more: Header) -> Reply:
+    """A live chunk answers for the write, and the body need not come."""
+    headers = [("etag", f'"{row.etag}"'), *more, *write_headers(row, bucket, existed=True, durability=row.durability)]
+    return Reply(200, (*exchange.base, *headers), close=exchange.must_close(), log={"existed": True})
 
 
 def _checked_size(exchange: Exchange) -> int:

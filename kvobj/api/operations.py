@@ -1,6 +1,6 @@
-"""What a request can ask for, as values: one class an operation of S3, made by `routing.py`, answered by one handler.
+"""What a request can ask for, as values: one class an operation, made by `routing.py`, answered by one handler.
 
-Source: Amazon S3 API reference, one page an operation.
+Sources: Amazon S3 API reference, one page an operation; for those of `KvOperation` docs/kv-api.md.
 """
 
 from __future__ import annotations
@@ -46,6 +46,80 @@ class GetBucketAcl(BucketOperation):
 
 class DeleteObjects(BucketOperation):
     """POST /bucket?delete."""
+
+
+class KvOperation(BucketOperation):
+    """A call of the KV API: only in KV buckets, with documents in JSON or msgpack, errors among them."""
+
+
+class MatchChunks(KvOperation):
+    """POST /bucket?match."""
+
+
+class PinChunks(KvOperation):
+    """POST /bucket?pins."""
+
+
+class OpenSession(KvOperation):
+    """POST /bucket?sessions."""
+
+
+class GetChunks(KvOperation):
+    """POST /bucket?mget."""
+
+
+class PutChunks(KvOperation):
+    """POST /bucket?mput."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOperation(KvOperation):
+    """An operation on a session; the subclasses say which."""
+
+    session_id: bytes
+
+
+class RenewSession(SessionOperation):
+    """PUT /bucket?sessions=ID."""
+
+
+class CloseSession(SessionOperation):
+    """DELETE /bucket?sessions=ID."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceOperation(KvOperation):
+    """An operation on a namespace; the subclasses say which."""
+
+    name: str
+
+
+class DeclareNamespace(NamespaceOperation):
+    """PUT /bucket?namespace=NAME."""
+
+
+class GetNamespace(NamespaceOperation):
+    """GET /bucket?namespace=NAME."""
+
+
+class RemoveNamespace(NamespaceOperation):
+    """DELETE /bucket?namespace=NAME."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListNamespaces(KvOperation):
+    """GET /bucket?namespaces. `limit` is what was asked, cut to 1,000."""
+
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEvents(KvOperation):
+    """GET /bucket?events. `after`: the last number that the reader knows, None: whatever is kept. `follow`: go on for ever."""
+
+    after: int | None
+    follow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +176,11 @@ class ObjectOperation:
 
 @dataclass(frozen=True, slots=True)
 class GetObject(ObjectOperation):
-    """GET or HEAD /bucket/key."""
+    """GET or HEAD /bucket/key. Of a chunk `layers` is a range of layers, both ends in it, and `part` one of its parts, from 0."""
 
     part_number: int | None = None
+    layers: tuple[int, int] | None = None
+    part: int | None = None
 
 
 class PutObject(ObjectOperation):

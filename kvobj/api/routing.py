@@ -1,7 +1,7 @@
 """From a request to its operation: parsed once, before any handler runs, so that handlers read no query string.
 
 What is a known feature of S3 but not built is refused here by its name (501), what no operation has by its method (405).
-Parameters that S3 ignores are ignored. Source: Amazon S3 API reference.
+Parameters that S3 ignores are ignored. Sources: Amazon S3 API reference; docs/kv-api.md for the calls of the KV API.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from typing import Final
 
 from kvobj.api.errors import S3Error
+from kvobj.api.kv.routing import KV_CALLS, parse_kv_call
 from kvobj.api.operations import (
     AbortMultipartUpload,
     CompleteMultipartUpload,
@@ -38,11 +39,11 @@ from kvobj.api.operations import (
     UploadPart,
     UploadPartCopy,
 )
+from kvobj.api.parameters import integer_of, limit_of, name_of, part_number_of
 from kvobj.api.request import Target, check_bucket_name, check_key, decode
 from kvobj.catalog.rows import MAX_KEY_BYTES, MAX_PARTS
 
-MAX_PAGE: Final = 1000
-_MAX_INTEGER: Final = 2**31 - 1
+_LAYERS: Final = re.compile(r"(\d{1,5})-(\d{1,5})\Z", re.ASCII).match
 _UPLOAD_ID: Final = re.compile(r"[A-Za-z0-9._~\-]{1,128}\Z").match
 
 # Sub-resources of S3 and of our own that are not built, by where they may stand; a plain parameter is in none of these.
@@ -52,29 +53,21 @@ _NOT_BUILT_BUCKET: Final = frozenset(
         "analytics",
         "cors",
         "encryption",
-        "events",
         "intelligent-tiering",
         "inventory",
         "lifecycle",
         "logging",
-        "match",
         "metadataTable",
         "metrics",
-        "mget",
-        "mput",
-        "namespace",
-        "namespaces",
         "notification",
         "object-lock",
         "ownershipControls",
-        "pins",
         "policy",
         "policyStatus",
         "publicAccessBlock",
         "replication",
         "requestPayment",
         "session",
-        "sessions",
         "tagging",
         "website",
     }
@@ -83,7 +76,6 @@ _NOT_BUILT_OBJECT: Final = frozenset(
     {
         "attributes",
         "follow",
-        "layers",
         "legal-hold",
         "restore",
         "retention",
@@ -91,7 +83,6 @@ _NOT_BUILT_OBJECT: Final = frozenset(
         "tagging",
         "torrent",
         "renameObject",
-        "part",
     }
 )
 _NOT_BUILT_HEADERS: Final = (
@@ -119,6 +110,8 @@ def parse_operation(method: str, target: Target, fields: dict[str, str]) -> Oper
 
 def _parse_bucket(method: str, target: Target) -> Operation:
     query, bucket = target.parameters, target.bucket
+    if query and not KV_CALLS.isdisjoint(query):
+        return parse_kv_call(method, target)
     if query and not _NOT_BUILT_BUCKET.isdisjoint(query):
         raise _not_built(min(_NOT_BUILT_BUCKET.intersection(query)))
     match method:
@@ -147,14 +140,14 @@ def _parse_bucket_read(target: Target) -> Operation:
     for name, kind in (("location", GetBucketLocation), ("versioning", GetBucketVersioning), ("acl", GetBucketAcl)):
         if name in query:
             return kind(bucket)
-    key_prefix, delimiter = _name(query, "prefix"), _name(query, "delimiter")
+    key_prefix, delimiter = name_of(query, "prefix"), name_of(query, "delimiter")
     encode = _encoding(query)
     if "uploads" in query:
         return ListMultipartUploads(
-            bucket, key_prefix, delimiter, _limit(query, "max-uploads"), encode,
-            _name(query, "key-marker"), _name(query, "upload-id-marker"),
+            bucket, key_prefix, delimiter, limit_of(query, "max-uploads"), encode,
+            name_of(query, "key-marker"), name_of(query, "upload-id-marker"),
         )  # fmt: skip
-    limit = _limit(query, "max-keys")
+    limit = limit_of(query, "max-keys")
     if "versions" in query:
         return ListObjectVersions(
             bucket,
@@ -162,16 +155,16 @@ def _parse_bucket_read(target: Target) -> Operation:
             delimiter,
             limit,
             encode,
-            _name(query, "key-marker"),
-            _name(query, "version-id-marker"),
+            name_of(query, "key-marker"),
+            name_of(query, "version-id-marker"),
         )
     if query.get("list-type") == "2":
         token = query.get("continuation-token")
-        start_after = _name(query, "start-after")
+        start_after = name_of(query, "start-after")
         after = start_after if token is None else decode_token(token)
         fetch_owner = query.get("fetch-owner", "").lower() == "true"
         return ListObjectsV2(bucket, key_prefix, delimiter, limit, encode, start_after, token, after, fetch_owner)
-    return ListObjectsV1(bucket, key_prefix, delimiter, limit, encode, _name(query, "marker"))
+    return ListObjectsV1(bucket, key_prefix, delimiter, limit, encode, name_of(query, "marker"))
 
 
 def _parse_object(method: str, target: Target, fields: dict[str, str]) -> Operation:
@@ -201,10 +194,17 @@ def _parse_object_read(method: str, target: Target) -> Operation:
         if method == "GET" and "acl" in query:
             return GetObjectAcl(bucket, key)
         if method == "GET" and "uploadId" in query:
-            after = _integer(query, "part-number-marker", default=0)
-            return ListParts(bucket, key, _upload_id(query), after, _limit(query, "max-parts"))
+            after = integer_of(query, "part-number-marker", default=0)
+            return ListParts(bucket, key, _upload_id(query), after, limit_of(query, "max-parts"))
+        chosen = [name for name in ("partNumber", "layers", "part") if name in query]
+        if len(chosen) > 1:
+            raise S3Error("InvalidArgument", f"A read names one of {', '.join(chosen)}.")
         if "partNumber" in query:
-            return GetObject(bucket, key, _part_number(query))
+            return GetObject(bucket, key, part_number_of(query))
+        if "layers" in query:
+            return GetObject(bucket, key, layers=_layers(query["layers"]))
+        if "part" in query:
+            return GetObject(bucket, key, part=_part_index(query))
     return GetObject(bucket, key)
 
 
@@ -227,7 +227,7 @@ def _parse_object_put(target: Target, fields: dict[str, str]) -> Operation:
     if "uploadId" in query or "partNumber" in query:
         if "uploadId" not in query or "partNumber" not in query:
             raise S3Error("InvalidArgument", "A part needs both uploadId and partNumber.")
-        number = _part_number(query)
+        number = part_number_of(query)
         if source is None:
             return UploadPart(bucket, key, _upload_id(query), number)
         return UploadPartCopy(bucket, key, _upload_id(query), number, *_copy_source(source))
@@ -279,18 +279,6 @@ def _encoding(query: dict[str, str]) -> bool:
     return True
 
 
-def _limit(query: dict[str, str], name: str) -> int:
-    return min(_integer(query, name, default=MAX_PAGE), MAX_PAGE)
-
-
-def _name(query: dict[str, str], name: str) -> str:
-    """A key, or a part of one, that a listing is asked about: no longer than a key and without NUL."""
-    value = query.get(name, "")
-    if len(value.encode()) > MAX_KEY_BYTES or "\0" in value:
-        raise S3Error("InvalidArgument", f"Argument {name} is no key.", ArgumentName=name)
-    return value
-
-
 def _upload_id(query: dict[str, str]) -> str:
     """An id of the form this server draws. Another names no upload, and never reaches the catalog."""
     upload_id = query["uploadId"]
@@ -299,26 +287,18 @@ def _upload_id(query: dict[str, str]) -> str:
     return upload_id
 
 
-def _integer(query: dict[str, str], name: str, *, default: int) -> int:
-    value = query.get(name)
-    if value is None or value == "":
-        return default
-    if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) > _MAX_INTEGER:  # noqa: PLR2004 - digits of 2^31
-        raise S3Error(
-            "InvalidArgument", f"Argument {name} must be an integer between 0 and {_MAX_INTEGER}.", ArgumentName=name
-        )
-    return int(value)
+def _layers(value: str) -> tuple[int, int]:
+    parsed = _LAYERS(value)
+    if parsed is None or int(parsed[1]) > int(parsed[2]):
+        raise S3Error("InvalidArgument", "Layers are A-B, both in the range, A not above B.", ArgumentName="layers")
+    return int(parsed[1]), int(parsed[2])
 
 
-def _part_number(query: dict[str, str]) -> int:
-    number = _integer(query, "partNumber", default=0)
-    if not 1 <= number <= MAX_PARTS:
-        raise S3Error(
-            "InvalidArgument",
-            f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive.",
-            ArgumentName="partNumber",
-        )
-    return number
+def _part_index(query: dict[str, str]) -> int:
+    index = integer_of(query, "part", default=MAX_PARTS)
+    if index >= MAX_PARTS:
+        raise S3Error("InvalidArgument", f"A part is an integer between 0 and {MAX_PARTS - 1}.", ArgumentName="part")
+    return index
 
 
 def _not_built(feature: str) -> S3Error:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Final
 
 from kvobj.api import operations as ops
 from kvobj.api.buckets import Buckets
@@ -20,6 +20,14 @@ from kvobj.api.credential import CredentialParser
 from kvobj.api.deletes import ObjectDeletes
 from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
+from kvobj.api.kv.errors import kv_error_reply
+from kvobj.api.kv.matching import Matching
+from kvobj.api.kv.mget import BatchReads
+from kvobj.api.kv.mput import BatchWrites
+from kvobj.api.kv.namespaces import Namespaces
+from kvobj.api.kv.routing import is_kv_call
+from kvobj.api.kv.sessions import Sessions
+from kvobj.api.kv_store import ChunkStore
 from kvobj.api.listing import Listings
 from kvobj.api.message import Reply, RequestBody, RequestHead
 from kvobj.api.multipart import MultipartUploads
@@ -37,11 +45,27 @@ from kvobj.ids import new_upload_id
 # Each handler takes the operation that its key names; the table cannot say so in types.
 _Handle = Callable[[Exchange, Any], Awaitable[Reply]]
 
+_KV_OPERATIONS: Final[tuple[type, ...]] = (
+    ops.MatchChunks,
+    ops.PinChunks,
+    ops.OpenSession,
+    ops.RenewSession,
+    ops.CloseSession,
+    ops.DeclareNamespace,
+    ops.GetNamespace,
+    ops.RemoveNamespace,
+    ops.ListNamespaces,
+    ops.ReadEvents,
+    ops.GetChunks,
+    ops.PutChunks,
+)
+
 
 class S3Service:
     """`handle` is the entry (`message.Handler`). Event-loop-only; requests run concurrently.
 
-    `executor` runs hashes of large signed chunks. `upload_ids` draws the ids of multipart uploads.
+    `chunks` is behind the KV API, `read_events` behind its ?events; without them their calls are not implemented. `executor` runs
+    hashes of large signed chunks. `upload_ids` draws the ids of multipart uploads.
     """
 
     def __init__(
@@ -51,6 +75,8 @@ class S3Service:
         *,
         clock: Clock,
         log: logging.Logger,
+        chunks: ChunkStore | None = None,
+        read_events: Callable[[Exchange, ops.ReadEvents], Awaitable[Reply]] | None = None,
         executor: Executor | None = None,
         upload_ids: Callable[[], str] = new_upload_id,
     ) -> None:
@@ -61,11 +87,14 @@ class S3Service:
         self._users = UserDirectory(store.catalog, clock)
         self._credentials = CredentialParser(settings.regions)
         self._verifier = SignatureVerifier(clock)
-        self._handlers = _handlers(store, upload_ids)
+        self._handlers = _handlers(store, upload_ids) | _kv_handlers(store, chunks)
+        if read_events is not None:
+            self._handlers[ops.ReadEvents] = read_events
 
     async def handle(self, head: RequestHead, body: RequestBody) -> Reply:
         """Answer one request. Raises nothing but CancelledError."""
         exchange: Exchange | None = None
+        target: Target | None = None
         fields: dict[str, str] = {}
         log: dict[str, object] = {}
         try:
@@ -91,14 +120,7 @@ class S3Service:
             reply = await self._handlers[type(operation)](exchange, operation)
         except KvobjError as error:
             must_close = body_blocks_connection(body, fields) if exchange is None else exchange.must_close()
-            reply = error_reply(
-                error,
-                request_id=head.request_id,
-                host_id=self._settings.host_id,
-                resource=head.target.partition("?")[0],
-                is_head=head.method == "HEAD",
-                close=must_close,
-            )
+            reply = self._refusal(error, head, target, fields, close=must_close)
             if reply.status >= 500:  # noqa: PLR2004 - server errors
                 log["cause"] = str(error)
         except asyncio.CancelledError:
@@ -119,6 +141,23 @@ class S3Service:
             )
         reply.log.update(log)
         return reply
+
+    def _refusal(
+        self, error: KvobjError, head: RequestHead, target: Target | None, fields: dict[str, str], *, close: bool
+    ) -> Reply:
+        resource, host_id = head.target.partition("?")[0], self._settings.host_id
+        if target is not None and head.method != "HEAD" and is_kv_call(target):
+            return kv_error_reply(
+                error, fields=fields, request_id=head.request_id, host_id=host_id, resource=resource, close=close
+            )
+        return error_reply(
+            error,
+            request_id=head.request_id,
+            host_id=host_id,
+            resource=resource,
+            is_head=head.method == "HEAD",
+            close=close,
+        )
 
     async def _authenticate(self, method: str, target: Target, fields: dict[str, str]) -> Authentication:
         credential = self._credentials.parse(fields, target)
@@ -160,3 +199,27 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
         ops.UploadPart: writes.upload_part,
         ops.UploadPartCopy: copies.copy_part,
     }
+
+
+def _kv_handlers(store: ObjectStore, chunks: ChunkStore | None) -> dict[type, _Handle]:
+    """Which handler answers which call of the KV API."""
+    if chunks is None:
+        return dict.fromkeys(_KV_OPERATIONS, _not_built)
+    matching, sessions, namespaces = Matching(store, chunks), Sessions(store, chunks), Namespaces(store, chunks)
+    return dict.fromkeys(_KV_OPERATIONS, _not_built) | {
+        ops.MatchChunks: matching.match,
+        ops.PinChunks: sessions.pin,
+        ops.OpenSession: sessions.open,
+        ops.RenewSession: sessions.renew,
+        ops.CloseSession: sessions.close,
+        ops.DeclareNamespace: namespaces.declare,
+        ops.GetNamespace: namespaces.get,
+        ops.RemoveNamespace: namespaces.remove,
+        ops.ListNamespaces: namespaces.list,
+        ops.GetChunks: BatchReads(store, chunks).get,
+        ops.PutChunks: BatchWrites(store, chunks).put,
+    }
+
+
+async def _not_built(_exchange: Exchange, operation: ops.KvOperation) -> Reply:
+    raise S3Error("NotImplemented", "The KV API is not served here.", Feature=type(operation).__name__)

@@ -18,7 +18,7 @@ from typing import Final
 
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, Durability, ObjectRow, PartRow
+from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, CommitOutcome, Durability, ObjectRow, PartRow
 from kvobj.clock import Clock
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes
@@ -139,44 +139,67 @@ class CommitStep:
     async def finish(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> PutResult:
         """See `Committer.finish`."""
         request = transfer.request
+        if request.part is not None:
+            return await self._commit_part(transfer, checksums)
+        row = await self.place(transfer, checksums, want_digest=want_digest)
+        # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`).
+        transfer.hand_over()
+        outcome: CommitOutcome | None = None
+        try:
+            outcome = await self._catalog.commit(
+                row,
+                mode=transfer.mode,
+                condition=request.condition,
+                upload_id=None if request.ends is None else request.ends.upload_id,
+                quota=None if request.place is None else request.place.quota,
+                now_ms=row.modified_ms,
+            )
+        finally:
+            await self.conclude(transfer, outcome)
+        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+
+    async def place(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> ObjectRow:
+        """See `Committer.place`."""
+        request, place = transfer.request, transfer.request.place
         if transfer.held is not None:
             await self._place_held(transfer, want_digest=want_digest)
+            self._give_back_dirty(transfer)  # the cache counts its bytes from here on
         refs = tuple(transfer.refs)
-        if request.part is not None:
-            return await self._commit_part(transfer, refs, checksums)
-        now_ms = self._clock.now_ms()
-        row = ObjectRow(
+        return ObjectRow(
             bucket=request.bucket.name,
             key=request.key,
             blobs=refs,
             size_bytes=request.size_bytes,
             etag=self._etag(transfer, refs),
-            modified_ms=now_ms,
+            modified_ms=self._clock.now_ms(),
             owner=request.owner,
             durability=transfer.durability,
             headers=dict(request.headers),
             metadata=dict(request.metadata),
             checksums=checksums,
+            parts=() if request.ends is None else request.ends.parts,
             digest=refs[0].digest if len(refs) == 1 else self._whole_digest(transfer),
+            parent=None if place is None else place.parent,
+            namespace="" if place is None else place.namespace.name,
+            tokens=0 if place is None else place.tokens,
         )
-        # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`).
-        transfer.committed = True
-        try:
-            outcome = await self._catalog.commit(row, mode=transfer.mode, condition=request.condition, now_ms=now_ms)
-        finally:
-            self._give_back_dirty(transfer)
-        if not outcome.existed:
-            if transfer.durability is Durability.MEMORY and transfer.held is not None and not transfer.held.sealed:
-                self._follow(transfer, transfer.held, outcome.row)
-            else:
-                await self.committed(outcome.row)
-        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
 
-    async def _commit_part(
-        self, transfer: PutTransfer, refs: tuple[BlobRef, ...], checksums: tuple[Checksum, ...]
-    ) -> PutResult:
+    async def conclude(self, transfer: PutTransfer, outcome: CommitOutcome | None) -> None:
+        """See `Committer.conclude`."""
+        self._give_back_dirty(transfer)
+        if outcome is None or outcome.existed:
+            return
+        if transfer.durability is Durability.MEMORY and transfer.held is not None and not transfer.held.sealed:
+            self._follow(transfer, transfer.held, outcome.row)
+        else:
+            await self.committed(outcome.row)
+
+    async def _commit_part(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> PutResult:
         request = transfer.request
         assert request.part is not None
+        if transfer.held is not None:
+            await self._place_held(transfer, want_digest=True)
+        refs = tuple(transfer.refs)
         now_ms = self._clock.now_ms()
         part = PartRow(
             upload_id=request.part.upload_id,
@@ -187,12 +210,14 @@ class CommitStep:
             modified_ms=now_ms,
             checksum=checksums[0] if checksums else None,
         )
-        transfer.committed = True
+        transfer.hand_over()
         try:
-            await self._catalog.put_part(request.bucket.name, request.key, part, now_ms=now_ms)
+            stands = await self._catalog.put_part(request.bucket.name, request.key, part, now_ms=now_ms)
         finally:
             self._give_back_dirty(transfer)
-        return PutResult(row=part, existed=False, durability=transfer.durability)
+        # Of a chunk's part the first writer's stands.
+        existed = stands.blobs != part.blobs
+        return PutResult(row=stands, existed=existed, durability=transfer.durability)
 
     async def _place_held(self, transfer: PutTransfer, *, want_digest: bool) -> None:
         blob = transfer.held

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kvobj.arena import Pin, PinnedFrame
-from kvobj.catalog.rows import BlobRef, BucketRow, Checksum, CommitMode, Durability, ObjectRow
+from kvobj.catalog.rows import BlobRef, BucketRow, Checksum, CommitMode, CommitOutcome, Durability, ObjectRow
 from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset, seal_raw
 from kvobj.errors import IncompleteBodyError
@@ -93,6 +93,14 @@ class Committer(Protocol):
 
     async def finish(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> PutResult:
         """Place what is not placed yet and commit."""
+        ...
+
+    async def place(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> ObjectRow:
+        """Place what is not placed yet; the row that is to be committed."""
+        ...
+
+    async def conclude(self, transfer: PutTransfer, outcome: CommitOutcome | None) -> None:
+        """The row was committed, or (None) refused."""
         ...
 
     async def abandon(self, transfer: PutTransfer) -> None:
@@ -267,6 +275,21 @@ class PutTransfer:
         if not self._received:
             raise IncompleteBodyError("the body has not been received")
         return await self._committer.finish(self, checksums, want_digest=want_digest)
+
+    async def place(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> ObjectRow:
+        """Instead of `commit`, where several rows become visible together: the bytes lie where their class needs them, and this
+        row is to be committed. `hand_over` right before that commit, `conclude` after it."""
+        if not self._received:
+            raise IncompleteBodyError("the body has not been received")
+        return await self._committer.place(self, checksums, want_digest=want_digest)
+
+    def hand_over(self) -> None:
+        """From here on the catalog owns the blobs, whatever it answers (`Catalog.commit_chain`)."""
+        self.committed = True
+
+    async def conclude(self, outcome: CommitOutcome | None) -> None:
+        """The commit's outcome for the row of `place`; None: it was refused. Call it once, also where the commit raised."""
+        await self._committer.conclude(self, outcome)
 
 
 def _leave_unhashed(_: int) -> None:

@@ -4,7 +4,8 @@ Class `memory` survives the death of the process: its rows are in the catalog's 
 the adopted arena. Each such row is checked against the tiers; one whose bytes did not survive is dropped, one that does
 becomes dirty again and goes back to write-behind. What the arena's directory says of a blob is what was so when it was
 put: whether it has a home copy by now is asked of the home tier, whether its frame was sealed is seen in its header. Frames
-whose digest was still being computed are hashed first.
+whose digest was still being computed are hashed first. Where the memory itself is lost, so are its rows: chunks that were durable
+but followed on one of them go too, since a chunk that is found has its ancestors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.clock import Clock
 from kvobj.codec.frame import has_header, raw_payload_offset, seal_raw
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
@@ -45,24 +47,38 @@ class AdoptedTier(DirtyTier, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """Rows of class `memory` that were found, and what became of them."""
+    """Rows of class `memory` that were found, and what became of them. `dropped_orphans`: durable chunks without their parents."""
 
     rows: int
     hashed_blobs: int
     dropped_rows: int
+    dropped_orphans: int = 0
 
 
 class Recovery:
-    """One pass over the volatile rows. Used once, before the server accepts requests."""
+    """One pass over the volatile rows. Used once, before the server accepts requests.
+
+    `memory_is_lost`: the catalog's volatile environment is new (power loss, or a clean stop, which leaves nothing in it).
+    """
 
     def __init__(
-        self, *, catalog: Catalog, cache: AdoptedTier, home: Tier, write_behind: WriteBehind, hash_executor: Executor
+        self,
+        *,
+        catalog: Catalog,
+        cache: AdoptedTier,
+        home: Tier,
+        write_behind: WriteBehind,
+        hash_executor: Executor,
+        clock: Clock,
+        memory_is_lost: bool,
     ) -> None:
         self._catalog = catalog
         self._cache = cache
         self._home = home
         self._write_behind = write_behind
         self._executor = hash_executor
+        self._clock = clock
+        self._memory_is_lost = memory_is_lost
         self._hashed = 0
 
     async def run(self) -> RecoveryReport:
@@ -77,10 +93,13 @@ class Recovery:
             else:
                 lost.append(row)
         for start in range(0, len(lost), BATCH_ROWS):
-            await self._catalog.drop_rows(lost[start : start + BATCH_ROWS])
+            await self._catalog.drop_rows(lost[start : start + BATCH_ROWS], now_ms=self._clock.now_ms())
+        orphans = await self._catalog.drop_orphans(now_ms=self._clock.now_ms()) if self._memory_is_lost else 0
         async for part in self._catalog.scan_parts():
             await self._adopt(part.blobs)
-        return RecoveryReport(rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost))
+        return RecoveryReport(
+            rows=len(found), hashed_blobs=self._hashed, dropped_rows=len(lost), dropped_orphans=orphans
+        )
 
     async def _settle_marks(self) -> set[bytes]:
         """Compare the marks with the home tier and the frames; the blobs that are known to be whole, here and only here."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvobj.catalog.rows import BucketRow, Durability, ObjectRow, PartRow, WriteCondition
+from kvobj.catalog.rows import BucketRow, Durability, ObjectRow, PartInfo, PartRow, WriteCondition
+from kvobj.store.places import ChunkPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,18 @@ class PartTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadEnd:
+    """The upload that a write completes: consumed by the write's commit, and what the row remembers of its parts."""
+
+    upload_id: str
+    parts: tuple[PartInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PutRequest:
     """One object or part to be written. `size_bytes` is exact; `algorithms` names the digests the caller will ask for
-    (`sha256`, `crc32`, …; `md5` is added by the store where an ETag needs it)."""
+    (`sha256`, `crc32`, …; `md5` is added by the store where an ETag needs it). `place`: where a chunk belongs; every write into a
+    KV bucket has one."""
 
     bucket: BucketRow
     key: str
@@ -31,6 +41,8 @@ class PutRequest:
     condition: WriteCondition | None = None
     algorithms: frozenset[str] = frozenset()
     part: PartTarget | None = None
+    place: ChunkPlace | None = None
+    ends: UploadEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

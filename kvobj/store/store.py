@@ -1,7 +1,7 @@
 """The store: one put, one get, one delete, one copy. Coordination only.
 
-Where bytes lie is the tiers' business, what exists is the catalog's, how bodies are received and hashed is `ingest`'s, and what a
-class of durability needs is `placement`'s. All calls come from one event loop.
+Where bytes lie is the tiers' business, what exists is the catalog's, how bodies are received and hashed is `ingest`'s, what a
+class of durability needs is `placement`'s, and how uploads become objects is `uploads`'. All calls come from one event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from kvobj.arena import Pin
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
+    BlobRef,
     BucketKind,
     BucketRow,
     Checksum,
@@ -27,21 +28,27 @@ from kvobj.clock import Clock
 from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.errors import (
+    CapacityError,
+    ImmutableChunkError,
     InvalidRequestError,
     NoSuchKeyError,
     NoSuchUploadError,
+    ParentNotFoundError,
     PreconditionFailedError,
     UnavailableError,
 )
 from kvobj.ids import BlobId, BlobIdAllocator
-from kvobj.store.commit import CommitStep, kv_etag
+from kvobj.store.commit import CommitStep
+from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.hashing import HashPipeline
 from kvobj.store.ingest import PutTransfer
-from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
+from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import Placement
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.split import BlobSplit
+from kvobj.store.uploads import ReceivedPart, UploadEnds
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 
@@ -67,6 +74,7 @@ class Store:
         on_read: Callable[[ObjectRow], None],
         on_removed: Callable[[Sequence[ObjectRow]], None],
         corrupt: CorruptBlobs,
+        on_asked: Callable[[ObjectRow], None] = lambda _: None,
     ) -> None:
         self.catalog = catalog
         self._placement = placement
@@ -79,6 +87,16 @@ class Store:
         self._on_read = on_read
         self._on_removed = on_removed
         self._corrupt = corrupt
+        self._on_asked = on_asked
+        self._uploads = UploadEnds(
+            catalog=catalog,
+            commit_step=commit_step,
+            clock=clock,
+            live_chunk=self.live_chunk,
+            open_blobs=self._open_blobs,
+            start_whole=self._start_whole,
+            on_removed=on_removed,
+        )
 
     # -- writes --------------------------------------------------------------------------------------------------
     async def start_put(self, request: PutRequest) -> PutTransfer:
@@ -89,9 +107,18 @@ class Store:
         `BusyError` (no room within the deadline), `StoreFullError` (never any room), `InvalidRequestError` (a
         durability class that this store has no tier for).
         """
+        existing = await self._early_look(request)
+        return await self._reserve(request, existing, await self._durability(request))
+
+    async def start_in_batch(self, request: PutRequest) -> PutTransfer:
+        """As `start_put`, of a chunk that is committed with others: its parent may be among them, so only the commit asks for
+        it."""
+        existing = await self.live_chunk(request.bucket.name, request.key, None)
+        return await self._reserve(request, existing, await self._durability(request))
+
+    async def _reserve(self, request: PutRequest, existing: ObjectRow | None, durability: Durability) -> PutTransfer:
+        """Room for the body, and the transfer that holds it; none is needed where a live chunk answers."""
         is_kv = request.bucket.kind is BucketKind.KV
-        existing = await self._early_look(request, is_kv=is_kv)
-        durability = await self._durability(request)
         sizes = self._split.sizes(request.size_bytes)
         single = len(sizes) == 1
         if not single:
@@ -138,14 +165,39 @@ class Store:
             allocate=self._blob_ids.allocate,
         )
 
-    async def _early_look(self, request: PutRequest, *, is_kv: bool) -> ObjectRow | None:
-        if request.part is not None or not (is_kv or request.condition is not None):
+    async def _early_look(self, request: PutRequest) -> ObjectRow | None:
+        """The live chunk that answers for the write; refuses what the commit would refuse, before the body."""
+        if request.part is not None:
             return None
-        (row,) = await self.catalog.lookup(request.bucket.name, [request.key])
-        condition = request.condition
+        bucket, key, condition, place = request.bucket, request.key, request.condition, request.place
+        if bucket.kind is not BucketKind.KV:
+            if condition is not None:
+                (row,) = await self.catalog.lookup(bucket.name, [key])
+                check_write_condition(row, condition, key=key)
+            return None
+        row = await self.live_chunk(bucket.name, key, place)
         if condition is not None:
-            check_write_condition(row, condition, key=request.key)
-        return row if is_kv else None
+            check_write_condition(row, condition, key=key)
+            if row is not None and condition.if_match is not None:
+                if place is not None and place.namespace.name != DEFAULT_NAMESPACE:
+                    raise ImmutableChunkError("a chunk of a declared namespace is never replaced", key=key)
+                return None  # the commit replaces it
+        return row
+
+    async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        """The live chunk that a writer of the key meets, as `look_up` gives it; where there is none, the parent has to be live.
+        Raises `ParentNotFoundError`."""
+        parent = None if place is None else place.parent
+        keys = [key, parent] if parent else [key]
+        row, *parents = await self.catalog.lookup(bucket, keys, rescue=True)
+        if row is None and parent and place is not None:
+            (parent_row,) = parents
+            # Ids are keyed by namespace and other keys begin with its name, so a parent elsewhere is a stranger's.
+            if parent_row is None or (parent_row.namespace or DEFAULT_NAMESPACE) != place.namespace.name:
+                raise ParentNotFoundError("the parent is not live", parent=parent, bucket=bucket, key=key)
+        if row is not None:
+            self._on_asked(row)
+        return row
 
     async def _durability(self, request: PutRequest) -> Durability:
         if request.part is not None:
@@ -169,12 +221,35 @@ class Store:
         return frame_bytes
 
     # -- reads ---------------------------------------------------------------------------------------------------
+    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
+        """A client asks for the chunk: it is live again if policy has condemned it, and held against policy for the grace time."""
+        (row,) = await self.catalog.lookup(bucket, [key], rescue=True)
+        if row is not None:
+            self._on_asked(row)
+        return row
+
+    async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
+        """The row that the user's pin lets it read, also where DELETE has hidden it; None: no such pin, or it does not cover it."""
+        row = await self.catalog.leases.pin(pin, user=user_id, bucket=bucket)
+        if row is None or not await self.catalog.leases.covers(row, key):
+            return None
+        (live,) = await self.catalog.lookup(bucket, [key])
+        return live if live is not None else await self.catalog.lookup_hidden(bucket, key)
+
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).
 
         The caller closes the reader. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
         """
-        slices = slices_of(row.blobs, start, stop)
+        reader = await self._open_blobs(row.blobs, start, stop)
+        if reader is None:
+            await self._forget_if_lost(row)
+            return None
+        self._on_read(row)
+        return reader
+
+    async def _open_blobs(self, blobs: Sequence[BlobRef], start: int, stop: int) -> ObjectReader | None:
+        slices = slices_of(blobs, start, stop)
         held = [part.blob.blob_id for part in slices]
         self._in_use.hold(held)
         try:
@@ -184,9 +259,7 @@ class Store:
             raise
         if slices and first is None:
             self._in_use.release(held)
-            await self._forget_if_lost(row)
             return None
-        self._on_read(row)
         return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
 
     async def _forget_if_lost(self, row: ObjectRow) -> None:
@@ -199,7 +272,7 @@ class Store:
             return
         blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
         if any(blob_id in self._corrupt for blob_id in blob_ids) or await self._are_missing(blob_ids):
-            await self.catalog.drop_rows([row])
+            await self.catalog.drop_rows([row], now_ms=self._clock.now_ms())
             self._on_removed([row])
 
     async def _are_missing(self, blob_ids: list[BlobId]) -> bool:
@@ -216,9 +289,10 @@ class Store:
     async def delete(
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
     ) -> list[DeleteOutcome]:
-        """Hide the keys at once; their bytes go soon after. See `Catalog.delete`."""
+        """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`."""
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
-        self._on_removed([outcome.removed for outcome in outcomes if outcome.removed is not None])
+        removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
+        self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
         return outcomes
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
@@ -272,45 +346,40 @@ class Store:
     ) -> PutResult:
         """Make one object of an upload's parts, in one step. `size_bytes`: what the client says the object must have.
 
-        Errors: `InvalidPartError`, `InvalidPartOrderError`, `EntityTooSmallError`, `InvalidRequestError` (another size), and
-        those of `Catalog.commit`.
+        A chunk with a tensor layout becomes one blob (`uploads`). Errors: `InvalidPartError`, `InvalidPartOrderError`,
+        `EntityTooSmallError`, `InvalidRequestError` (another size), `LayoutMismatchError`, and those of `Catalog.commit`.
         """
-        is_kv = bucket.kind is BucketKind.KV
-        uploaded = await self.catalog.parts(bucket.name, upload.key, upload.upload_id)
-        chosen = choose_parts(uploaded, parts)
-        total = sum(part.size_bytes for part in chosen)
-        if size_bytes is not None and size_bytes != total:
-            raise InvalidRequestError(
-                "the parts do not sum to the size given", size_bytes=total, given_bytes=size_bytes
-            )
-        blobs = tuple(blob for part in chosen for blob in part.blobs)
-        now_ms = self._clock.now_ms()
-        row = ObjectRow(
-            bucket=bucket.name,
-            key=upload.key,
-            blobs=blobs,
-            size_bytes=total,
-            etag=kv_etag(blobs[0].blob_id) if is_kv else multipart_etag(chosen),
-            modified_ms=now_ms,
-            owner=upload.owner,
-            durability=upload.durability,
-            headers=upload.headers,
-            metadata=upload.metadata,
-            checksums=checksums,
-            parts=part_infos(chosen),
-            digest=blobs[0].digest if len(blobs) == 1 else None,
+        return await self._uploads.complete(
+            bucket, upload, parts, condition=condition, checksums=checksums, size_bytes=size_bytes
         )
-        outcome = await self.catalog.commit(
-            row,
-            mode=CommitMode.FIRST_WRITER_WINS if is_kv else CommitMode.REPLACE,
-            condition=condition,
-            upload_id=upload.upload_id,
-            now_ms=now_ms,
-        )
-        self._on_removed([])
-        if not outcome.existed:
-            await self._commit_step.committed(outcome.row)
-        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+
+    async def start_group_part(self, request: PutRequest) -> GroupStart:
+        """Begin to write one part of a chunk that arrives in parts (`request.place.group`). See `UploadEnds.start_part`."""
+        existing = await self._early_look(request)
+        if existing is not None:
+            return GroupStart(existing=existing)
+        durability = self.durability_of(request.bucket, request.durability)
+        return await self._uploads.start_part(request, durability)
+
+    async def end_group(
+        self, request: PutRequest, transfer: ReceivedPart | None = None, *, checksums: tuple[Checksum, ...] = ()
+    ) -> GroupState:
+        """After a part was received (by the transfer; None: an earlier writer's stands): commit it, and the chunk if all its
+        parts are there. Errors as `PutTransfer.commit`; where the chunk is refused, its parts stay."""
+        if transfer is None:
+            return await self._uploads.end_group(request)
+        return await self._uploads.end_part(request, transfer, checksums)
+
+    async def _start_whole(self, request: PutRequest, durability: Durability) -> PutTransfer | None:
+        """A transfer for an upload's bytes as one blob; None where they are too many for one, or there is no room to spare."""
+        if len(self._split.sizes(request.size_bytes)) > 1:
+            return None
+        if durability is Durability.MEMORY and not self._placement.may_stay_dirty(raw_frame_bytes(request.size_bytes)):
+            return None
+        try:
+            return await self._reserve(request, None, durability)
+        except CapacityError:
+            return None
 
 
 def check_write_condition(row: ObjectRow | None, condition: WriteCondition, *, key: str) -> None:

@@ -6,6 +6,10 @@ moved to the durable catalog in one batch. A full or failing home tier delays it
 
 An object is left alone until it is `delay_seconds` old, unless dirty bytes press: a burst of chunks is then written in few
 large batches, after the burst and not beside it, and a chunk that is deleted at once is never written.
+
+A chunk that policy does not want in the home tier (`admits`) stays dirty, and its descendants with it. When dirty bytes press,
+or a flush wants everything settled, policy is asked once more, then such chunks are removed (`remove`), the longest refused
+first, leaves first; those that cannot be (somebody asked for them a moment ago, or pinned them) are written down after all.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,15 +37,20 @@ BATCH_BYTES: Final = 256 * 1024 * 1024
 CONCURRENT_BLOBS: Final = 8
 # From this share of the bound on dirty bytes, objects are written down at once.
 PRESSING_SHARE: Final = 0.5
+# Refused chunks are removed down to this share of the bound on dirty bytes.
+RELIEVED_SHARE: Final = 0.4
+REFUSED_MAX: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits to be written down: objects, bytes, and the age of the oldest in seconds."""
+    """What waits to be written down: objects, bytes, and the age of the oldest in seconds. `refused_objects` wait for nothing:
+    policy does not want them in the home tier."""
 
     objects: int
     size_bytes: int
     oldest_seconds: float
+    refused_objects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,15 @@ class _Entry:
     blob_id: bytes
     size_bytes: int
     since: float
+    is_forced: bool = False
+
+
+async def _always(_: ObjectRow) -> bool:
+    return True
+
+
+async def _never(_: Sequence[ObjectRow]) -> int:
+    return 0
 
 
 class WriteBehind:
@@ -65,6 +83,8 @@ class WriteBehind:
         make_room: Callable[[int], Awaitable[int]],
         on_written: Callable[[ObjectRow], Awaitable[None]],
         log: logging.Logger,
+        admits: Callable[[ObjectRow], Awaitable[bool]] = _always,
+        remove: Callable[[Sequence[ObjectRow]], Awaitable[int]] = _never,
         delay_seconds: float = 2.0,
         retry_seconds: float = 0.2,
     ) -> None:
@@ -74,11 +94,14 @@ class WriteBehind:
         self._make_room = make_room
         self._on_written = on_written
         self._log = log
+        self._admits = admits
+        self._remove = remove
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._flushing = 0
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
+        self._refused: dict[tuple[str, str], _Entry] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,7 +112,7 @@ class WriteBehind:
 
     def enqueue(self, row: ObjectRow) -> None:
         """Take a committed row of class `memory` whose digests are known."""
-        self._queue.append(_Entry(row.bucket, row.key, row.blobs[0].blob_id, row.size_bytes, self._clock.monotonic()))
+        self._queue.append(_entry_of(row, self._clock.monotonic()))
         self._queued_bytes += row.size_bytes
         self._idle.clear()
         if len(self._queue) == 1 or self._presses:
@@ -103,15 +126,27 @@ class WriteBehind:
     def backlog(self) -> Backlog:
         """What waits now."""
         oldest = self._clock.monotonic() - self._queue[0].since if self._queue else 0.0
-        return Backlog(objects=len(self._queue), size_bytes=self._queued_bytes, oldest_seconds=oldest)
+        return Backlog(
+            objects=len(self._queue),
+            size_bytes=self._queued_bytes,
+            oldest_seconds=oldest,
+            refused_objects=len(self._refused),
+        )
+
+    def refused(self) -> Iterator[tuple[str, str, int]]:
+        """Bucket, key and bytes of the chunks that policy keeps from the home tier, longest refused first."""
+        return ((entry.bucket, entry.key, entry.size_bytes) for entry in tuple(self._refused.values()))
 
     def start(self) -> None:
         """Begin to work off the queue."""
         self._task = asyncio.create_task(self._run(), name="write-behind")
 
     async def flush(self, *, timeout_seconds: float) -> bool:
-        """Wait until everything enqueued so far is written down; False if the deadline came first."""
+        """Wait until everything enqueued so far is written down, or removed where policy refuses it; False if the deadline came
+        first."""
         self._flushing += 1
+        if self._refused:
+            self._idle.clear()
         self._arrived.set()
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -132,6 +167,13 @@ class WriteBehind:
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
+            if self._refused and (self._presses or len(self._refused) >= REFUSED_MAX):
+                try:
+                    await self._settle_refused()
+                except KvobjError as error:
+                    self._log.warning("refused chunks could not be settled, will retry: %s", error)
+                    await asyncio.sleep(self._retry_seconds)
+                    continue
             if not self._queue:
                 self._arrived.clear()
                 self._idle.set()
@@ -176,7 +218,9 @@ class WriteBehind:
         return batch
 
     async def _write_down(self, batch: list[_Entry]) -> None:
-        rows = await self._current_rows(batch)
+        rows = await self._admitted(
+            await self._current_rows(batch), {entry.blob_id for entry in batch if entry.is_forced}
+        )
         if not rows:
             return
         slots = asyncio.Semaphore(CONCURRENT_BLOBS)
@@ -191,13 +235,53 @@ class WriteBehind:
         if failed:
             raise failed[0]
 
+    async def _admitted(self, rows: list[ObjectRow], forced: set[bytes]) -> list[ObjectRow]:
+        """Those that the home tier should have; the others are kept as refused. A child of a refused chunk is of no use there."""
+        admitted: list[ObjectRow] = []
+        for row in rows:
+            name = (row.bucket, row.key)
+            is_behind = bool(row.parent) and (row.bucket, row.parent) in self._refused
+            if row.blobs[0].blob_id in forced or (not is_behind and await self._admits(row)):
+                self._refused.pop(name, None)
+                admitted.append(row)
+            elif name not in self._refused:
+                self._refused[name] = _entry_of(row, self._clock.monotonic())
+        return admitted
+
+    async def _settle_refused(self) -> None:
+        """Remove refused chunks until dirty bytes press no more (all of them for a flush); what cannot go is to be written."""
+        entries = list(self._refused.values())
+        rows = await self._current_rows(entries)
+        for gone in {(entry.bucket, entry.key) for entry in entries}.difference((row.bucket, row.key) for row in rows):
+            self._refused.pop(gone, None)
+        # Whoever was asked for since may be worth more now. Oldest first: parents come before their children.
+        to_write = {row.blobs[0].blob_id for row in await self._admitted(rows, set())}
+        relieved_bytes = int(RELIEVED_SHARE * self._placement.dirty_bytes_max)
+        by_name = {(row.bucket, row.key): row for row in rows}
+        refused = _leaves_first([row for row in rows if row.blobs[0].blob_id not in to_write])
+        for start in range(0, len(refused), BATCH_ROWS):
+            if not self._flushing and self._placement.cache.dirty_bytes <= relieved_bytes:
+                break
+            batch = refused[start : start + BATCH_ROWS]
+            await self._remove(batch)
+            for row in batch:
+                entry = self._refused.pop((row.bucket, row.key), None)
+                if entry is not None and await self._current_rows([entry]):
+                    to_write.update(_with_ancestors(row, by_name))
+        since = self._clock.monotonic()
+        for row in rows:
+            if row.blobs[0].blob_id in to_write:
+                self._refused.pop((row.bucket, row.key), None)
+                self._queue.append(_entry_of(row, since, is_forced=True))
+                self._queued_bytes += row.size_bytes
+
     async def _give_up(self, row: ObjectRow, error: CorruptionError) -> None:
         """The only copy is not what was written: the row would hold up everybody behind it, and can never be served."""
         (current,) = await self._catalog.lookup(row.bucket, [row.key])
         if current is not None and current.blobs[0].blob_id == row.blobs[0].blob_id:
             self.failures += 1
             self._log.error("a chunk in memory is lost and is dropped bucket=%s key=%s: %s", row.bucket, row.key, error)
-            await self._catalog.drop_rows([row])
+            await self._catalog.drop_rows([row], now_ms=self._clock.now_ms())
         # Where the row was deleted meanwhile, a blob of it that was put since is named by nobody.
         await self._placement.discard([BlobId(blob.blob_id) for blob in row.blobs])
 
@@ -251,3 +335,36 @@ class WriteBehind:
         finally:
             frame.release()
         return row
+
+
+def _entry_of(row: ObjectRow, since: float, *, is_forced: bool = False) -> _Entry:
+    return _Entry(row.bucket, row.key, row.blobs[0].blob_id, row.size_bytes, since, is_forced)
+
+
+def _with_ancestors(row: ObjectRow, among: Mapping[tuple[str, str], ObjectRow]) -> Iterator[bytes]:
+    """First blob ids of a chunk that has to stay and of its ancestors among the given rows, which it needs to be of use."""
+    at: ObjectRow | None = row
+    while at is not None:
+        yield at.blobs[0].blob_id
+        at = among.get((at.bucket, at.parent)) if at.parent else None
+
+
+def _leaves_first(rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    """The rows in their order, but each after those of them that descend from it."""
+    children: dict[tuple[str, str], list[ObjectRow]] = {}
+    for row in rows:
+        if row.parent:
+            children.setdefault((row.bucket, row.parent), []).append(row)
+    ordered: list[ObjectRow] = []
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        branch: list[ObjectRow] = []
+        stack = [row]
+        while stack:
+            at = stack.pop()
+            if (at.bucket, at.key) not in seen:
+                seen.add((at.bucket, at.key))
+                branch.append(at)
+                stack += children.get((at.bucket, at.key), ())
+        ordered += reversed(branch)
+    return ordered

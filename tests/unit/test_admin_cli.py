@@ -26,6 +26,7 @@ from kvobj.clock import SystemClock
 from kvobj.config import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.errors import AccessDeniedError, InvalidRequestError, NoSuchBucketError, UnavailableError
+from kvobj.gc.recall import RecallQuery
 
 ACCESS = ["--access-key", "root-key", "--secret-key", "root-secret"]
 
@@ -75,6 +76,44 @@ def test_status_prints_a_table(admin: Admin, endpoint: str) -> None:
     assert "75.0 %" in out
     assert "up 1 h 2 min" in out
     assert "note: the nvme tier does buffered I/O" in out
+
+
+def test_status_shows_gc_and_leases(admin: Admin, endpoint: str) -> None:
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "status")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["held", "1.0", "MiB"] in lines
+    assert ["sessions", "3"] in lines
+
+
+def test_gc_lists_what_would_go_and_then_does_it(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "gc", "--dry-run")
+    assert status == 0
+    assert "a/[bold]2" in out
+    assert "expired" in out
+    assert "2 chunks, 2.0 MiB would go" in out
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "gc")
+    assert (status, out.strip()) == (0, "condemned 3 chunks, removed 2 (2.0 MiB), 1 were asked for and stay")
+    store.quiet = True
+    assert "quiet time" in admin("--endpoint", endpoint, *ACCESS, "gc")[1]
+    assert "quiet time" in admin("--endpoint", endpoint, *ACCESS, "gc", "--dry-run")[1]
+
+
+def test_recall_waits_for_its_end_and_says_what_it_did(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    conditions = ["--writer", "mallory", "--from", "2026-01-31T08:00", "--to", "2026-01-31T10:00+01:00"]
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "recall", "--bucket", "cache", *conditions)
+    assert (status, out.strip()) == (0, "done; 2 chunks, 2.0 MiB removed")
+    start_ms = 1_769_846_400_000
+    query = RecallQuery("cache", writer="mallory", from_ms=start_ms, to_ms=start_ms + 3_600_000)
+    assert store.recalled == [(query, False)]
+
+
+def test_a_recall_of_no_bucket_or_at_no_time_is_misuse(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    for arguments in (["recall"], ["recall", "--bucket", "cache", "--from", "yesterday"]):
+        with pytest.raises(SystemExit) as ending:
+            admin("--endpoint", endpoint, *ACCESS, *arguments)
+        assert ending.value.code == 2
+    assert admin("--endpoint", endpoint, *ACCESS, "recall", "--bucket", "absent")[0] == 1
+    assert store.recalled == []
 
 
 def test_every_command_speaks_json(admin: Admin, endpoint: str) -> None:

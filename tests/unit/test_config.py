@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from kvobj.config import (
     BucketSettings,
+    EventSettings,
     ListenAddress,
+    PolicySettings,
     RootCredentials,
     Settings,
     UserSettings,
@@ -41,7 +43,8 @@ def test_the_example_states_the_defaults() -> None:
 
 def test_the_example_is_valid_with_everything_uncommented() -> None:
     lines = [re.sub(r"^# (?=[a-z\"\[].*(?:=|\]\]))", "", line) for line in example_text().splitlines()]
-    settings = parse("\n".join(lines), KVOBJ_MAIN_SECRET=SECRET)
+    settings = parse("\n".join(lines), KVOBJ_MAIN_SECRET=SECRET, KVOBJ_WRAPPING_KEY="0f" * 32)
+    assert settings.security.wrapping_key == b"\x0f" * 32
     assert settings.server.default_bucket == "cache"
     assert settings.server.tls is not None
     assert settings.server.hosts == {"cache.example": "cache"}
@@ -50,6 +53,20 @@ def test_the_example_is_valid_with_everything_uncommented() -> None:
     assert settings.dram.capacity_bytes == 4 * 2**30
     assert settings.dram.path == Path("/dev/shm/kvobj")
     assert settings.nvme.capacity_bytes == 64 * 2**30
+
+
+def test_the_wrapping_key_comes_from_the_environment_and_has_32_bytes() -> None:
+    text = '[security]\nwrapping_key_env = "WRAPPING"'
+    assert parse(text, WRAPPING="aB" * 32).security.wrapping_key == b"\xab" * 32
+    assert problems(text) == ["security.wrapping_key_env: the environment has no WRAPPING"]
+    for wrong in ("ab", "ab" * 31, "ab" * 33, "g" * 64, " " + "ab" * 32):
+        assert problems(text, WRAPPING=wrong) == ["security.wrapping_key_env: WRAPPING must be 64 hex digits"]
+
+
+def test_the_wrapping_key_is_not_printed() -> None:
+    settings = parse('[security]\nwrapping_key_env = "W"', W="12" * 32)
+    assert "121212" not in repr(settings)
+    assert repr(b"\x12" * 32) not in repr(settings)
 
 
 def test_an_empty_document_is_the_embedded_default() -> None:
@@ -250,7 +267,9 @@ _toml_values = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["server", "admin", "buckets", "users", "catalog", "tiers", "gc", "limits", "log", "debug"]),
+        st.sampled_from(
+            ["server", "admin", "buckets", "users", "catalog", "tiers", "gc", "events", "limits", "log", "debug"]
+        ),
         _toml_values,
     )
 )
@@ -260,3 +279,58 @@ def test_any_document_is_settings_or_a_list_of_problems(document: dict[str, obje
     except ConfigurationError as error:
         outcome = error.problems
     assert isinstance(outcome, Settings) or (outcome and isinstance(outcome, list))
+
+
+def test_events_are_kept_for_a_day_and_published_nowhere_by_default() -> None:
+    events = parse("").events
+    assert events == EventSettings(retention_seconds=86400.0, max_events=1_000_000)
+    assert events.zmq is None
+
+
+def test_the_event_stream_is_read() -> None:
+    settings = parse(
+        """
+        [events]
+        retention = "2 h"
+        max_events = 5000
+        zmq = "tcp://*:5557"
+        zmq_connect = true
+        zmq_replay = "ipc:///run/replay"
+        zmq_topic = "kv@{bucket}@{namespace}"
+        """
+    )
+    assert settings.events == EventSettings(
+        7200.0,
+        5000,
+        "tcp://*:5557",
+        zmq_connect=True,
+        zmq_replay="ipc:///run/replay",
+        zmq_topic="kv@{bucket}@{namespace}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('zmq = "127.0.0.1:5557"', "events.zmq:"),
+        ('zmq = "tcp://host"', "events.zmq:"),
+        ('zmq_replay = "tcp://127.0.0.1:5558"', "events.zmq:"),
+        ('zmq_topic = "t"', "events.zmq:"),
+        ('zmq = "tcp://*:1"\nzmq_topic = "{model}"', "events.zmq_topic:"),
+        ("max_events = 10", "events.max_events:"),
+        ('retention = "0 s"', "events.retention:"),
+    ],
+)
+def test_a_wrong_event_stream_is_told_by_its_path(text: str, path: str) -> None:
+    (problem,) = problems("[events]\n" + text)
+    assert problem.startswith(path)
+
+
+def test_the_policy_is_named_and_tuned() -> None:
+    assert parse("").policy == PolicySettings(kind="gipe", history=16, write_margin=1.1)
+    text = '[policy]\nkind = "lru"\nhistory = 4\nwrite_margin = 2.5'
+    assert parse(text).policy == PolicySettings(kind="lru", history=4, write_margin=2.5)
+    assert [problem.split(":")[0] for problem in problems('[policy]\nkind = "fifo"\nhistory = 0')] == [
+        "policy.kind",
+        "policy.history",
+    ]

@@ -28,6 +28,17 @@ def test_every_error_has_a_code_and_a_status(kind: type[KvobjError]) -> None:
         (kinds.InvalidRangeError("x"), "InvalidRange", 416),
         (kinds.PreconditionFailedError("x"), "PreconditionFailed", 412),
         (kinds.ImmutableChunkError("x"), "ImmutableChunk", 409),
+        (kinds.NoSuchNamespaceError("x"), "NoSuchNamespace", 404),
+        (kinds.NamespaceConflictError("x"), "NamespaceConflict", 409),
+        (kinds.ParentNotFoundError("x"), "ParentNotFound", 409),
+        (kinds.LayoutMismatchError("x"), "LayoutMismatch", 409),
+        (kinds.NoSuchSessionError("x"), "NoSuchSession", 404),
+        (kinds.SessionExpiredError("x"), "SessionExpired", 409),
+        (kinds.PinLimitExceededError("x"), "PinLimitExceeded", 403),
+        (kinds.QuotaExceededError("x"), "QuotaExceeded", 403),
+        (kinds.BatchTooLargeError("x"), "BatchTooLarge", 400),
+        (kinds.InvalidChunkIdError("x"), "InvalidChunkId", 400),
+        (kinds.InvalidTokensError("x"), "InvalidTokens", 400),
         (kinds.BusyError("x"), "SlowDown", 503),
         (kinds.StoreFullError("x"), "StoreFull", 507),
         (kinds.TierUnavailableError("x"), "ServiceUnavailable", 503),
@@ -49,6 +60,18 @@ def test_a_reply_tells_the_request_id_in_header_and_body() -> None:
     assert b"<RequestId>ID1</RequestId>" in reply.body
     assert b"<Key>a&lt;b&#x1;</Key>" in reply.body
     assert reply.close
+
+
+def test_a_refused_chunk_is_told_what_is_missing_or_differs() -> None:
+    def body(error: KvobjError) -> bytes:
+        reply = error_reply(error, request_id="I", host_id="h", resource="/b/k", is_head=False, close=False)
+        assert isinstance(reply.body, bytes)
+        return reply.body
+
+    assert b"<Parent>a&lt;b</Parent>" in body(kinds.ParentNotFoundError("x", parent="a<b", key="k"))
+    mismatch = body(kinds.LayoutMismatchError("what is wrong", differs=("part", "tokens")))
+    assert b"<Differs>part,tokens</Differs>" in mismatch
+    assert b"<Message>what is wrong</Message>" in mismatch
 
 
 def test_a_head_has_no_body_and_a_busy_store_says_when_to_come_back() -> None:

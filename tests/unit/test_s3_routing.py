@@ -192,7 +192,7 @@ def test_a_copy_source_that_climbs_or_is_malformed_is_refused(source: str) -> No
         ("PUT", "/bucket/key?acl", "acl"),
         ("GET", "/bucket/key?attributes", "attributes"),
         ("PUT", "/bucket/key?retention", "retention"),
-        ("POST", "/bucket?match", "match"),
+        ("GET", "/bucket/key?follow", "follow"),
     ],
 )
 def test_a_known_feature_that_is_not_built_is_refused_by_name(method: str, target: str, feature: str) -> None:
@@ -224,12 +224,53 @@ def test_a_header_of_a_feature_that_is_not_built_is_refused(header: str) -> None
         ("GET", "/bucket?encoding-type=xml", "InvalidArgument"),
         ("GET", "/bucket?list-type=2&continuation-token=never%20made", "InvalidArgument"),
         ("GET", "/bucket/key?versionId=abc", "NoSuchVersion"),
+        ("GET", "/bucket?match", "MethodNotAllowed"),
+        ("POST", "/bucket?namespace=n", "MethodNotAllowed"),
+        ("POST", "/bucket?match&pins", "InvalidArgument"),
+        ("PUT", "/bucket?namespace=", "InvalidArgument"),
+        ("PUT", "/bucket?sessions=1234", "NoSuchSession"),
+        ("DELETE", "/bucket?sessions=" + "G" * 32, "NoSuchSession"),
+        ("GET", "/bucket?events&after=-1", "InvalidArgument"),
+        ("GET", "/bucket?events&after=9223372036854775808", "InvalidArgument"),
+        ("GET", "/bucket/key?layers=3-1", "InvalidArgument"),
+        ("GET", "/bucket/key?layers=3", "InvalidArgument"),
+        ("GET", "/bucket/key?part=10000", "InvalidArgument"),
+        ("GET", "/bucket/key?part=1&layers=1-2", "InvalidArgument"),
     ],
 )
 def test_a_wrong_parameter_is_refused(method: str, target: str, code: str) -> None:
     with pytest.raises(S3Error) as caught:
         operation(method, target)
     assert caught.value.code == code
+
+
+SESSION = "0f" * 16
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("POST", "/bucket?match", ops.MatchChunks("bucket")),
+        ("POST", "/bucket?match=", ops.MatchChunks("bucket")),
+        ("POST", "/bucket?pins", ops.PinChunks("bucket")),
+        ("POST", "/bucket?mget", ops.GetChunks("bucket")),
+        ("POST", "/bucket?mput", ops.PutChunks("bucket")),
+        ("POST", "/bucket?sessions", ops.OpenSession("bucket")),
+        ("PUT", f"/bucket?sessions={SESSION}", ops.RenewSession("bucket", bytes.fromhex(SESSION))),
+        ("DELETE", f"/bucket?sessions={SESSION}", ops.CloseSession("bucket", bytes.fromhex(SESSION))),
+        ("PUT", "/bucket?namespace=n", ops.DeclareNamespace("bucket", "n")),
+        ("GET", "/bucket?namespace=n", ops.GetNamespace("bucket", "n")),
+        ("DELETE", "/bucket?namespace=n", ops.RemoveNamespace("bucket", "n")),
+        ("GET", "/bucket?namespaces", ops.ListNamespaces("bucket", "", 1000)),
+        ("GET", "/bucket?namespaces&start-after=m&max-keys=5", ops.ListNamespaces("bucket", "m", 5)),
+        ("GET", "/bucket?events", ops.ReadEvents("bucket", None, follow=False)),
+        ("GET", "/bucket?events&after=9&follow", ops.ReadEvents("bucket", 9, follow=True)),
+        ("GET", "/bucket/key?layers=2-11", ops.GetObject("bucket", "key", layers=(2, 11))),
+        ("GET", "/bucket/key?part=0", ops.GetObject("bucket", "key", part=0)),
+    ],
+)
+def test_the_calls_of_the_kv_api_are_parsed(method: str, target: str, expected: ops.Operation) -> None:
+    assert operation(method, target) == expected
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kvobj.api.http.body_handover import Wire
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
-from kvobj.api.http.reply_writer import ReplyWriter
+from kvobj.api.http.reply_writer import ReplyWriter, content_length
 from kvobj.api.http.request_body import ChunkedBody, LengthBody
 from kvobj.api.http.request_head import HeadError, HeadReader, ParsedHead
 from kvobj.api.http.request_log import RequestLog
@@ -177,13 +177,16 @@ class Connection:
         keep_alive = (
             head.keep_alive
             and not reply.close
+            and not (head.is_http_10 and content_length(reply) is None)
             and not self._is_draining
             and not self.wire.is_at_end
             and (is_complete or body.can_be_dropped(serving.settings.unread_body_bytes))
         )
         head_bytes, reply = self._checked_head(reply, request_id, keep_alive=keep_alive, is_http_10=head.is_http_10)
         sent_before = self.wire.bytes_out
-        is_whole = await serving.writer.send(self.wire, reply, head_bytes, is_head=head.method == "HEAD")
+        is_whole = await serving.writer.send(
+            self.wire, reply, head_bytes, is_head=head.method == "HEAD", is_http_10=head.is_http_10
+        )
         self._account(
             head,
             reply,

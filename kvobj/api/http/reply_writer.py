@@ -18,6 +18,7 @@ from kvobj.clock import Clock
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 # Up to here a body is joined to its head and copied once; that is cheaper than gathering two pieces.
 _JOINED_BYTES = 64 * 1024
+_JOINED_CHUNK_BYTES = 16 * 1024
 _BODILESS = frozenset({204, 304})
 
 
@@ -38,7 +39,11 @@ class ReplyWriter:
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
         lines += [f"{name}: {value}" for name, value in reply.headers]
         if status not in _BODILESS and status >= HTTPStatus.OK:
-            lines.append(f"content-length: {content_length(reply)}")
+            length = content_length(reply)
+            if length is not None:
+                lines.append(f"content-length: {length}")
+            elif not is_http_10:  # to HTTP/1.0 the end of the connection is the end of the reply
+                lines.append("transfer-encoding: chunked")
         if not keep_alive:
             lines.append("connection: close")
         elif is_http_10:
@@ -49,7 +54,7 @@ class ReplyWriter:
             raise ValueError("a reply's header field holds a line break or a NUL")
         return f"{text}\r\n{self._date_and_server()}\r\n".encode("latin-1")
 
-    async def send(self, wire: Wire, reply: Reply, head: bytes, *, is_head: bool) -> bool:
+    async def send(self, wire: Wire, reply: Reply, head: bytes, *, is_head: bool, is_http_10: bool = False) -> bool:
         """Send it; False when it could not be sent whole, and the connection is then gone.
 
         A stream is closed in the end whatever happens, and not before its last view is out of use.
@@ -59,9 +64,12 @@ class ReplyWriter:
             return await self._send_bytes(wire, head, b"" if is_head or reply.status in _BODILESS else body)
         is_whole = False
         try:
-            if is_head or reply.status in _BODILESS or not body.length:
+            if is_head or reply.status in _BODILESS or body.length == 0:
                 return await self._send_bytes(wire, head, b"")
-            await _send_views(wire, head, body)
+            if body.length is None and not is_http_10:
+                await _send_chunks(wire, head, body)
+            else:
+                await _send_views(wire, head, body)
             is_whole = True
         except ConnectionError:
             return False
@@ -69,7 +77,7 @@ class ReplyWriter:
             self._log.exception("a reply could not be completed")
             return False
         finally:
-            if not is_whole and not is_head and reply.status not in _BODILESS and body.length:
+            if not is_whole and not is_head and reply.status not in _BODILESS and body.length != 0:
                 wire.reset()
                 await wire.wait_closed()
             await body.aclose()
@@ -94,8 +102,8 @@ class ReplyWriter:
         return self._date_line
 
 
-def content_length(reply: Reply) -> int:
-    """The length that a reply announces."""
+def content_length(reply: Reply) -> int | None:
+    """The length that a reply announces; None: it is not known before its end."""
     if reply.content_length is not None:
         return reply.content_length
     body = reply.body
@@ -109,15 +117,45 @@ async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:
         async for view in views:
             if not len(view):
                 continue
-            remaining -= len(view)
-            if remaining < 0:
-                raise RuntimeError("a body stream is longer than it said")
+            if remaining is not None:
+                remaining -= len(view)
+                if remaining < 0:
+                    raise RuntimeError("a body stream is longer than it said")
             await wire.send(head, view)
             head = b""
     finally:
-        # A generator left in the middle would otherwise be finalised by the garbage collector, after the stream is closed.
-        close = getattr(views, "aclose", None)
-        if close is not None:
-            await close()
+        await _close(views)
     if remaining:
         raise RuntimeError("a body stream is shorter than it said")
+    if head:
+        wire.write(head)
+        await wire.flush()
+
+
+async def _send_chunks(wire: Wire, head: bytes, stream: BodyStream) -> None:
+    """Transfer-Encoding: chunked (RFC 9112 §7.1), a chunk a view. The head does not wait for the first view, nor a chunk's end
+    for the next one: a stream of events may rest for long."""
+    views: AsyncIterator[memoryview] = stream.views()
+    wire.write(head)
+    try:
+        async for view in views:
+            size = len(view)
+            if not size:
+                continue
+            if size <= _JOINED_CHUNK_BYTES:
+                wire.write(b"%x\r\n%s\r\n" % (size, view))
+                await wire.flush()
+            else:
+                await wire.send(b"%x\r\n" % size, view)
+                wire.write(b"\r\n")
+    finally:
+        await _close(views)
+    wire.write(b"0\r\n\r\n")
+    await wire.flush()
+
+
+async def _close(views: AsyncIterator[memoryview]) -> None:
+    # A generator left in the middle would otherwise be finalised by the garbage collector, after the stream is closed.
+    close = getattr(views, "aclose", None)
+    if close is not None:
+        await close()

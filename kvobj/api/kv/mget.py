@@ -1,0 +1,265 @@
+"""POST ?mget: many chunks in one streamed reply, whole or by layers, none of them reaped while it is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, cast
+
+import msgspec
+
+from kvobj.api.exchange import Exchange
+from kvobj.api.kv.calls import Call, begin
+from kvobj.api.kv.chunk_lists import chunk_list
+from kvobj.api.kv.chunk_stream import CONTENT_TYPE, framed
+from kvobj.api.kv.matching import session_of
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.message import Reply
+from kvobj.api.object_store import ObjectStore, Reader
+from kvobj.api.operations import GetChunks
+from kvobj.catalog.chunk_list import ChunkList
+from kvobj.catalog.namespace_protocol import NamespaceRow
+from kvobj.catalog.rows import ObjectRow
+from kvobj.errors import BusyError, InvalidRequestError, KvobjError, NoSuchNamespaceError
+from kvobj.store.places import DEFAULT_NAMESPACE, layer_count, layer_span
+
+LOOK_AHEAD: Final = 2
+"""Chunks that are opened while one is sent: each pins a frame, and a cold one fills meanwhile."""
+_GATHERED_VIEW_BYTES: Final = 16 * 1024
+_GATHERED_BYTES: Final = 64 * 1024
+_ITEMS_A_TURN: Final = 64
+"""Items after which others run, where neither a tier nor the client makes the stream wait."""
+
+_Layer = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+
+
+class _Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    namespace: str | None = None
+    pin: bool = False
+    layers: tuple[_Layer, _Layer] | None = None
+    order: Literal["chunk", "layer"] = "chunk"
+    accept: tuple[str, ...] = ("raw",)
+
+
+class GetJson(_Get, frozen=True, forbid_unknown_fields=True):
+    """The request in JSON."""
+
+    ids: list[str] = []
+    session: str | None = None
+
+
+class GetMsgpack(_Get, frozen=True, forbid_unknown_fields=True):
+    """The request in msgpack: ids are one byte string, keys a list of strings."""
+
+    ids: bytes | list[str] = b""
+    session: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One item of the reply: the bytes `[start, stop)` of a row, or a miss (None)."""
+
+    index: int
+    layer: int | None
+    row: ObjectRow | None
+    start: int = 0
+    stop: int = 0
+
+
+class BatchReads:
+    """Handler of ?mget."""
+
+    def __init__(self, store: ObjectStore, chunks: ChunkStore) -> None:
+        self._store = store
+        self._chunks = chunks
+
+    async def get(self, exchange: Exchange, operation: GetChunks) -> Reply:
+        """Stream the chunks in the order of the list, or layer by layer; a miss is an item with status 404."""
+        call = await begin(exchange, operation, self._store, self._chunks)
+        request: GetJson | GetMsgpack = await call.read(GetJson, GetMsgpack)
+        session = session_of(request.session) if request.pin else None
+        if "raw" not in request.accept:
+            raise InvalidRequestError("chunks are sent raw", field="accept")
+        if request.layers is not None and request.layers[0] > request.layers[1]:
+            raise InvalidRequestError("layers are [A, B], both in the range, A not above B", field="layers")
+        namespace = None if request.namespace is None else (await call.namespace(request.namespace)).row
+        chunks = chunk_list(namespace, request.ids)
+        headers = [("content-type", CONTENT_TYPE)]
+        if session is not None:
+            headers += await self._pin(call, namespace, chunks, session)
+        rows = await self._chunks.find(call.bucket, chunks, caller=call.caller)
+        if namespace is not None:
+            # A key may be of another namespace than the one that was named: it is not in that one.
+            rows = [row if row is not None and _is_of(row, namespace) else None for row in rows]
+        release = self._chunks.use([row for row in rows if row is not None])
+        try:
+            spans = await self._spans(call, request, rows)
+        except BaseException:
+            release()
+            raise
+        return exchange.reply(200, headers, ChunkStream(spans, self._store, release))
+
+    async def _pin(
+        self, call: Call, namespace: NamespaceRow | None, chunks: ChunkList, session: bytes
+    ) -> list[tuple[str, str]]:
+        """Pin the live run at the head of the list, as ?match does; what the reply's headers tell of it."""
+        if namespace is None:
+            raise InvalidRequestError("a pin needs a namespace", field="namespace")
+        opened = await call.namespace(namespace.name)
+        found = await self._chunks.match(call.bucket, opened, chunks, caller=call.caller, session=session)
+        if found.pin is None:
+            return []
+        return [
+            ("x-kvobj-pin", found.pin.hex()),
+            ("x-kvobj-grant", str(found.grant)),
+            ("x-kvobj-deadline-ms", str(found.deadline_ms)),
+            ("x-kvobj-matched", str(found.matched)),
+        ]
+
+    async def _spans(
+        self, call: Call, request: GetJson | GetMsgpack, rows: Sequence[ObjectRow | None]
+    ) -> Iterator[Span]:
+        """The items in the order in which they are sent. Whether every layout has the layers is known before the first."""
+        if request.layers is None and request.order == "chunk":
+            return _whole(rows)
+        layouts: dict[str, NamespaceRow] = {}
+        for row in rows:
+            if row is not None and row.namespace not in layouts:
+                try:
+                    layouts[row.namespace] = (await call.namespace(row.namespace or DEFAULT_NAMESPACE)).row
+                except NoSuchNamespaceError as error:
+                    raise InvalidRequestError("the chunk's layout does not put layers first") from error
+        if request.layers is not None:
+            first, last = request.layers
+        else:
+            first, last = (
+                0,
+                min((layer_count(layouts[row.namespace]) for row in rows if row is not None), default=1) - 1,
+            )
+        for row in rows:
+            if row is not None:
+                layer_span(layouts[row.namespace], row, first, last)
+        if request.order == "chunk":
+            return _layered(rows, layouts, [(None, first, last)])
+        return _layered(rows, layouts, [(layer, layer, layer) for layer in range(first, last + 1)])
+
+
+class ChunkStream:
+    """Implements `message.BodyStream`: opens a few items ahead of the one that is sent, and ends with a count."""
+
+    length = None
+
+    def __init__(self, spans: Iterator[Span], store: ObjectStore, release: Callable[[], None]) -> None:
+        self._spans = spans
+        self._store = store
+        self._release = release
+        self._ahead: deque[tuple[Span, asyncio.Task[Reader | None] | None]] = deque()
+        self._current: Reader | None = None
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        """See `BodyStream.views`. Headers, and payloads that are small, are gathered and sent together."""
+        count = 0
+        gathered = bytearray()
+        while True:
+            while len(self._ahead) <= LOOK_AHEAD and (span := next(self._spans, None)) is not None:
+                self._ahead.append((span, self._open(span)))
+            if not self._ahead:
+                break
+            span, opening = self._ahead.popleft()
+            if opening is not None and not opening.done() and gathered:
+                yield memoryview(bytes(gathered))  # nobody knows how long the next one takes
+                gathered.clear()
+            count += 1
+            reader = self._current = None if opening is None else await self._opened(span, opening)
+            gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
+            if reader is not None:
+                async with aclosing(_joined(gathered, reader)) as views:
+                    async for view in views:
+                        yield view
+                self._current = None
+                await reader.aclose()
+            if len(gathered) >= _GATHERED_BYTES // 2:
+                yield memoryview(bytes(gathered))
+                gathered.clear()
+            if count % _ITEMS_A_TURN == 0:
+                await asyncio.sleep(0)
+        yield memoryview(bytes(gathered) + framed({"end": True, "items": count}))
+
+    async def _header(self, span: Span, *, is_there: bool) -> bytes:
+        header: dict[str, object] = {"i": span.index, "layer": span.layer, "codec": "raw"}
+        row = span.row
+        if row is None or not is_there:
+            return framed(header | {"size_bytes": 0, "digest": None, "status": 404})
+        size_bytes = span.stop - span.start
+        if row.digest is None:
+            row = await self._store.settled(row, wait=False)
+        digest = row.digest if size_bytes == row.size_bytes else None
+        return framed(header | {"size_bytes": size_bytes, "digest": digest, "status": 200})
+
+    def _open(self, span: Span) -> asyncio.Task[Reader | None] | None:
+        if span.row is None or span.start == span.stop:
+            return None
+        opening: Awaitable[Reader | None] = self._store.open(span.row, span.start, span.stop)
+        return asyncio.ensure_future(opening)
+
+    async def _opened(self, span: Span, opening: asyncio.Task[Reader | None]) -> Reader | None:
+        try:
+            return await opening
+        except BusyError:
+            # There was no room to read ahead into. What this stream held is free by now.
+            assert span.row is not None
+            return await self._store.open(span.row, span.start, span.stop)
+
+    async def aclose(self) -> None:
+        """See `BodyStream.aclose`."""
+        try:
+            if self._current is not None:
+                await self._current.aclose()
+                self._current = None
+            while self._ahead:
+                _, opening = self._ahead.popleft()
+                if opening is not None:
+                    with suppress(KvobjError):
+                        reader = await opening
+                        if reader is not None:
+                            await reader.aclose()
+        finally:
+            self._release()
+
+
+async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[memoryview, None]:
+    """What was gathered, then the reader's views; small ones are gathered too, to be sent with what follows."""
+    async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
+        async for view in views:
+            if len(view) <= _GATHERED_VIEW_BYTES and len(gathered) + len(view) <= _GATHERED_BYTES:
+                gathered += view
+                continue
+            if gathered:
+                yield memoryview(bytes(gathered))
+                gathered.clear()
+            yield view
+
+
+def _whole(rows: Sequence[ObjectRow | None]) -> Iterator[Span]:
+    for index, row in enumerate(rows):
+        yield Span(index, None, row, 0, 0 if row is None else row.size_bytes)
+
+
+def _layered(
+    rows: Sequence[ObjectRow | None],
+    layouts: dict[str, NamespaceRow],
+    passes: Sequence[tuple[int | None, int, int]],
+) -> Iterator[Span]:
+    for told, first, last in passes:
+        for index, row in enumerate(rows):
+            if row is None:
+                yield Span(index, told, None)
+            else:
+                yield Span(index, told, row, *layer_span(layouts[row.namespace], row, first, last))
+
+
+def _is_of(row: ObjectRow, namespace: NamespaceRow) -> bool:
+    return (row.namespace or DEFAULT_NAMESPACE) == namespace.name

@@ -1,0 +1,92 @@
+"""?namespace and ?namespaces: what may share chunks, declared once, read by those who may use it."""
+
+from __future__ import annotations
+
+from kvobj.api.exchange import Exchange
+from kvobj.api.kv.calls import Call, begin
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.message import Reply
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.operations import DeclareNamespace, GetNamespace, ListNamespaces, RemoveNamespace
+from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.store.chunk_values import OpenNamespace
+from kvobj.store.namespace_declaration import identity_of, settings_of
+
+
+class Namespaces:
+    """Handlers of ?namespace and ?namespaces."""
+
+    def __init__(self, store: ObjectStore, chunks: ChunkStore) -> None:
+        self._store = store
+        self._chunks = chunks
+
+    async def declare(self, exchange: Exchange, operation: DeclareNamespace) -> Reply:
+        """Declare a namespace, or change the settings of one that is declared equally."""
+        call = await begin(exchange, operation, self._store, self._chunks)
+        declaration = await call.read(dict[str, object], dict[str, object])
+        opened, is_new = await self._chunks.declare_namespace(
+            call.bucket, operation.name, declaration, caller=call.caller
+        )
+        usage = await self._chunks.namespace_usage(call.bucket, operation.name)
+        return call.reply(_whole(call, opened, usage) | {"existed": not is_new})
+
+    async def get(self, exchange: Exchange, operation: GetNamespace) -> Reply:
+        """One namespace, with its key."""
+        call = await begin(exchange, operation, self._store, self._chunks)
+        opened = await call.namespace(operation.name)
+        usage = await self._chunks.namespace_usage(call.bucket, operation.name)
+        return call.reply(_whole(call, opened, usage))
+
+    async def list(self, exchange: Exchange, operation: ListNamespaces) -> Reply:
+        """A page of the namespaces that the caller may use, without their keys."""
+        call = await begin(exchange, operation, self._store, self._chunks)
+        if not call.caller.is_owner:
+            await call.access.check_granted_any()
+        found = await self._chunks.namespaces(
+            call.bucket, after=operation.after, limit=operation.limit, caller=call.caller
+        )
+        more = len(found) >= operation.limit
+        return call.reply(
+            {
+                "namespaces": [_value(opened, usage) for opened, usage in found],
+                "next_start_after": found[-1][0].row.name if more else None,
+            }
+        )
+
+    async def remove(self, exchange: Exchange, operation: RemoveNamespace) -> Reply:
+        """Recall a namespace's chunks and forget it."""
+        call = await begin(exchange, operation, self._store, self._chunks)
+        await call.namespace(operation.name)
+        recalled = await self._chunks.remove_namespace(call.bucket, operation.name, caller=call.caller)
+        return call.reply({"recalled": recalled})
+
+
+def _whole(call: Call, opened: OpenNamespace, usage: NamespaceUsage) -> dict[str, object]:
+    """All that a user of the namespace may know: to whom else it is granted, and its quota, only the owner."""
+    row = opened.row
+    settings = settings_of(row)
+    if not call.caller.is_owner:
+        settings = {name: settings[name] for name in ("codecs", "lossy")}
+    return _value(opened, usage) | {
+        "key": opened.key,
+        "root": row.root,
+        "declaration": identity_of(row.declaration),
+        **settings,
+    }
+
+
+def _value(opened: OpenNamespace, usage: NamespaceUsage) -> dict[str, object]:
+    row = opened.row
+    value: dict[str, object] = {
+        "name": row.name,
+        "fingerprint": row.fingerprint,
+        "ids": row.ids,
+        "chunk_tokens": row.chunk_tokens,
+        "part_axis": row.part_axis,
+        "may_write": opened.may_write,
+        "chunks": usage.chunks,
+        "size_bytes": usage.size_bytes,
+    }
+    if row.chunk_bytes is not None:
+        value["chunk_bytes"] = row.chunk_bytes
+    return value

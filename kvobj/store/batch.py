@@ -1,0 +1,162 @@
+"""Many chunks in, one commit: each is received and placed as a PUT's body is, and all become visible together or not at all.
+
+A batch that is left without a commit leaves nothing: every extent is freed and every blob deleted. Its bytes stay in the arena
+until the commit, so a batch is as large as the store lets it be (`ByteGate`), counted before its first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import CommitOutcome, NamespaceQuota, ObjectRow
+from kvobj.clock import Clock
+from kvobj.errors import DigestMismatchError, ImmutableChunkError, InvalidRequestError, KvobjError
+from kvobj.store.byte_gate import ByteGate
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.requests import PutRequest
+
+MAX_CHUNKS: Final = 1000
+"""Of one batch: what the catalog commits in one step."""
+_PLACED_AT_ONCE: Final = 8
+_SKIPPED_BYTES: Final = 256 * 1024
+
+
+class ByteSource(Protocol):
+    """See `api.message.ByteSource`; repeated here since the store is below the API."""
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """Fill the whole buffer, reporting how much of it is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """What became of one chunk: the row that stands, or why there is none."""
+
+    row: ObjectRow | None
+    existed: bool = False
+    error: KvobjError | None = None
+
+
+class ChunkBatch:
+    """See the module's text; an async context manager. Made by `ChunkStore.batch`. One task uses it."""
+
+    def __init__(
+        self,
+        *,
+        size_bytes: int,
+        gate: ByteGate,
+        start: Callable[[PutRequest], Awaitable[PutTransfer]],
+        catalog: Catalog,
+        clock: Clock,
+    ) -> None:
+        self._size_bytes = size_bytes
+        self._gate = gate
+        self._start = start
+        self._catalog = catalog
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self._items: list[BatchItem | int] = []
+        self._transfers: list[PutTransfer] = []
+        self._placing: list[asyncio.Task[ObjectRow]] = []
+        self._turns = asyncio.Semaphore(_PLACED_AT_ONCE)
+        self._keys: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        """Wait for room. `EntityTooLargeError`, `BusyError`."""
+        await self._gate.enter(self._size_bytes)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo what was not committed."""
+        try:
+            for task in self._placing:
+                task.cancel()
+            if self._placing:
+                await asyncio.wait(self._placing)
+            for task in self._placing:
+                if not task.cancelled():
+                    task.exception()  # retrieved: the batch fails or failed for its own reason
+            await self._stack.__aexit__(kind, error, trace)
+        finally:
+            self._gate.leave(self._size_bytes)
+
+    async def add(self, request: PutRequest, source: ByteSource, *, digest: bytes | None = None) -> None:
+        """Receive the next chunk from the source; of one that is stored already the bytes are passed over.
+
+        `digest`: what BLAKE3 of the bytes has to be. Errors as `Store.start_put` but for the parent's: the commit asks for it.
+        """
+        if request.key in self._keys or len(self._items) >= MAX_CHUNKS:
+            raise InvalidRequestError(f"a batch has at most {MAX_CHUNKS} chunks, each once", limit=MAX_CHUNKS)
+        self._keys.add(request.key)
+        transfer = await self._stack.enter_async_context(await self._start(request))
+        existing = transfer.existing
+        if existing is not None:
+            await _pass_over(source, request.size_bytes)
+            error = None
+            if existing.size_bytes != request.size_bytes:
+                error = ImmutableChunkError(
+                    "a live chunk has another size", key=request.key, size_bytes=existing.size_bytes
+                )
+            self._items.append(BatchItem(None if error else existing, existed=error is None, error=error))
+            return
+        await transfer.receive(source)
+        self._items.append(len(self._transfers))
+        self._transfers.append(transfer)
+        await self._turns.acquire()
+        task = asyncio.create_task(self._place(transfer, digest))
+        task.add_done_callback(lambda _: self._turns.release())
+        self._placing.append(task)
+
+    async def _place(self, transfer: PutTransfer, digest: bytes | None) -> ObjectRow:
+        row = await transfer.place(want_digest=digest is not None)
+        if digest is not None and row.digest is not None and row.digest != digest:
+            raise DigestMismatchError("a chunk does not have the digest that its header names", key=row.key)
+        return row
+
+    async def placed(self) -> None:
+        """Return once every chunk lies where its class needs it; raises what the first of them failed with."""
+        await asyncio.gather(*self._placing)
+
+    async def commit(self, *, quota: NamespaceQuota | None = None) -> list[BatchItem]:
+        """Make the chunks visible in one step; what became of each, in the order they were added."""
+        await self.placed()
+        rows = [task.result() for task in self._placing]
+        outcomes: list[CommitOutcome | KvobjError] = []
+        if rows:
+            for transfer in self._transfers:
+                transfer.hand_over()
+            try:
+                outcomes = await self._catalog.commit_chain(rows, quota=quota, now_ms=self._clock.now_ms())
+            finally:
+                for index, transfer in enumerate(self._transfers):
+                    outcome = outcomes[index] if outcomes else None
+                    await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
+        return [item if isinstance(item, BatchItem) else _item(outcomes[item]) for item in self._items]
+
+
+def _item(outcome: CommitOutcome | KvobjError) -> BatchItem:
+    if isinstance(outcome, KvobjError):
+        return BatchItem(None, error=outcome)
+    return BatchItem(outcome.row, existed=outcome.existed)
+
+
+async def _pass_over(source: ByteSource, size_bytes: int) -> None:
+    scratch = memoryview(bytearray(min(size_bytes, _SKIPPED_BYTES)))
+    left = size_bytes
+    while left:
+        step = min(left, len(scratch))
+        await source.receive_into(scratch[:step], _ignore)
+        left -= step
+
+
+def _ignore(_: int) -> None:
+    """Bytes that nobody wants have arrived."""

@@ -1,0 +1,349 @@
+"""Chunks as the KV API sees them: namespaces, sessions, pins and match, over the catalog, the policy and the tiers.
+
+Coordination only, like `Store`, whose bytes it never touches: what exists and who holds it is the catalog's, in one step each; what
+a namespace is and who may use it is the book's. Event-loop-only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+from kvobj.catalog.chunk_heads import MatchedChunk
+from kvobj.catalog.chunk_list import ChunkList
+from kvobj.catalog.lease_protocol import MatchResult, PinsResult, Renewal, TailPin
+from kvobj.catalog.lease_rows import SessionRow
+from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BucketRow, ObjectRow
+from kvobj.clock import Clock, boot_ms
+from kvobj.errors import AccessDeniedError, BusyError, InvalidRequestError, NoSuchNamespaceError
+from kvobj.store.batch import ChunkBatch
+from kvobj.store.byte_gate import ByteGate
+from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
+from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
+from kvobj.store.explain import Explainer
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.load_estimate import expected_load_ms
+from kvobj.store.namespaces import NamespaceBook, differs
+from kvobj.store.places import DEFAULT_NAMESPACE
+from kvobj.store.request_feed import RequestTrace
+from kvobj.store.requests import PutRequest
+from kvobj.tiers.in_use import BlobsInUse
+
+# Fewer tokens are named on the event loop: a hop to the pool costs more than it frees.
+TOKENS_INLINE_BYTES: Final = 64 * 1024
+LOOKUP_KEYS: Final = 1024
+"""Looked up in one go; between two of them others run."""
+DETAILS_A_TURN: Final = 4096
+"""About 3 ms; then others run."""
+_NAMESPACES_EXPLAINED: Final = 1000
+_REMOVAL_ROUNDS: Final = 8
+
+
+class ChunkStore:
+    """Implements `api.kv_store.ChunkStore`.
+
+    `start` is `Store.start_in_batch`, `settle` is `Store.settled`; `gate` bounds the bytes of batches on their way in. `hold` is
+    told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from; `on_request` is told of every
+    matched request and must return at once; `on_removed` of rows that were hidden.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        book: NamespaceBook,
+        clock: Clock,
+        in_use: BlobsInUse,
+        executor: Executor,
+        gate: ByteGate,
+        start: Callable[[PutRequest], Awaitable[PutTransfer]],
+        settle: Callable[[ObjectRow], Awaitable[ObjectRow]],
+        hold: Callable[[ObjectRow], None],
+        tiers_of: Callable[[Sequence[bytes]], list[str]],
+        on_request: Callable[[RequestTrace], None],
+        on_removed: Callable[[Sequence[ObjectRow]], None],
+        lease_ttl_ms: int,
+    ) -> None:
+        self._catalog = catalog
+        self._lease_ttl_ms = lease_ttl_ms
+        self._book = book
+        self._clock = clock
+        self._in_use = in_use
+        self._executor = executor
+        self._gate = gate
+        self._start = start
+        self._settle = settle
+        self._hold = hold
+        self._tiers_of = tiers_of
+        self._on_request = on_request
+        self._on_removed = on_removed
+        self._explainer = Explainer(catalog, chunks_of_tokens=self.chunks_of_tokens, differs=differs)
+
+    # -- namespaces ----------------------------------------------------------------------------------------------
+    async def declare_namespace(
+        self, bucket: BucketRow, name: str, declaration: Mapping[str, object], *, caller: Caller
+    ) -> tuple[OpenNamespace, bool]:
+        """See `api.kv_store.ChunkStore`. Errors as `NamespaceBook.declare`; `AccessDeniedError` for all but owners."""
+        if not caller.is_owner:
+            raise AccessDeniedError("only the bucket's owner declares namespaces", bucket=bucket.name)
+        return await self._book.declare(bucket, name, declaration, caller=caller)
+
+    async def namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> OpenNamespace:
+        """See `api.kv_store.ChunkStore`."""
+        return await self._book.open(bucket, name, caller=caller)
+
+    async def namespaces(
+        self, bucket: BucketRow, *, after: str, limit: int, caller: Caller
+    ) -> tuple[tuple[OpenNamespace, NamespaceUsage], ...]:
+        """See `api.kv_store.ChunkStore`."""
+        opened = await self._book.page(bucket, after=after, limit=limit, caller=caller)
+        usage = self._catalog.namespaces.usage
+        return tuple([(each, await usage(bucket.name, each.row.name)) for each in opened])
+
+    async def namespace_usage(self, bucket: BucketRow, name: str) -> NamespaceUsage:
+        """Live chunks of one namespace and their bytes."""
+        return await self._catalog.namespaces.usage(bucket.name, name)
+
+    async def remove_namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> int:
+        """See `api.kv_store.ChunkStore`. For owners: `AccessDeniedError`; `InvalidRequestError` for `default`; `BusyError`."""
+        if not caller.is_owner:
+            raise AccessDeniedError("only the bucket's owner removes namespaces", bucket=bucket.name)
+        if name == DEFAULT_NAMESPACE:
+            raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
+        await self._book.open(bucket, name, caller=caller)
+        removed = await self._recall(bucket, name)
+        for _ in range(_REMOVAL_ROUNDS):
+            try:
+                await self._book.remove(bucket, name, caller=caller)
+                break
+            except BusyError:  # chunks were committed meanwhile
+                removed += await self._recall(bucket, name)
+        else:
+            raise BusyError("the namespace is being written", bucket=bucket.name, namespace=name)
+        # A chunk whose PUT had opened the namespace before it went may have been committed since.
+        removed += await self._recall(bucket, name)
+        await self._catalog.history.tell_cleared(bucket.name, name, now_ms=self._clock.now_ms())
+        return removed
+
+    async def _recall(self, bucket: BucketRow, name: str) -> int:
+        removed, after = 0, ""
+        while True:
+            page = await self._catalog.recall(bucket.name, namespace=name, after=after, now_ms=self._clock.now_ms())
+            removed += len(page.recalled)
+            self._on_removed(page.recalled)
+            if page.next_after is None:
+                return removed
+            after = page.next_after
+            await asyncio.sleep(0)
+
+    # -- match ---------------------------------------------------------------------------------------------------
+    async def chunks_of_tokens(self, namespace: OpenNamespace, tokens: bytes) -> ChunkList:
+        """The chunks that a sequence of tokens (little-endian u32) makes. Errors as `chunk_naming.count_of_tokens`."""
+        count_of_tokens(namespace.row, tokens)
+        if len(tokens) <= TOKENS_INLINE_BYTES:
+            return chunks_of_tokens(namespace, tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, chunks_of_tokens, namespace, tokens)
+
+    async def match(
+        self,
+        bucket: BucketRow,
+        namespace: OpenNamespace,
+        chunks: ChunkList,
+        *,
+        caller: Caller,
+        tokens: bytes | None = None,
+        session: bytes | None = None,
+        detail: bool = False,
+        name: Callable[[str], str | bytes] = str,
+        explain: bool = False,
+        partial_last: bool = False,
+        hint: int = 0,
+    ) -> MatchReply:
+        """See `api.kv_store.ChunkStore`. Errors as `Leases.match`."""
+        result = await self._catalog.leases.match(
+            bucket.name,
+            chunks,
+            rows=detail,
+            pin_for=session,
+            user=caller.user_id,
+            now_boot_ms=boot_ms(self._clock),
+        )
+        details = await self._details(bucket, result.rows, name) if detail else None
+        explanation = None
+        if explain and result.matched < len(chunks):
+            others: Sequence[OpenNamespace] = ()
+            if tokens is not None:
+                others = await self._book.page(bucket, after="", limit=_NAMESPACES_EXPLAINED, caller=caller)
+            explanation = await self._explainer.explain(
+                bucket, namespace, chunks, result.matched, tokens=tokens, others=others
+            )
+        self._on_request(RequestTrace(bucket.name, chunks, partial_last, hint))
+        return MatchReply(
+            matched=result.matched,
+            tokens=result.tokens,
+            size_bytes=result.size_bytes,
+            expected_load_ms=expected_load_ms(self._bytes_by_tier(result, details)),
+            pin=result.pin,
+            grant=result.grant,
+            deadline_ms=result.deadline_ms,
+            chunks=details,
+            explain=explanation,
+        )
+
+    async def _details(
+        self, bucket: BucketRow, found: Sequence[MatchedChunk], name: Callable[[str], str | bytes]
+    ) -> tuple[ChunkDetail, ...]:
+        pending = [chunk.key for chunk in found if chunk.digest is None and len(chunk.blobs) == 1]
+        digests = await self._pending_digests(bucket, pending) if pending else {}
+        details: list[ChunkDetail] = []
+        for start in range(0, len(found), DETAILS_A_TURN):
+            some = found[start : start + DETAILS_A_TURN]
+            blobs = [chunk.blobs[0] for chunk in some]
+            tiers = self._tiers_of([blob.blob_id for blob in blobs])
+            details += [
+                ChunkDetail(name(chunk.key), chunk.size_bytes, chunk.digest or digests.get(chunk.key), tier, blob.codec)
+                for chunk, blob, tier in zip(some, blobs, tiers, strict=True)
+            ]
+            if len(details) < len(found):
+                await asyncio.sleep(0)
+        return tuple(details)
+
+    async def _pending_digests(self, bucket: BucketRow, keys: Sequence[str]) -> dict[str, bytes | None]:
+        """Digests that rows do not have yet, once they are known: what is still being computed is waited for."""
+        digests: dict[str, bytes | None] = {}
+        for start in range(0, len(keys), LOOKUP_KEYS):
+            for row in await self._catalog.lookup(bucket.name, keys[start : start + LOOKUP_KEYS]):
+                if row is not None:
+                    digests[row.key] = (await self._settle(row)).digest
+        return digests
+
+    def _bytes_by_tier(self, result: MatchResult, details: Sequence[ChunkDetail] | None) -> Mapping[str, int]:
+        if details is not None:
+            sizes: dict[str, int] = {}
+            for chunk in details:
+                sizes[chunk.tier] = sizes.get(chunk.tier, 0) + chunk.size_bytes
+            return sizes
+        if result.tail is None or not result.tail.blobs:
+            return {}
+        # Chains leave a tier from their end: where the tail lies, the chunks before it lie as well, or in a faster one.
+        (tier,) = self._tiers_of([result.tail.blobs[0].blob_id])
+        return {tier: result.size_bytes}
+
+    # -- many chunks at once -------------------------------------------------------------------------------------
+    async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
+        """The live rows that the caller may read, as GETs of each would find them: rescued, and held against policy."""
+        rows: list[ObjectRow | None] = []
+        for start in range(0, len(chunks), LOOKUP_KEYS):
+            keys = [chunks.key(index) for index in range(start, min(start + LOOKUP_KEYS, len(chunks)))]
+            rows += await self._catalog.lookup(bucket.name, keys, rescue=caller.is_owner)
+            await asyncio.sleep(0)
+        if not caller.is_owner:
+            rows = await self._readable(bucket, rows, caller)
+        for row in rows:
+            if row is not None:
+                self._hold(row)
+        return rows
+
+    async def _readable(
+        self, bucket: BucketRow, rows: Sequence[ObjectRow | None], caller: Caller
+    ) -> list[ObjectRow | None]:
+        """Those in namespaces that the caller may use; only these are rescued."""
+        usable: dict[str, bool] = {}
+        for row in rows:
+            if row is not None and row.namespace not in usable:
+                try:
+                    await self._book.open(bucket, row.namespace, caller=caller)
+                    usable[row.namespace] = True
+                except NoSuchNamespaceError:
+                    usable[row.namespace] = False
+        seen = [row if row is not None and usable[row.namespace] else None for row in rows]
+        keys = [row.key for row in seen if row is not None]
+        found: list[ObjectRow | None] = []
+        for start in range(0, len(keys), LOOKUP_KEYS):
+            found += await self._catalog.lookup(bucket.name, keys[start : start + LOOKUP_KEYS], rescue=True)
+        again = iter(found)
+        return [None if row is None else next(again) for row in seen]
+
+    def use(self, rows: Sequence[ObjectRow]) -> Callable[[], None]:
+        """Keep the bytes of the rows from being reaped until the returned function is called, exactly once."""
+        held = [blob.blob_id for row in rows for blob in row.blobs]
+        self._in_use.hold(held)
+
+        def release() -> None:
+            self._in_use.release(held)
+
+        return release
+
+    def batch(self, size_bytes: int) -> ChunkBatch:
+        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`."""
+        return ChunkBatch(
+            size_bytes=size_bytes, gate=self._gate, start=self._start, catalog=self._catalog, clock=self._clock
+        )
+
+    # -- sessions and pins ---------------------------------------------------------------------------------------
+    async def open_session(self, bucket: BucketRow, *, holder: str, ttl_ms: int | None, caller: Caller) -> SessionRow:
+        """See `Leases.open_session`; without a TTL the store's own."""
+        return await self._catalog.leases.open_session(
+            user=caller.user_id,
+            bucket=bucket.name,
+            holder=holder,
+            ttl_ms=self._lease_ttl_ms if ttl_ms is None else ttl_ms,
+            now_boot_ms=boot_ms(self._clock),
+        )
+
+    async def renew_session(
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        *,
+        as_of: int,
+        pins: int,
+        pins_digest: bytes,
+        release: Sequence[bytes],
+        caller: Caller,
+    ) -> Renewal:
+        """See `Leases.renew`."""
+        return await self._catalog.leases.renew(
+            session_id,
+            user=caller.user_id,
+            bucket=bucket.name,
+            as_of=as_of,
+            pins=pins,
+            pins_digest=pins_digest,
+            release=release,
+            now_boot_ms=boot_ms(self._clock),
+        )
+
+    async def close_session(self, bucket: BucketRow, session_id: bytes, *, caller: Caller) -> None:
+        """See `Leases.close_session`."""
+        await self._catalog.leases.close_session(session_id, user=caller.user_id, bucket=bucket.name)
+
+    async def pin_tails(
+        self, bucket: BucketRow, session_id: bytes, tails: ChunkList, *, release: Sequence[bytes], caller: Caller
+    ) -> PinsResult:
+        """See `Leases.pin_tails`. Tails of namespaces that the caller may not use are answered as if they were not live."""
+        keys = [tails.key(index) for index in range(len(tails))]
+        allowed = keys
+        if not caller.is_owner and keys:
+            seen = await self._catalog.lookup(bucket.name, keys)
+            readable = await self._readable(bucket, seen, caller)
+            allowed = [key for key, row in zip(keys, readable, strict=True) if row is not None]
+        result = await self._catalog.leases.pin_tails(
+            session_id,
+            allowed,
+            release=release,
+            user=caller.user_id,
+            bucket=bucket.name,
+            now_boot_ms=boot_ms(self._clock),
+        )
+        if len(allowed) == len(keys):
+            return result
+        granted = iter(result.pins)
+        permitted = set(allowed)
+        pins = tuple([next(granted) if key in permitted else TailPin(key, None) for key in keys])
+        return PinsResult(pins, result.grant, result.deadline_ms)

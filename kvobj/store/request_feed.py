@@ -1,0 +1,87 @@
+"""Tells the eviction policy of whole requests, after their replies: naming thousands of chunks must not delay an answer.
+
+A bounded queue and one task; when requests come faster than they can be told, the oldest are forgotten: a policy that misses some
+of its input decides a little worse, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kvobj.catalog.chunk_list import ChunkList
+from kvobj.clock import Clock
+
+QUEUED_CHUNKS_MAX: Final = 262_144
+SLICE_CHUNKS: Final = 256
+"""Named in one go, about 0.3 ms; then others run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """One request as the policy is told of it. `partial_last`: its last chunk is not full; `hint`: see `ChunkPolicy.request`."""
+
+    bucket: str
+    chunks: ChunkList
+    partial_last: bool = False
+    hint: int = 0
+
+
+class LearnsOfRequests(Protocol):
+    """The policy, or who follows use beside it (`gc.collector`)."""
+
+    def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
+        """See `ChunkPolicy.request`."""
+        ...
+
+
+class RequestFeed:
+    """See the module's text. Event-loop-only. `name_of(bucket, key)` is the policy's name of a chunk, 16 bytes."""
+
+    def __init__(self, policy: LearnsOfRequests, *, name_of: Callable[[str, str], bytes], clock: Clock) -> None:
+        self._policy = policy
+        self._name_of = name_of
+        self._clock = clock
+        self._queue: deque[RequestTrace] = deque()
+        self._queued_chunks = 0
+        self._task: asyncio.Task[None] | None = None
+        self.forgotten = 0
+        """Requests that were never told."""
+
+    def tell(self, trace: RequestTrace) -> None:
+        """Queue a request; costs a microsecond."""
+        if not len(trace.chunks):
+            return
+        self._queue.append(trace)
+        self._queued_chunks += len(trace.chunks)
+        while self._queued_chunks > QUEUED_CHUNKS_MAX and len(self._queue) > 1:
+            self._queued_chunks -= len(self._queue.popleft().chunks)
+            self.forgotten += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="policy-feed")
+
+    async def _run(self) -> None:
+        while self._queue:
+            await asyncio.sleep(0)  # the reply that this request waits for goes first
+            if not self._queue:
+                return
+            trace = self._queue.popleft()
+            self._queued_chunks -= len(trace.chunks)
+            names: list[bytes] = []
+            for start in range(0, len(trace.chunks), SLICE_CHUNKS):
+                stop = min(start + SLICE_CHUNKS, len(trace.chunks))
+                names += [self._name_of(trace.bucket, trace.chunks.key(index)) for index in range(start, stop)]
+                await asyncio.sleep(0)
+            self._policy.request(
+                b"".join(names), now_ms=self._clock.now_ms(), partial_last=trace.partial_last, hint=trace.hint
+            )
+
+    async def aclose(self) -> None:
+        """Forget what is queued and end."""
+        self._queue.clear()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            self._task.result()

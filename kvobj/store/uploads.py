@@ -1,0 +1,276 @@
+"""From the parts of an upload to an object: S3's Complete, and chunks that complete themselves when their last part is there.
+
+A chunk with a tensor layout becomes one blob: its parts are joined by the one stated copy in the arena, since codecs and layer-wise
+reads work on whole tensors. It stays in its parts' blobs where it is too large for one blob, or where there is no room to spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import (
+    BlobRef,
+    BucketKind,
+    BucketRow,
+    Checksum,
+    CommitMode,
+    Durability,
+    ObjectRow,
+    PartRow,
+    UploadRow,
+    WriteCondition,
+)
+from kvobj.clock import Clock
+from kvobj.errors import (
+    BusyError,
+    CapacityError,
+    ImmutableChunkError,
+    InvalidRequestError,
+    NoSuchNamespaceError,
+    NoSuchUploadError,
+    UnavailableError,
+)
+from kvobj.store.commit import CommitStep, kv_etag
+from kvobj.store.groups import GroupStart, GroupState, check_same_group, check_same_part, group_upload, group_upload_id
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace
+from kvobj.store.reader import ObjectReader, ReaderSource
+from kvobj.store.requests import PartTarget, PutRequest, PutResult, UploadEnd
+
+# A group may be completed, and its chunk deleted, between two look-ups: each attempt looks anew.
+_ATTEMPTS: Final = 3
+
+
+class ReceivedPart(Protocol):
+    """A transfer whose body has been received (`PutTransfer`)."""
+
+    async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
+        """See `PutTransfer.commit`."""
+        ...
+
+
+class UploadEnds:
+    """See the module's text. A part of `Store`, which gives it its own ways to look up, to read and to write."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        commit_step: CommitStep,
+        clock: Clock,
+        live_chunk: Callable[[str, str, ChunkPlace | None], Awaitable[ObjectRow | None]],
+        open_blobs: Callable[[Sequence[BlobRef], int, int], Awaitable[ObjectReader | None]],
+        start_whole: Callable[[PutRequest, Durability], Awaitable[PutTransfer | None]],
+        on_removed: Callable[[Sequence[ObjectRow]], None],
+    ) -> None:
+        self._catalog = catalog
+        self._commit_step = commit_step
+        self._clock = clock
+        self._live_chunk = live_chunk
+        self._open_blobs = open_blobs
+        self._start_whole = start_whole
+        self._on_removed = on_removed
+
+    async def complete(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+        *,
+        condition: WriteCondition | None,
+        checksums: tuple[Checksum, ...],
+        size_bytes: int | None,
+    ) -> PutResult:
+        """See `Store.complete_upload`."""
+        uploaded = await self._catalog.parts(bucket.name, upload.key, upload.upload_id)
+        chosen = choose_parts(uploaded, parts)
+        total = sum(part.size_bytes for part in chosen)
+        if size_bytes is not None and size_bytes != total:
+            raise InvalidRequestError(
+                "the parts do not sum to the size given", size_bytes=total, given_bytes=size_bytes
+            )
+        return await self._commit(bucket, upload, chosen, condition=condition, checksums=checksums)
+
+    async def start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
+        """The group's upload, begun if this is its first part. `LayoutMismatchError` where the writers do not agree."""
+        place = request.place
+        assert place is not None
+        assert place.group is not None
+        bucket, key, group = request.bucket.name, request.key, place.group
+        upload_id = group_upload_id(bucket, key)
+        for _ in range(_ATTEMPTS):
+            upload = await self._catalog.upload(bucket, key, upload_id)
+            if upload is None:
+                # An upload that another writer began a moment ago stands: it is looked up again.
+                await self._catalog.create_upload(group_upload(request, place, group, durability, self._clock.now_ms()))
+                upload = await self._catalog.upload(bucket, key, upload_id)
+            existing = await self._live_chunk(bucket, key, place)
+            if existing is not None:
+                return GroupStart(existing=existing)
+            if upload is None:
+                continue
+            check_same_group(upload, place, group)
+            try:
+                parts = await self._catalog.parts(bucket, key, upload_id)
+            except NoSuchUploadError:
+                continue
+            number = group.index + 1
+            for part in parts:
+                if part.number == number:
+                    return GroupStart(part=part)
+            target = replace(request, condition=None, part=PartTarget(upload_id, number))
+            return GroupStart(request=target)
+        raise BusyError("the chunk's parts come and go", bucket=bucket, key=key)
+
+    async def end_part(
+        self, request: PutRequest, transfer: ReceivedPart, checksums: tuple[Checksum, ...]
+    ) -> GroupState:
+        """Commit a received part, then the chunk if it was the last."""
+        try:
+            result = await transfer.commit(checksums=checksums)
+            existed = result.existed
+            if result.row.size_bytes != request.size_bytes:
+                raise ImmutableChunkError("an earlier writer's part has another size", size_bytes=result.row.size_bytes)
+        except NoSuchUploadError:
+            # Another writer's same part was the last: then the chunk is there, and else the error stands (below).
+            existed = True
+        state = await self.end_group(request)
+        return replace(state, existed=state.existed or existed)
+
+    async def end_group(self, request: PutRequest) -> GroupState:
+        """Make the chunk if all its parts are there. Several may find them so: one commit wins, the others see its chunk."""
+        place = request.place
+        assert place is not None
+        assert place.group is not None
+        bucket, key, group = request.bucket, request.key, place.group
+        upload_id = group_upload_id(bucket.name, key)
+        upload = await self._catalog.upload(bucket.name, key, upload_id)
+        if upload is not None:
+            try:
+                parts = await self._catalog.parts(bucket.name, key, upload_id)
+                if len(parts) < upload.group_parts:
+                    return GroupState(len(parts), upload.group_parts, None)
+                result = await self._commit(bucket, upload, parts, condition=None, checksums=())
+                return GroupState(upload.group_parts, upload.group_parts, result, existed=result.existed)
+            except NoSuchUploadError:
+                pass
+        row = await self._live_chunk(bucket.name, key, None)
+        if row is None:
+            raise NoSuchUploadError("the chunk was deleted while its parts arrived", bucket=bucket.name, key=key)
+        check_same_part(row, group, request.size_bytes)
+        return GroupState(
+            group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
+        )
+
+    async def _commit(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[PartRow],
+        *,
+        condition: WriteCondition | None,
+        checksums: tuple[Checksum, ...],
+    ) -> PutResult:
+        total = sum(part.size_bytes for part in parts)
+        blobs = tuple(blob for part in parts for blob in part.blobs)
+        place = await self._place(bucket, upload)
+        if place is not None:
+            existing = await self._live_chunk(bucket.name, upload.key, place)
+            if existing is None:
+                check_size(place, total)
+                joined = await self._join(bucket, upload, parts, blobs, place, condition=condition, checksums=checksums)
+                if joined is not None:
+                    self._on_removed([])
+                    return joined
+        now_ms = self._clock.now_ms()
+        row = ObjectRow(
+            bucket=bucket.name,
+            key=upload.key,
+            blobs=blobs,
+            size_bytes=total,
+            etag=kv_etag(blobs[0].blob_id) if place is not None else multipart_etag(parts),
+            modified_ms=now_ms,
+            owner=upload.owner,
+            durability=upload.durability,
+            headers=upload.headers,
+            metadata=upload.metadata,
+            checksums=checksums,
+            parts=part_infos(parts),
+            digest=blobs[0].digest if len(blobs) == 1 else None,
+            parent=upload.parent,
+            namespace="" if place is None else place.namespace.name,
+            tokens=upload.tokens,
+        )
+        outcome = await self._catalog.commit(
+            row,
+            mode=CommitMode.REPLACE if place is None else CommitMode.FIRST_WRITER_WINS,
+            condition=condition,
+            upload_id=upload.upload_id,
+            quota=None if place is None else place.quota,
+            now_ms=now_ms,
+        )
+        self._on_removed([])
+        if not outcome.existed:
+            await self._commit_step.committed(outcome.row)
+        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+
+    async def _place(self, bucket: BucketRow, upload: UploadRow) -> ChunkPlace | None:
+        if bucket.kind is not BucketKind.KV:
+            return None
+        if upload.namespace in ("", DEFAULT_NAMESPACE):
+            return ChunkPlace(default_namespace(bucket.name), upload.parent, upload.tokens)
+        namespace = await self._catalog.namespaces.namespace(bucket.name, upload.namespace)
+        if namespace is None:
+            raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=upload.namespace)
+        return ChunkPlace(namespace, upload.parent, upload.tokens)
+
+    async def _join(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[PartRow],
+        blobs: Sequence[BlobRef],
+        place: ChunkPlace,
+        *,
+        condition: WriteCondition | None,
+        checksums: tuple[Checksum, ...],
+    ) -> PutResult | None:
+        """The chunk committed as one blob; None where it has to stay in several, or is one already."""
+        if place.namespace.chunk_bytes is None or len(blobs) == 1:
+            return None
+        total = sum(part.size_bytes for part in parts)
+        request = PutRequest(
+            bucket=bucket,
+            key=upload.key,
+            size_bytes=total,
+            owner=upload.owner,
+            durability=upload.durability,
+            headers=upload.headers,
+            metadata=upload.metadata,
+            condition=condition,
+            place=place,
+            ends=UploadEnd(upload.upload_id, part_infos(parts)),
+        )
+        transfer = await self._start_whole(request, upload.durability)
+        if transfer is None:
+            return None
+        try:
+            async with transfer:
+                reader = await self._open_blobs(blobs, 0, total)
+                if reader is None:
+                    return None
+                source = ReaderSource(reader)
+                try:
+                    await transfer.receive(source)
+                finally:
+                    await source.aclose()
+                    await reader.aclose()
+                return await transfer.commit(checksums=checksums)
+        except (CapacityError, UnavailableError):
+            # No room at home for a second copy, or another writer's join has won and its parts' blobs go already: the commit of the
+            # parts' own blobs succeeds, or says which.
+            return None

@@ -1,0 +1,107 @@
+"""Replies whose length is known only at their end: framed as chunks, each sent at once, cut when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from http_peers import TIMEOUT_SECONDS, Peer, pattern, serving
+
+from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
+
+
+class Unmeasured:
+    """A stream that does not know its length, over one buffer that is overwritten as soon as it may be."""
+
+    length = None
+
+    def __init__(self, contents: list[bytes], *, fail_after: int | None = None) -> None:
+        self._contents = contents
+        self._fail_after = fail_after
+        self._memory = memoryview(bytearray(max(map(len, contents), default=0)))
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.closed = 0
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        for index, content in enumerate(self._contents):
+            if index == self._fail_after:
+                raise RuntimeError("the medium failed")
+            if index:
+                await self.go_on.wait()
+            self._memory[: len(content)] = content
+            yield self._memory[: len(content)]
+            self._memory[:] = b"\xee" * len(self._memory)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def answering(stream: Unmeasured) -> Handler:
+    async def handle(_head: RequestHead, _body: RequestBody) -> Reply:
+        return Reply(200, (), stream)
+
+    return handle
+
+
+async def read_head(peer: Peer) -> bytes:
+    return await asyncio.wait_for(peer.reader.readuntil(b"\r\n\r\n"), TIMEOUT_SECONDS)
+
+
+async def read_chunk(peer: Peer) -> bytes:
+    size = int(await asyncio.wait_for(peer.reader.readuntil(b"\r\n"), TIMEOUT_SECONDS), 16)
+    data = await asyncio.wait_for(peer.reader.readexactly(size + 2), TIMEOUT_SECONDS)
+    assert data[-2:] == b"\r\n"
+    return data[:-2]
+
+
+async def test_an_unmeasured_stream_is_chunked_and_the_connection_goes_on() -> None:
+    contents = [b"a", pattern(16 * 1024), b"", pattern(3_000_000, 2), pattern(16 * 1024 + 1, 3)]
+    stream = Unmeasured(contents)
+    async with serving(answering(stream)) as served:
+        peer = await served.connect()
+        for _ in range(2):
+            await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            head = await read_head(peer)
+            assert b"transfer-encoding: chunked" in head
+            assert b"content-length" not in head
+            received = []
+            while chunk := await read_chunk(peer):
+                received.append(chunk)
+            assert received == [content for content in contents if content]
+    assert stream.closed == 2
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_chunk_is_whole_at_the_client_while_the_next_is_not_there_yet(size: int) -> None:
+    stream = Unmeasured([pattern(size), b"last"])
+    stream.go_on.clear()
+    async with serving(answering(stream)) as served:
+        peer = await served.connect()
+        await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await read_head(peer)
+        assert await read_chunk(peer) == pattern(size)
+        stream.go_on.set()
+        assert await read_chunk(peer) == b"last"
+        assert await read_chunk(peer) == b""
+
+
+async def test_an_unmeasured_stream_that_fails_is_reset_and_never_ended() -> None:
+    stream = Unmeasured([b"first", b"second"], fail_after=1)
+    async with serving(answering(stream)) as served:
+        peer = await served.connect()
+        await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert await peer.is_cut()
+    assert stream.closed == 1
+
+
+async def test_to_http_10_the_end_of_the_connection_is_the_end_of_an_unmeasured_stream() -> None:
+    stream = Unmeasured([b"one", b"two"])
+    async with serving(answering(stream)) as served:
+        peer = await served.connect()
+        await peer.send(b"GET / HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n")
+        head, _, body = (await peer.rest()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == b"onetwo"

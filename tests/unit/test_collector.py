@@ -1,0 +1,343 @@
+"""The collector: what goes from a full home tier, in which order, and what stays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from fakes import ManualClock
+from gc_world import CHUNK, GRACE_SECONDS, GcWorld, open_catalog
+
+from kvobj.catalog.namespace_protocol import NamespaceRow
+from kvobj.catalog.rows import ChunkName, NamespaceQuota
+from kvobj.clock import boot_ms
+from kvobj.gc.plan import Reason
+from kvobj.policy.chunk_policy import CacheTier, chunk_name
+
+USER = "root"
+
+
+class MakeWorld(Protocol):
+    async def __call__(
+        self,
+        *,
+        capacity_bytes: int = 10 * CHUNK,
+        held_bytes_max: int = 10 * CHUNK,
+        chunk_ttl_seconds: float | None = None,
+    ) -> GcWorld: ...
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+async def make_world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeWorld]:
+    clock = ManualClock()
+    async with AsyncExitStack() as stack:
+        numbers = itertools.count()
+
+        async def make(
+            *,
+            capacity_bytes: int = 10 * CHUNK,
+            held_bytes_max: int = 10 * CHUNK,
+            chunk_ttl_seconds: float | None = None,
+        ) -> GcWorld:
+            directory = tmp_path / str(next(numbers))
+            directory.mkdir()
+            catalog = await stack.enter_async_context(open_catalog(request.param, directory, clock))
+            world = GcWorld(
+                catalog,
+                clock,
+                capacity_bytes=capacity_bytes,
+                held_bytes_max=held_bytes_max,
+                chunk_ttl_seconds=chunk_ttl_seconds,
+            )
+            await world.open()
+            return world
+
+        yield make
+
+
+@pytest.fixture
+async def world(make_world: MakeWorld) -> GcWorld:
+    return await make_world()
+
+
+async def pin(world: GcWorld, key: str) -> bytes:
+    now_ms = boot_ms(world.clock)
+    session = await world.catalog.leases.open_session(
+        user=USER, bucket="cache", holder="test", ttl_ms=600_000, now_boot_ms=now_ms
+    )
+    pinned = await world.catalog.leases.pin_tails(session.id, [key], user=USER, bucket="cache", now_boot_ms=now_ms)
+    assert pinned.pins[0].pin is not None
+    return session.id
+
+
+async def test_below_the_watermark_nothing_goes(world: GcWorld) -> None:
+    await world.chain("a", 9)
+    report = await world.collector.collect()
+    assert (report.condemned, report.claimed) == (0, 0)
+    assert (await world.collector.plan()).victims == ()
+
+
+async def test_above_the_watermark_the_coldest_leaves_are_condemned_and_claimed_after_the_grace_time(
+    world: GcWorld,
+) -> None:
+    await world.chain("a", 5)
+    await world.chain("b", 5)
+    report = await world.collector.collect()
+    assert report.condemned == 2  # ten chunks of a hundred bytes, 900 allowed, down to 95 % of that
+    assert report.claimed == 0
+    assert len(await world.live()) == 10  # a mark hides nothing
+    world.clock.advance(GRACE_SECONDS - 1)
+    assert (await world.collector.collect()).claimed == 0
+    await world.after_grace()
+    assert await world.live() == {"a0", "a1", "a2"} | {f"b{number}" for number in range(5)}
+    assert len(world.home.sizes) == 8
+
+
+async def test_a_second_cycle_does_not_condemn_more_than_is_needed(world: GcWorld) -> None:
+    await world.chain("a", 10)
+    assert (await world.collector.collect()).condemned == 2
+    assert (await world.collector.collect()).condemned == 0
+
+
+async def test_a_chunk_that_is_asked_for_within_the_grace_time_stays(world: GcWorld) -> None:
+    rows = await world.chain("a", 10)
+    await world.collector.collect()
+    # What a GET does: a look-up that rescues, and the hold.
+    await world.catalog.lookup("cache", ["a9"], rescue=True)
+    world.collector.hold(rows[9])
+    await world.after_grace()
+    assert "a9" in await world.live()
+    assert "a8" in await world.live()  # a parent whose child stays, stays
+    assert world.collector.counts.rescued >= 1
+
+
+async def test_a_pinned_tail_protects_its_chain(world: GcWorld) -> None:
+    await world.chain("a", 5)
+    await world.chain("b", 5)
+    await pin(world, "a4")
+    await world.collector.collect()
+    await world.after_grace()
+    live = await world.live()
+    assert {f"a{number}" for number in range(5)} <= live
+    assert len(live) == 8
+
+
+async def test_when_pins_end_their_chain_may_go(world: GcWorld) -> None:
+    await world.chain("a", 10)
+    session = await pin(world, "a9")
+    assert (await world.collector.collect()).condemned == 0
+    await world.catalog.leases.close_session(session, user=USER, bucket="cache")
+    world.clock.advance(6)  # what was refused is not asked for again at once
+    assert (await world.collector.collect()).condemned == 2
+
+
+async def test_ordinary_objects_are_never_removed(world: GcWorld) -> None:
+    for number in range(10):
+        await world.put(f"o{number}", bucket="objects")
+    assert (await world.collector.collect()).condemned == 0
+    assert await world.collector.make_room(5 * CHUNK) == 0
+    assert len(world.home.sizes) == 10
+
+
+async def test_who_waits_for_room_waits_for_no_grace_time(world: GcWorld) -> None:
+    await world.chain("a", 10)
+    removed = await world.collector.make_room(3 * CHUNK)
+    assert removed >= 3 * CHUNK
+    assert len(world.home.sizes) == 10 - removed // CHUNK
+    assert "a0" in await world.live()
+
+
+async def test_room_is_made_of_what_is_condemned_already(world: GcWorld) -> None:
+    await world.chain("a", 5)
+    await world.chain("b", 5)
+    await world.collector.collect()
+    assert await world.collector.make_room(CHUNK) >= CHUNK
+    live = await world.live()
+    assert "a4" not in live
+    assert {f"b{number}" for number in range(5)} <= live
+
+
+async def test_room_is_never_made_of_what_a_client_was_just_told_of(world: GcWorld) -> None:
+    rows = await world.chain("a", 10)
+    for row in rows:
+        world.collector.hold(row)
+    assert await world.collector.make_room(CHUNK) == 0
+    world.clock.advance(GRACE_SECONDS)
+    assert await world.collector.make_room(CHUNK) >= CHUNK
+
+
+async def test_a_chunk_that_is_asked_for_while_room_is_being_made_stays(
+    world: GcWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = await world.chain("a", 10)
+    condemn = world.catalog.condemn
+
+    async def asked_for_meanwhile(chunks: Sequence[ChunkName], *, not_before_boot_ms: int) -> list[bool]:
+        world.collector.hold(rows[9])  # its look-up came before the mark, so it rescued nothing
+        return await condemn(chunks, not_before_boot_ms=not_before_boot_ms)
+
+    monkeypatch.setattr(world.catalog, "condemn", asked_for_meanwhile)
+    assert await world.collector.make_room(3 * CHUNK) == 0
+    assert await world.collector.remove_now(rows) == 0
+    assert len(await world.live()) == 10
+    assert world.policy.holds(chunk_name("cache", "a9"), CacheTier.NVME)
+
+
+async def test_a_removal_of_somebody_else_is_noticed(world: GcWorld) -> None:
+    rows = await world.chain("a", 10)
+    outcomes = await world.catalog.delete("cache", ["a9"], now_ms=world.clock.now_ms())
+    world.collector.removed([outcome.removed for outcome in outcomes if outcome.removed is not None])
+    assert not world.policy.holds(chunk_name("cache", "a9"), CacheTier.NVME)
+    assert world.policy.holds(chunk_name("cache", "a8"), CacheTier.NVME)
+    assert rows[9].key not in await world.live()
+
+
+async def test_a_chunk_stored_anew_under_its_key_is_not_removed_for_the_old_one(world: GcWorld) -> None:
+    row = await world.put("a")
+    await world.catalog.delete("cache", ["a"], now_ms=world.clock.now_ms())
+    again = await world.commit("a")  # the collector has heard of neither
+    assert again.blobs != row.blobs
+    assert await world.collector.make_room(5 * CHUNK) == 0
+    assert await world.live() == {"a"}
+
+
+async def test_in_quiet_time_nothing_is_condemned_or_claimed(world: GcWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.chain("a", 10)
+    monkeypatch.setattr(type(world.collector), "is_quiet", property(lambda _: True))
+    assert (await world.collector.collect()).quiet
+    assert await world.collector.make_room(CHUNK) == 0
+    assert (await world.collector.plan()).quiet
+    assert len(await world.live()) == 10
+
+
+async def test_chunks_that_nobody_uses_for_their_time_to_live_go_children_first(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=1000 * CHUNK, chunk_ttl_seconds=60)
+    await world.chain("old", 3)
+    world.clock.advance(50)
+    kept = await world.chain("new", 3)
+    world.clock.advance(20)
+    plan = await world.collector.plan()
+    assert [victim.key for victim in plan.victims] == ["old2", "old1", "old0"]
+    assert {victim.reason for victim in plan.victims} == {Reason.EXPIRED}
+    assert all(victim.unused_seconds is not None and victim.unused_seconds > 60 for victim in plan.victims)
+    assert (await world.collector.collect()).condemned == 3
+    world.collector.hold(kept[0])
+    await world.after_grace()
+    assert await world.live() == {"new0", "new1", "new2"}
+
+
+async def test_a_request_for_the_chain_starts_its_time_to_live_anew(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=1000 * CHUNK, chunk_ttl_seconds=60)
+    await world.chain("a", 3)
+    world.clock.advance(50)
+    chain = b"".join(chunk_name("cache", f"a{number}") for number in range(3))
+    assert world.collector.request(chain, now_ms=world.clock.now_ms()) == 3
+    world.clock.advance(50)
+    assert (await world.collector.collect()).condemned == 0
+
+
+async def test_the_dry_run_says_what_the_cycle_then_does(world: GcWorld) -> None:
+    await world.chain("a", 5)
+    await world.chain("b", 5)
+    world.refused = [("cache", "never-wanted", 7)]
+    plan = await world.collector.plan()
+    assert [(victim.key, victim.reason) for victim in plan.victims] == [
+        ("never-wanted", Reason.REFUSED),
+        ("a4", Reason.SPACE),
+        ("a3", Reason.SPACE),
+    ]
+    assert (plan.chunks, plan.size_bytes, plan.marked) == (3, 2 * CHUNK + 7, 0)
+    assert await world.collector.plan() == plan
+    await world.collector.collect()
+    await world.after_grace()
+    assert {f"a{number}" for number in range(5)} - await world.live() == {"a3", "a4"}
+
+
+def namespace_row(name: str, quota: NamespaceQuota) -> NamespaceRow:
+    return NamespaceRow(
+        bucket="cache",
+        name=name,
+        declaration=b"{}",
+        fingerprint=name.encode().ljust(32, b"\0"),
+        wrapped_key=b"",
+        root=name.encode().ljust(32, b"\0"),
+        ids="foreign",
+        chunk_tokens=16,
+        chunk_bytes=None,
+        part_axis=None,
+        created_ms=0,
+        owner=USER,
+        quota=quota,
+    )
+
+
+async def test_a_namespace_at_its_quota_gives_up_its_own_chunks_first(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=1000 * CHUNK)
+    await world.catalog.namespaces.declare(namespace_row("small", NamespaceQuota(chunks=20)))
+    await world.catalog.namespaces.declare(namespace_row("large", NamespaceQuota(size_bytes=1000 * CHUNK)))
+    for number in range(20):
+        await world.put(f"large/{number}", namespace="large")
+        await world.put(f"small/{number}", namespace="small")
+    plan = await world.collector.plan()
+    assert {victim.reason for victim in plan.victims} == {Reason.QUOTA}
+    assert all(victim.key.startswith("small/") for victim in plan.victims)
+    await world.collector.collect()
+    await world.after_grace()
+    live = await world.live()
+    assert len([key for key in live if key.startswith("small/")]) == 19
+    assert len([key for key in live if key.startswith("large/")]) == 20
+    assert (await world.collector.collect()).condemned == 0
+
+
+async def test_what_lies_at_home_already_is_learnt_at_a_start(world: GcWorld) -> None:
+    for number in range(10):
+        await world.commit(f"a{number}", parent=f"a{number - 1}" if number else "")
+    await world.commit("o", bucket="objects")
+    assert await world.collector.make_room(CHUNK) == 0
+    await world.collector.load()
+    assert world.policy.size_bytes(CacheTier.NVME) == 10 * CHUNK
+    assert (await world.collector.collect()).condemned >= 1
+    assert await world.collector.make_room(CHUNK) >= CHUNK
+    assert "a0" in await world.live()
+
+
+async def test_refused_chunks_are_removed_at_once_but_not_those_that_are_held(world: GcWorld) -> None:
+    rows = [await world.commit("a"), await world.commit("b")]
+    world.collector.hold(rows[1])
+    assert await world.collector.remove_now(rows) == CHUNK
+    assert await world.live() == {"b"}
+
+
+@dataclass
+class Load:
+    """How long a cycle over many chunks waits between its batches."""
+
+    slept_seconds: float
+    batches: int
+
+
+async def _load(world: GcWorld, *, busy: bool) -> Load:
+    for number in range(500):
+        row = await world.commit(f"k{number:03}")
+        await world.collector.written(row)
+    if not busy:
+        world.clock.advance(10)
+    world.slept.clear()
+    await world.collector.collect()
+    return Load(sum(world.slept), len(world.slept))
+
+
+async def test_beside_other_work_the_collector_keeps_its_rate_and_alone_it_does_not_wait(make_world: MakeWorld) -> None:
+    loads = []
+    for busy in (True, False):
+        world = await make_world(capacity_bytes=10 * CHUNK, held_bytes_max=0)
+        loads.append(await _load(world, busy=busy))
+    busy_load, idle_load = loads
+    assert busy_load.slept_seconds == pytest.approx(0.49, abs=0.02)  # 490 chunks at 1,000 a second
+    assert busy_load.batches > 5
+    assert idle_load.slept_seconds == 0

@@ -1,0 +1,161 @@
+"""?mget's stream by itself: what it opens ahead, what it does where there is no room, and what it lets go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
+
+import pytest
+from kv_driver import parse_stream
+
+from kvobj.api.kv.mget import LOOK_AHEAD, ChunkStream, Span
+from kvobj.api.object_store import ObjectStore
+from kvobj.catalog.rows import Durability, ObjectRow
+from kvobj.errors import BusyError, TierUnavailableError
+
+
+def row(key: str, size_bytes: int) -> ObjectRow:
+    return ObjectRow("b", key, (), size_bytes, "kv-0", 0, "alice", Durability.LOCAL, digest=b"d" * 32)
+
+
+class OneReader:
+    """A chunk on its way out, in two views of one buffer."""
+
+    tier = "dram"
+
+    def __init__(self, store: Chunks, key: str, length: int) -> None:
+        self.length = length
+        self._store = store
+        self._data = key.encode() * length
+        store.open_readers += 1
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        if self._data[:1] == self._store.fails_in:
+            raise TierUnavailableError("a blob vanished")
+        buffer = bytearray(self._data[: self.length // 2])
+        yield memoryview(buffer)
+        buffer[:] = b"!" * len(buffer)
+        yield memoryview(self._data)[self.length // 2 : self.length]
+
+    async def aclose(self) -> None:
+        self._store.open_readers -= 1
+
+
+class Chunks:
+    """A store of chunks whose bytes repeat their key."""
+
+    def __init__(self, *, busy: int = 0, lost: str = "", fails_in: bytes = b"") -> None:
+        self.busy = busy
+        self.lost = lost
+        self.fails_in = fails_in
+        self.open_readers = 0
+        self.opened: list[str] = []
+
+    async def open(self, found: ObjectRow, start: int, stop: int) -> OneReader | None:
+        await asyncio.sleep(0)
+        self.opened.append(found.key)
+        if self.busy:
+            self.busy -= 1
+            raise BusyError("no room")
+        return None if found.key in self.lost else OneReader(self, found.key, stop - start)
+
+    async def settled(self, found: ObjectRow, *, wait: bool = True) -> ObjectRow:
+        del wait
+        return found
+
+
+def stream_of(store: Chunks, *sizes: int) -> tuple[ChunkStream, list[int]]:
+    released: list[int] = []
+
+    def spans() -> Iterator[Span]:
+        for index, size_bytes in enumerate(sizes):
+            yield Span(index, None, row(chr(97 + index), size_bytes), 0, size_bytes)
+
+    return ChunkStream(spans(), cast("ObjectStore", store), lambda: released.append(1)), released
+
+
+async def whole(stream: ChunkStream) -> bytes:
+    body = b"".join([bytes(view) async for view in stream.views()])
+    await stream.aclose()
+    return body
+
+
+@pytest.mark.parametrize("size_bytes", [1, 7, 20_000, 200_000])
+async def test_every_chunk_comes_whole_and_every_reader_is_closed(size_bytes: int) -> None:
+    store = Chunks()
+    stream, released = stream_of(store, *[size_bytes] * 6)
+    items = parse_stream(await whole(stream))
+    assert [item.payload for item in items] == [bytes([97 + index]) * size_bytes for index in range(6)]
+    assert (store.open_readers, released) == (0, [1])
+
+
+async def test_no_more_than_the_look_ahead_is_open_beside_the_one_that_is_sent() -> None:
+    store = Chunks()
+    stream, _ = stream_of(store, *[50_000] * 10)
+    most = 0
+    async for _view in stream.views():
+        most = max(most, store.open_readers)
+    assert 1 < most <= LOOK_AHEAD + 1
+    await stream.aclose()
+    assert store.open_readers == 0
+
+
+async def test_where_there_was_no_room_to_read_ahead_the_chunk_is_opened_in_its_turn() -> None:
+    store = Chunks(busy=1)
+    stream, _ = stream_of(store, 10, 10)
+    items = parse_stream(await whole(stream))
+    assert [item.payload for item in items] == [b"a" * 10, b"b" * 10]
+    assert sorted(store.opened) == ["a", "a", "b"]
+
+
+async def test_no_room_in_its_turn_either_fails_the_stream_and_lets_all_go() -> None:
+    store = Chunks(busy=100)
+    stream, released = stream_of(store, 10, 10, 10, 10)
+    with pytest.raises(BusyError):
+        async for _view in stream.views():
+            pass
+    await stream.aclose()
+    assert (store.open_readers, released) == (0, [1])
+
+
+async def test_a_lost_chunk_is_a_miss_and_one_that_breaks_fails_the_stream() -> None:
+    stream, _ = stream_of(Chunks(lost="b"), 10, 10, 10)
+    assert [item.header["status"] for item in parse_stream(await whole(stream))] == [200, 404, 200]
+    broken = Chunks(fails_in=b"b")
+    stream, released = stream_of(broken, 10, 10, 10, 10, 10)
+    with pytest.raises(TierUnavailableError):
+        async for _view in stream.views():
+            pass
+    await stream.aclose()
+    assert (broken.open_readers, released) == (0, [1])
+
+
+async def test_a_reader_that_leaves_at_any_view_leaves_nothing_open() -> None:
+    for views in range(8):
+        store = Chunks()
+        stream, released = stream_of(store, *[50_000] * 5)
+        running = stream.views()
+        for _ in range(views):
+            await anext(running)
+        await running.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
+        assert (store.open_readers, released) == (0, [1])
+
+
+async def test_others_run_while_a_long_list_of_misses_is_told() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    misses = (Span(index, None, None) for index in range(10_000))
+    stream = ChunkStream(misses, cast("ObjectStore", Chunks()), lambda: None)
+    items = parse_stream(await whole(stream))
+    running.cancel()
+    assert len(items) == 10_000
+    assert turns > 100
