@@ -37,8 +37,8 @@ _OTHERS: Final = 0o077
 class DataDirectory:
     """An open and locked data directory. A context manager; `close()` frees the lock.
 
-    `store_id` names the store for ever (16 random bytes); `store_key` (32 random bytes) keys the MACs of record pages and never
-    leaves the directory.
+    `store_id` names the store for ever (16 random bytes); `store_key` (32 random bytes) keys the MACs of record pages, and the
+    wrapping key of namespace keys follows from it where the configuration names none. It never leaves the directory.
     """
 
     __slots__ = ("_lock", "_random_bytes", "path", "store_id", "store_key")

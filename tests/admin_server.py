@@ -26,7 +26,9 @@ from kvobj.arena import ArenaUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, BucketUsage, ListPage, ObjectRow, UserRow
 from kvobj.clock import SystemClock
-from kvobj.errors import BucketExistsError, NoSuchBucketError, NoSuchUserError, UserExistsError
+from kvobj.errors import BucketExistsError, ConflictError, NoSuchBucketError, NoSuchUserError, UserExistsError
+from kvobj.gc.plan import GcPlan, GcReport, Reason, Victim
+from kvobj.gc.recall import RecallQuery, RecallReport, RecallState
 from kvobj.metrics import Metrics
 
 
@@ -108,6 +110,9 @@ class FakeStore:
     damaged: dict[tuple[str, str], str] = field(default_factory=dict)
     failure: Exception | None = None
     gate: asyncio.Event | None = None
+    recalled: list[tuple[RecallQuery, bool]] = field(default_factory=list)
+    recall_steps: int = 2
+    quiet: bool = False
 
     def is_ready(self) -> bool:
         return self.ready
@@ -138,6 +143,8 @@ class FakeStore:
             ),
             catalog=CatalogStatus("lmdb", 1, 2, 30),
             queues={"delete": 0},
+            gc={"held_bytes": 2**20, "reclaim_lag_seconds": 0.5},
+            leases={"sessions": 3, "pins": 4},
             rates={"get_per_second": 1.5},
             notes=("the nvme tier does buffered I/O",),
         )
@@ -156,6 +163,33 @@ class FakeStore:
                 raise self.failure
             if bucket in (None, row.bucket):
                 yield VerifiedObject(row.bucket, row.key, row.size_bytes, self.damaged.get((row.bucket, row.key)))
+
+    async def gc_plan(self, limit: int) -> GcPlan:
+        victims = (
+            Victim("cache", "a/[bold]2", Reason.EXPIRED, 2**20, 3725.0),
+            Victim("cache", "b é", Reason.SPACE, 2**20),
+        )
+        return GcPlan(victims[:limit], 2, 2**21, self.quiet, 2**30, 2**29, 5, 1)
+
+    async def collect(self) -> GcReport:
+        return GcReport(condemned=3, claimed=2, claimed_bytes=2**21, rescued=1, quiet=self.quiet)
+
+    async def start_recall(self, query: RecallQuery, *, dry_run: bool) -> RecallReport:
+        await self.catalog.bucket_usage(query.bucket)
+        if self.recalled and self.recall_steps:
+            raise ConflictError("a recall is running already", bucket=query.bucket)
+        self.recalled.append((query, dry_run))
+        return RecallReport("running", dry_run=dry_run, bucket=query.bucket, total_chunks=3)
+
+    def recall_report(self) -> RecallReport:
+        self.recall_steps -= 1
+        state: RecallState = "running" if self.recall_steps > 0 else "done"
+        (_, dry_run) = self.recalled[-1]
+        return RecallReport(state, dry_run=dry_run, bucket="cache", chunks=2, size_bytes=2**21, total_chunks=3)
+
+    async def cancel_recall(self) -> RecallReport:
+        self.recall_steps = 0
+        return RecallReport("cancelled")
 
     async def flush(self) -> FlushOutcome:
         return FlushOutcome(blobs=3, size_bytes=3 * 2**20)

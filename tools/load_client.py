@@ -29,7 +29,8 @@ _ONE_WRITE_BYTES: Final = 65536
 class Load:
     """What one connection does: each head is sent, with `body_bytes` after it; `reply_bytes` of body are received.
 
-    `protocol` is `http`, or `redis` whose heads are whole commands up to the value.
+    `protocol` is `http`, `head` (replies come without the body that they announce), or `redis` whose heads are whole commands
+    up to the value.
     """
 
     port: int
@@ -111,7 +112,8 @@ class _Connection:
         if not head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 206")):
             raise RuntimeError(f"not a success: {bytes(self._reply[: min(filled, 2000)])!r}")
         wanted = end + 4 + self._load.reply_bytes
-        if not self._load.reply_bytes:  # a PUT's reply may have a small body of its own
+        has_unknown_body = not self._load.reply_bytes and self._load.protocol != "head"
+        if has_unknown_body:  # a PUT's reply may have a small body of its own
             marker = head.lower().find(b"content-length:")
             wanted += int(head[marker + 15 :].split(b"\r\n", 1)[0]) if marker >= 0 else 0
         while filled < wanted:

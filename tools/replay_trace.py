@@ -2,6 +2,8 @@
 
 One object a block, through aiobotocore with bounded concurrency; every byte read is compared with its block's own bytes.
 Timestamps are ignored unless `--speed` is given. Exits 0 if every byte was right and no request failed, else 1.
+With `--api match`, whole requests at a time through the KV API, by holders that pin and crash (`replay_match.py`).
+With `--policy` nothing is sent anywhere: the trace goes through the store's eviction policy in this process (`simulate_policy.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from typing import Any, Final
 import aiobotocore.config
 import aiobotocore.session
 import botocore.exceptions
+import replay_match_command
+import simulate_policy
+from replay_match import is_right
 from replay_statistics import ReplayStatistics, summary_table, write_plot
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -264,8 +269,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--speed", type=float, help="keep the trace's timing, this many times faster")
     parser.add_argument("--attempts", type=int, default=8, help="tries an operation when the server says SlowDown")
     parser.add_argument("--seed", type=int, default=1)
+    replay_match_command.add_arguments(parser, size_bytes)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--policy",
+        choices=("gipe", "lru"),
+        help="no server: token hit ratio of this policy by capacity, against LRU and the optimum, as table and --plot",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(argv)
 
@@ -273,14 +284,30 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Replay and report."""
     arguments = parse_arguments()
+    if arguments.policy is not None:
+        simulate_policy.report(
+            [arguments.trace],
+            policies=("lru", "best") if arguments.policy == "lru" else simulate_policy.ONE_TIER,
+            requests=arguments.requests,
+            plot=arguments.plot,
+            results=arguments.json,
+            quiet=arguments.quiet,
+        )
+        return 0
     console = Console(stderr=True)
-    statistics, summary = asyncio.run(replay(arguments, console))
-    Console().print(summary_table(f"{summary['trace']} into a {summary['bucket_kind']} bucket", summary))
+    statistics: ReplayStatistics
+    if arguments.api == "match":
+        statistics, summary = replay_match_command.run_match(arguments, console, key_pair)
+        failed = not is_right(summary)
+    else:
+        statistics, summary = asyncio.run(replay(arguments, console))
+        Console().print(summary_table(f"{summary['trace']} into a {summary['bucket_kind']} bucket", summary))
+        failed = bool(statistics.wrong_blocks or statistics.errors)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
     if arguments.plot is not None:
         write_plot(arguments.plot, str(summary["trace"]), statistics.samples)
-    return 1 if statistics.wrong_blocks or statistics.errors else 0
+    return int(failed)
 
 
 if __name__ == "__main__":

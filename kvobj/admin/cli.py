@@ -20,6 +20,7 @@ from kvobj import __version__
 from kvobj.admin import offline, render
 from kvobj.admin.access import DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
 from kvobj.admin.output import Output
+from kvobj.admin.recall import recall, time_ms
 from kvobj.admin.verify import verify
 from kvobj.client import AdminClient, Endpoint, SignedConnection
 from kvobj.errors import ConfigurationError, KvobjError
@@ -75,6 +76,19 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("key", metavar="KEY")
     command("verify", "hash everything again").add_argument("bucket", nargs="?", metavar="BUCKET")
     command("flush", "write down what is only in memory")
+    gc = command("gc", "remove now what policy does not want in the home tier any more")
+    gc.add_argument("--dry-run", action="store_true", help="list what would go and why, and change nothing")
+    recall_ = command("recall", "remove every chunk of a writer, a namespace or a span of time, with all descendants")
+    recall_.add_argument("--bucket", required=True, metavar="BUCKET")
+    recall_.add_argument("--namespace", metavar="NAMESPACE")
+    recall_.add_argument("--writer", metavar="USER")
+    recall_.add_argument(
+        "--from", dest="from_ms", type=time_ms, metavar="TIME", help="stored at or after: 2026-01-31T08:00"
+    )
+    recall_.add_argument(
+        "--to", dest="to_ms", type=time_ms, metavar="TIME", help="stored before; UTC where no zone is given"
+    )
+    recall_.add_argument("--dry-run", action="store_true", help="only count what fits")
     command("credentials", "print the root user's keys as shell exports")
     bucket = command("bucket", "create buckets").add_subparsers(dest="action", required=True, metavar="ACTION")
     create = bucket.add_parser("create", help="create a bucket", parents=[shared])
@@ -134,6 +148,8 @@ def _command_of(options: argparse.Namespace) -> Command:
         "inspect": _inspect,
         "verify": _verify,
         "flush": _flush,
+        "gc": _gc,
+        "recall": _recall,
         "bucket create": _create_bucket,
         "user add": _add_user,
         "user list": _list_users,
@@ -177,6 +193,35 @@ def _flush(client: AdminClient, output: Output, _options: argparse.Namespace) ->
     text = f"wrote down {outcome.get('blobs')} blobs, {render.size_text(outcome.get('size_bytes'))}"
     output.show(outcome, lambda console: console.print(text, highlight=False))
     return 0
+
+
+def _gc(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    if options.dry_run:
+        plan = client.gc_plan()
+        output.show(plan, lambda console: render.print_gc_plan(console, plan))
+        return 0
+    report = client.collect()
+    text = (
+        f"condemned {report.get('condemned')} chunks, removed {report.get('claimed')} "
+        f"({render.size_text(report.get('claimed_bytes'))}), {report.get('rescued')} were asked for and stay"
+    )
+    quiet = "quiet time: nothing is removed until holders could pin again"
+    output.show(report, lambda console: console.print(quiet if report.get("quiet") else text, highlight=False))
+    return 0
+
+
+def _recall(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    return recall(
+        client,
+        output,
+        bucket=options.bucket,
+        namespace=options.namespace,
+        writer=options.writer,
+        from_ms=options.from_ms,
+        to_ms=options.to_ms,
+        dry_run=options.dry_run,
+        wait=time.sleep,
+    )
 
 
 def _create_bucket(client: AdminClient, output: Output, options: argparse.Namespace) -> int:

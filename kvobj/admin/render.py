@@ -79,7 +79,7 @@ def print_status(console: Console, status: Document) -> None:
             _text(tier.get("location")),
         )
     console.print(tiers)
-    for name in ("arena", "catalog", "queues", "rates"):
+    for name in ("arena", "catalog", "queues", "gc", "leases", "rates"):
         values = status.get(name)
         if isinstance(values, Mapping) and values:
             table = _table(name, "")
@@ -163,6 +163,33 @@ def print_inspection(console: Console, inspection: Document) -> None:
             _text(header.get("digest") or blob.get("digest")),
         )
     console.print(blobs)
+
+
+def print_gc_plan(console: Console, plan: Document) -> None:
+    """What the collector would remove: chunk by chunk, then the sums."""
+    victims = _documents(plan.get("victims"))
+    if victims:
+        table = _table("reason", "bucket", "key", "size", "unused")
+        for victim in victims:
+            table.add_row(
+                _text(victim.get("reason")),
+                _text(victim.get("bucket")),
+                _text(victim.get("key")),
+                size_text(victim.get("size_bytes")),
+                duration_text(victim.get("unused_seconds")),
+            )
+        console.print(table)
+    chunks = plan.get("chunks")
+    more = f" ({len(victims)} listed)" if isinstance(chunks, int) and chunks > len(victims) else ""
+    console.print(
+        f"{chunks} chunks{more}, {size_text(plan.get('size_bytes'))} would go; home tier {size_text(plan.get('home_used_bytes'))} "
+        f"of {size_text(plan.get('home_limit_bytes'))} below its watermark; {plan.get('marked')} condemned already, "
+        f"{plan.get('waiting_for_pins')} deleted and still pinned",
+        markup=False,
+        highlight=False,
+    )
+    if plan.get("quiet"):
+        console.print("quiet time: nothing is removed until holders could pin again", highlight=False)
 
 
 def print_users(console: Console, users: Iterable[Document]) -> None:

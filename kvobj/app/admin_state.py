@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from functools import partial
 
 from kvobj import __version__
 from kvobj.api.admin_view import (
@@ -22,10 +21,11 @@ from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.clock import Clock
 from kvobj.codec.frame import frame_head_bytes, parse_frame
 from kvobj.errors import KvobjError, UnavailableError
+from kvobj.gc.plan import GcPlan, GcReport
+from kvobj.gc.recall import RecallQuery, RecallReport
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
-from kvobj.tiers.protocol import BlobNames, Tier
-from kvobj.tiers.verification import check_frame
+from kvobj.tiers.protocol import Tier
 
 FLUSH_SECONDS = 600.0
 
@@ -72,13 +72,16 @@ class NodeView:
                 "write_behind_oldest_seconds": int(backlog.oldest_seconds),
                 "blobs_in_use": len(node.in_use),
                 "reaped_blobs": node.reaper.reaped_blobs,
-                "leftover_blobs": node.sweep.leftover_blobs,
-                "removed_for_room_objects": node.home_space.removed_objects,
+                "leftover_blobs": node.upkeep.sweep.leftover_blobs,
+                "refused": backlog.refused_objects,
+                "removed_for_room_objects": node.collector.counts.claimed,
                 "recovered_rows": node.recovery.rows,
                 "dropped_rows": node.recovery.dropped_rows,
                 "corrupt_blobs": node.corrupt.found,
                 "write_behind_failures": node.write_behind.failures,
             },
+            gc=node.upkeep.parts.figures(),
+            leases=node.upkeep.parts.leases(),
             rates=self._rates.update(self._clock.monotonic(), self._counters()),
             notes=node.notes + self._orphans + self._mode_notes(tiers),
         )
@@ -165,11 +168,7 @@ class NodeView:
         rows: AsyncIterator[ObjectRow] = self._node.catalog.scan_objects()
         async for row in rows:
             if bucket is None or row.bucket == bucket:
-                self._node.in_use.hold(blob.blob_id for blob in row.blobs)
-                try:
-                    problem = await self._problem_of(row)
-                finally:
-                    self._node.in_use.release(blob.blob_id for blob in row.blobs)
+                problem = (await self._node.upkeep.copies.check(row)).problem
                 if problem is not None and not await self._is_current(row):
                     continue  # deleted or replaced while it was being read
                 yield VerifiedObject(row.bucket, row.key, row.size_bytes, problem)
@@ -178,69 +177,25 @@ class NodeView:
         (now,) = await self._node.catalog.lookup(row.bucket, [row.key])
         return now is not None and now.blobs == row.blobs
 
-    async def _problem_of(self, row: ObjectRow) -> str | None:
-        for blob in (await self._node.store.settled(row)).blobs:
-            problem = await self._problem_of_blob(blob, BlobNames(row.bucket, row.key))
-            if problem is not None:
-                return problem
-        return None
+    async def gc_plan(self, limit: int) -> GcPlan:
+        """See `AdminView.gc_plan`."""
+        return await self._node.collector.plan(limit=limit)
 
-    async def _problem_of_blob(self, blob: BlobRef, names: BlobNames) -> str | None:
-        """Hash the blob in every tier that holds it; a bad copy is replaced from a good one."""
-        blob_id = BlobId(blob.blob_id)
-        good: Tier | None = None
-        bad: list[tuple[Tier, str]] = []
-        tiers: tuple[Tier, ...] = (self._node.dram, self._node.nvme)
-        for tier in tiers:
-            if await tier.missing([blob_id]):
-                continue
-            problem = await self._hash(tier, blob)
-            if problem is None:
-                good = tier
-            else:
-                bad.append((tier, problem))
-        if good is None:
-            return "; ".join(problem for _, problem in bad) or "no tier holds it"
-        for tier, problem in bad:
-            if not await self._repair(tier, good, blob_id, names):
-                return f"{problem}; could not be repaired"
-        return None
+    async def collect(self) -> GcReport:
+        """See `AdminView.collect`."""
+        return await self._node.collector.collect()
 
-    async def _hash(self, tier: Tier, blob: BlobRef) -> str | None:
-        try:
-            frame = await tier.get(BlobId(blob.blob_id))
-            if frame is None:
-                return f"{tier.name}: gone"
-            try:
-                await frame.complete()
-                problem = await self._node.on_pool(
-                    partial(check_frame, frame.view, plain_bytes=blob.plain_bytes, digest=blob.digest)
-                )
-            finally:
-                frame.release()
-        except KvobjError as error:
-            return f"{tier.name}: {error}"
-        return None if problem is None else f"{tier.name}: {problem}"
+    async def start_recall(self, query: RecallQuery, *, dry_run: bool) -> RecallReport:
+        """See `AdminView.start_recall`."""
+        return await self._node.upkeep.recall.start(query, dry_run=dry_run)
 
-    async def _repair(self, bad: Tier, good: Tier, blob_id: BlobId, names: BlobNames) -> bool:
-        """Put the good copy where the bad one is."""
-        frame = await good.get(blob_id)
-        if frame is None:
-            return False
-        dram = self._node.dram
-        try:
-            await frame.complete()
-            if bad is self._node.nvme:
-                dram.mark_dirty(blob_id)  # until the home tier has the blob again, the only copy must not be evicted
-            await bad.delete([blob_id])
-            await bad.put(blob_id, frame, names)
-        except KvobjError:
-            return False
-        finally:
-            frame.release()
-        dram.mark_clean(blob_id)
-        self._node.corrupt.forget(blob_id)
-        return True
+    def recall_report(self) -> RecallReport:
+        """See `AdminView.recall_report`."""
+        return self._node.upkeep.recall.report()
+
+    async def cancel_recall(self) -> RecallReport:
+        """See `AdminView.cancel_recall`."""
+        return await self._node.upkeep.recall.cancel()
 
     async def flush(self) -> FlushOutcome:
         """See `AdminView.flush`."""

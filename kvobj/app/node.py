@@ -16,23 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
+from kvobj.app.collection import Upkeep, make_collection, make_upkeep
+from kvobj.app.kv_api import KvApi, make_kv_api
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
+from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
-from kvobj.clock import Clock
+from kvobj.clock import Clock, boot_ms
 from kvobj.config.settings import BucketSettings, Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.database import Database, remove_volatile
 from kvobj.errors import BucketExistsError, KvobjError
-from kvobj.gc.home_space import HomeSpace
+from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
-from kvobj.gc.sweep import Sweep
 from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
 from kvobj.metrics import Metrics
-from kvobj.policy import LruPolicy
+from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
+from kvobj.policy.dram_view import DramView
+from kvobj.policy.gipe import GipePolicy
 from kvobj.record_log import RecordLog
 from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
@@ -54,6 +58,8 @@ from kvobj.tiers.verified import RunOnPool, Verified
 
 ROOT_USER_ID: Final = "root"
 HASH_THREADS: Final = 2
+LONGEST_LEASE_TTLS: Final = 20
+"""A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
 UNHASHED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 T = TypeVar("T")
@@ -79,8 +85,10 @@ class Node:
     commit_step: CommitStep
     write_behind: WriteBehind
     reaper: Reaper
-    home_space: HomeSpace
-    sweep: Sweep
+    policy: ChunkPolicy
+    collector: Collector
+    upkeep: Upkeep
+    kv: KvApi
     in_use: BlobsInUse
     corrupt: CorruptBlobs
     hash_executor: ThreadPoolExecutor
@@ -144,7 +152,14 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         boot_id=boot_id,
     )
     stack.push_async_callback(database.aclose)
-    dram = DramTier(arena, database, LruPolicy(), metrics=metrics, high_watermark=settings.dram.high_watermark)
+    policy: ChunkPolicy = GipePolicy(
+        {
+            CacheTier.DRAM: int(settings.dram.high_watermark * arena.capacity_bytes),
+            CacheTier.NVME: int(settings.nvme.high_watermark * nvme_choice.capacity_bytes),
+        }
+    )
+    dram_view = DramView(policy, now_ms=clock.now_ms)
+    dram = DramTier(arena, database, dram_view, metrics=metrics, high_watermark=settings.dram.high_watermark)
     stack.push_async_callback(dram.aclose)
     nvme = await NvmeTier.open(
         nvme_choice.directory,
@@ -155,7 +170,13 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         segment_bytes=nvme_choice.segment_bytes,
     )
     stack.push_async_callback(nvme.aclose)
-    catalog = await LmdbCatalog.open(database)
+    lease_ttl_ms = int(settings.gc.lease_ttl_seconds * 1000)
+    catalog = await LmdbCatalog.open(
+        database,
+        limits=LeaseLimits(ttl_ms_max=lease_ttl_ms * LONGEST_LEASE_TTLS),
+        max_events=settings.events.max_events,
+        now_boot_ms=boot_ms(clock),
+    )
     stack.push_async_callback(catalog.aclose)
 
     instruments = TierInstruments(metrics)
@@ -196,30 +217,30 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         dirty_bytes_max=arena.capacity_bytes // 2,
         wait_seconds=settings.limits.reserve_timeout_seconds,
     )
-    reaper = Reaper(
-        catalog=catalog,
-        tiers=read_tier,
-        in_use=in_use,
-        clock=clock,
-        interval_seconds=settings.gc.sweep_interval_seconds,
-        on_freed=placement.note_room,
-        log=log,
-    )
-    home_space = HomeSpace(
+    collection = make_collection(
+        settings,
         catalog=catalog,
         home=nvme,
-        reaper=reaper,
-        policy=LruPolicy(),
+        home_capacity_bytes=nvme_choice.capacity_bytes,
+        tiers=read_tier,
+        policy=policy,
+        in_use=in_use,
         clock=clock,
-        high_watermark=settings.nvme.high_watermark,
+        on_freed=placement.note_room,
+        refused=lambda: write_behind.refused(),  # noqa: PLW0108 - it is made below
+        name_blob=dram_view.note,
+        is_cached=dram_view.__contains__,
         log=log,
     )
+    collector, reaper = collection.collector, collection.reaper
     write_behind = WriteBehind(
         catalog=catalog,
         placement=placement,
         clock=clock,
-        make_room=home_space.make_room,
-        on_written=home_space.written,
+        make_room=collector.make_room,
+        on_written=collector.written,
+        admits=collector.admits,
+        remove=collector.remove_now,
         log=log,
     )
     epoch = new_epoch()
@@ -232,15 +253,15 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         write_behind=write_behind,
         clock=clock,
         hash_executor=hash_executor,
-        make_room=home_space.make_room,
-        on_written=home_space.written,
+        make_room=collector.make_room,
+        on_written=collector.written,
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
         unhashed_bytes_max=UNHASHED_BYTES_MAX,
         log=log,
     )
 
     def on_removed(rows: Sequence[ObjectRow]) -> None:
-        home_space.removed(rows)
+        collector.removed(rows)
         reaper.kick()
 
     store = Store(
@@ -256,28 +277,63 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
             segment_bytes=nvme_choice.segment_bytes,
         ),
         in_use=in_use,
-        on_read=home_space.touched,
+        on_read=collector.touched,
+        on_asked=collector.hold,
         on_removed=on_removed,
         corrupt=corrupt,
+    )
+
+    kv = make_kv_api(
+        settings,
+        catalog=catalog,
+        store=store,
+        store_key=data.store_key,
+        policy=collector,
+        dram=dram,
+        in_use=in_use,
+        arena_bytes=arena.capacity_bytes,
+        executor=hash_executor,
+        hold=collector.hold,
+        on_removed=on_removed,
+        clock=clock,
     )
 
     async def compact() -> None:
         if catalog.log_needs_compaction():
             await catalog.compact_log([live_inline_entries])
 
-    sweep = Sweep(
+    async def settled(row: ObjectRow) -> ObjectRow:
+        return await commit_step.settled(row, wait=True)
+
+    upkeep = make_upkeep(
+        settings,
+        collection,
         catalog=catalog,
-        tiers=(dram, nvme),
-        reaper=reaper,
+        cache=dram,
+        home=nvme,
+        tiers=read_tier,
+        policy=policy,
+        in_use=in_use,
+        corrupt=corrupt,
+        settled=settled,
         being_written=lambda blob_id: blob_id.epoch == epoch,
-        clock=clock,
-        upload_ttl_seconds=settings.gc.upload_ttl_seconds,
-        interval_seconds=settings.gc.sweep_interval_seconds,
+        on_removed=on_removed,
         compact=compact,
+        run=run,
+        directory=data.path,
+        clock=clock,
+        metrics=metrics,
         log=log,
     )
+    await upkeep.state_files.load()
     recovery = await Recovery(
-        catalog=catalog, cache=dram, home=nvme, write_behind=write_behind, hash_executor=hash_executor
+        catalog=catalog,
+        cache=dram,
+        home=nvme,
+        write_behind=write_behind,
+        hash_executor=hash_executor,
+        clock=clock,
+        memory_is_lost=database.volatile_fresh,
     ).run()
     await _declare(settings, data, catalog, clock)
     node = Node(
@@ -296,8 +352,10 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         commit_step=commit_step,
         write_behind=write_behind,
         reaper=reaper,
-        home_space=home_space,
-        sweep=sweep,
+        policy=policy,
+        collector=collector,
+        upkeep=upkeep,
+        kv=kv,
         in_use=in_use,
         corrupt=corrupt,
         hash_executor=hash_executor,
@@ -324,10 +382,15 @@ class _Ending:
 
 
 def _start_workers(stack: AsyncExitStack, node: Node) -> None:
-    for worker in (node.write_behind, node.reaper, node.home_space):
+    upkeep = node.upkeep
+    stack.push_async_callback(node.catalog.leases.stopped_cleanly)
+    for worker in (node.write_behind, node.reaper, node.collector, upkeep.expiry, upkeep.state_files):
         worker.start()
         stack.push_async_callback(worker.aclose)
-    stack.push_async_callback(node.sweep.aclose)
+    for later in (upkeep.sweep, upkeep.scrub):
+        stack.push_async_callback(later.aclose)
+    stack.push_async_callback(upkeep.recall.cancel)
+    stack.push_async_callback(node.kv.feed.aclose)
 
 
 async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> None:
@@ -337,6 +400,7 @@ async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> Non
     elif await _has_uploads_in_memory(node.catalog):
         log.info("the arena stays: uploads of class memory are open")
     else:
+        await node.catalog.history.write_down()
         ending.remove_arena = True
 
 
@@ -344,7 +408,7 @@ async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
     for bucket in await catalog.buckets():
         after = ("", "")
         while True:
-            page = await catalog.list_uploads(bucket.name, after=after)
+            page = await catalog.list_uploads(bucket.name, after=after, groups=True)
             if any(upload.durability is Durability.MEMORY for upload in page.rows):
                 return True
             if page.next_after is None:
@@ -355,14 +419,15 @@ async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
 
 @asynccontextmanager
 async def housekeeping(node: Node) -> AsyncIterator[None]:
-    """What a start does once requests are being answered: populate the arena, learn what is at home, sweep.
+    """What a start does once requests are being answered: populate the arena, learn what is at home, sweep, scrub.
 
     Before that it would take seconds from the first answer where there are many objects.
     """
-    node.sweep.start()
+    node.upkeep.sweep.start()
+    node.upkeep.scrub.start()
     background = [
         asyncio.create_task(node.arena.populate(), name="populate"),
-        asyncio.create_task(node.home_space.load(), name="load-home-space"),
+        asyncio.create_task(node.collector.load(), name="load-home-chunks"),
     ]
     try:
         yield

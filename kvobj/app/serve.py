@@ -31,6 +31,7 @@ from kvobj.api.users import UserDirectory
 from kvobj.app.admin_state import NodeView
 from kvobj.app.log import start_logging
 from kvobj.app.node import Node, flush, housekeeping, open_node
+from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
 from kvobj.config.settings import ListenAddress, Settings, TlsSettings
 from kvobj.data_directory import DataDirectory
@@ -84,6 +85,10 @@ async def _serve_node(
             bad_request=bad_request,
         )
         stack.push_async_callback(s3.aclose)
+        if settings.events.zmq is not None:
+            publisher = ZmqEvents.open(node.catalog.history, settings.events, clock=clock, log=log)
+            stack.push_async_callback(publisher.aclose)
+            publisher.start()
         view = NodeView(node, clock=clock, metrics=metrics, receive_mode=lambda: str(s3.receive_mode))
         admin_service = AdminService(
             view=view,
@@ -117,6 +122,7 @@ async def _serve_node(
             await stop.wait()
             view.ready = False
         log.info("stopping: finishing requests in flight")
+        await node.kv.events.aclose()  # readers that follow would hold up the drain until its deadline
         await s3.drain(settings.limits.drain_timeout_seconds)
 
 
@@ -138,7 +144,15 @@ def _s3_service(node: Node, clock: Clock, log: logging.Logger) -> S3Service:
         default_bucket=server.default_bucket,
     )
     settings = S3Settings(region=server.region, host_rules=rules, host_id=node.data.store_id.hex())
-    return S3Service(node.store, settings, clock=clock, log=log, executor=node.hash_executor)
+    return S3Service(
+        node.store,
+        settings,
+        clock=clock,
+        log=log,
+        chunks=node.kv.chunks,
+        read_events=node.kv.events.stream,
+        executor=node.hash_executor,
+    )
 
 
 def _regions(settings: Settings) -> frozenset[str]:

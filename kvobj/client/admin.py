@@ -64,6 +64,38 @@ class AdminClient:
         """Stop the running verification, if any."""
         return self._connection.request("DELETE", "/api/v1/verify").document()
 
+    def gc_plan(self) -> Document:
+        """What the collector would remove now, and why."""
+        return self._get("gc")
+
+    def collect(self) -> Document:
+        """Run one cycle of the collector now."""
+        return self._post("gc", {})
+
+    def start_recall(
+        self,
+        bucket: str,
+        *,
+        namespace: str | None = None,
+        writer: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        dry_run: bool = False,
+    ) -> Document:
+        """Begin to remove every chunk that all given conditions fit, with its descendants. `ConflictError` while one is running."""
+        asked: Document = {"bucket": bucket, "dry_run": dry_run}
+        conditions = {"namespace": namespace, "writer": writer, "from_ms": from_ms, "to_ms": to_ms}
+        asked.update({name: value for name, value in conditions.items() if value is not None})
+        return self._post("recall", asked)
+
+    def recall(self) -> Document:
+        """How far the last recall is."""
+        return self._get("recall")
+
+    def cancel_recall(self) -> Document:
+        """Stop the running recall, if any; what it removed stays removed."""
+        return self._connection.request("DELETE", "/api/v1/recall").document()
+
     def users(self) -> list[Document]:
         """All users, without their secrets."""
         return _documents(self._get("users"), "users")

@@ -12,16 +12,22 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from kvobj.client.credentials import Credentials
 from kvobj.client.errors import answer_error
-from kvobj.client.sigv4 import encoded_path, encoded_query, signed_headers
+from kvobj.client.sigv4 import UNSIGNED_PAYLOAD, encoded_path, encoded_query, signed_headers
 from kvobj.errors import InvalidRequestError, UnavailableError
 
 TIMEOUT_SECONDS: Final = 60.0
+
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+"""Read at once: between two pieces the deadline is looked at."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,67 @@ class Answer:
         return document
 
 
+class Incoming:
+    """An answer of status 2xx or 3xx whose body is still to be read. A context manager: what is left unread at its end costs the
+    connection. Reading raises `UnavailableError` where the body ends early or does not come in time."""
+
+    def __init__(
+        self,
+        response: http.client.HTTPResponse,
+        connection: http.client.HTTPConnection,
+        *,
+        deadline: float,
+        unavailable: Callable[[Exception], UnavailableError],
+    ) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = {name.lower(): value for name, value in response.getheaders()}
+        self._response = response
+        self._connection = connection
+        self._socket = connection.sock  # a connection that the server closes after this answer forgets it
+        self._deadline = deadline
+        self._unavailable = unavailable
+
+    def read(self) -> bytes:
+        """All that is left."""
+        return self._reading(self._response.read)
+
+    def readinto(self, view: memoryview) -> None:
+        """Fill the whole view."""
+        filled = 0
+        while filled < len(view):
+            piece = view[filled : filled + _PIECE_BYTES]
+            count = self._reading(lambda piece=piece: self._response.readinto(piece))  # type: ignore[misc]
+            if not count:
+                raise self._unavailable(http.client.IncompleteRead(b"", len(view) - filled))
+            filled += count
+
+    def readline(self, *, wait_seconds: float | None = None) -> bytes:
+        """The next line; b"" at the end. `wait_seconds`: a deadline of its own, from now."""
+        if wait_seconds is not None:
+            self._deadline = time.monotonic() + wait_seconds
+        return self._reading(self._response.readline)
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if not self._response.isclosed():
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        try:
+            if self._socket is not None and self._socket.fileno() >= 0:
+                self._socket.settimeout(_left(self._deadline))
+            return read()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._connection.close()
+            raise self._unavailable(error) from error
+
+
 class SignedConnection:
     """Sends signed requests to one endpoint. A context manager; not thread-safe."""
 
@@ -88,6 +155,7 @@ class SignedConnection:
         self._credentials = credentials
         self._region = region
         self._wall_seconds = wall_seconds
+        self._timeout_seconds = timeout_seconds
         if endpoint.is_tls:
             context = tls or ssl.create_default_context()
             self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -107,13 +175,35 @@ class SignedConnection:
     ) -> Answer:
         """Send a request and read its whole answer. A status of 400 or more raises the typed error that fits it;
         `UnavailableError` where nobody answers within the deadline."""
+        with self.open(method, path, query=query, headers=headers, body=body) as incoming:
+            return Answer(incoming.status, incoming.headers, incoming.read())
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        body: bytes | Sequence[bytes | memoryview] = b"",
+        timeout_seconds: float | None = None,
+    ) -> Incoming:
+        """Send a request and read the head of its answer, all within the timeout; the body is the caller's to read.
+
+        A body of several buffers is sent without being copied, and not signed. Errors are those of `request`.
+        """
+        deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         target = encoded_path(path) + ("?" + encoded_query(query) if query else "")
         for is_last_try in (False, True):
             was_kept = self._connection.sock is not None
             try:
-                self._connection.request(method, target, body, self._signed(method, path, query, headers or {}, body))
+                self._connection.timeout = _left(deadline)
+                if self._connection.sock is not None:
+                    self._connection.sock.settimeout(self._connection.timeout)
+                signed = self._signed(method, path, query, headers or {}, body)
+                with suppress(BrokenPipeError):  # who refuses a body may have answered before the last of it
+                    self._connection.request(method, target, body, signed)
                 response = self._connection.getresponse()
-                content = response.read()
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 self._connection.close()
                 if is_last_try or not was_kept:
@@ -122,10 +212,12 @@ class SignedConnection:
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
                 raise self._unavailable(error) from error
-            answer_headers = {name.lower(): value for name, value in response.getheaders()}
-            if response.status >= http.client.BAD_REQUEST:
-                raise answer_error(response.status, content)
-            return Answer(response.status, answer_headers, content)
+            incoming = Incoming(response, self._connection, deadline=deadline, unavailable=self._unavailable)
+            if incoming.status >= http.client.BAD_REQUEST:
+                with incoming:
+                    content_type = incoming.headers.get("content-type", "")
+                    raise answer_error(incoming.status, incoming.read(), content_type=content_type)
+            return incoming
         raise AssertionError("unreachable: the last try returns or raises")
 
     def close(self) -> None:
@@ -139,20 +231,36 @@ class SignedConnection:
         self.close()
 
     def _signed(
-        self, method: str, path: str, query: Sequence[tuple[str, str]], headers: Mapping[str, str], body: bytes
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        headers: Mapping[str, str],
+        body: bytes | Sequence[bytes | memoryview],
     ) -> dict[str, str]:
         timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_seconds()))
-        return signed_headers(
+        signed = signed_headers(
             self._credentials,
             method=method,
             path=path,
             query=query,
             headers={"host": self.endpoint.host_header, **{name.lower(): value for name, value in headers.items()}},
-            payload_sha256=hashlib.sha256(body).hexdigest(),
+            payload_sha256=hashlib.sha256(body).hexdigest() if isinstance(body, bytes) else UNSIGNED_PAYLOAD,
             region=self._region,
             timestamp=timestamp,
         )
+        if not isinstance(body, bytes):
+            signed["content-length"] = str(sum(len(buffer) for buffer in body))
+        return signed
 
     def _unavailable(self, error: Exception) -> UnavailableError:
         reason = str(error) or type(error).__name__
         return UnavailableError("no answer from the server", endpoint=self.endpoint.host_header, reason=reason)
+
+
+def _left(deadline: float) -> float:
+    """Seconds to a deadline; TimeoutError where none are left."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left

@@ -1,24 +1,37 @@
-"""From an error's status and body (JSON of the admin and KV calls, XML of S3) back to the typed error of that branch."""
+"""From an error's status and body (JSON or msgpack of admin and KV calls, XML of S3) back to the typed error of that branch."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from kvobj.errors import (
     AccessDeniedError,
+    BatchTooLargeError,
     BucketExistsError,
     BusyError,
-    CapacityError,
     ConflictError,
     CorruptionError,
+    ImmutableChunkError,
+    InvalidChunkIdError,
     InvalidRequestError,
+    InvalidTokensError,
     KvobjError,
+    LayoutMismatchError,
+    NamespaceConflictError,
     NoSuchBucketError,
     NoSuchKeyError,
+    NoSuchNamespaceError,
+    NoSuchSessionError,
     NotFoundError,
+    ParentNotFoundError,
+    PinLimitExceededError,
     PreconditionFailedError,
+    QuotaExceededError,
+    SessionExpiredError,
     StoreFullError,
     UnavailableError,
 )
@@ -31,7 +44,18 @@ _BY_CODE: Final[dict[str, type[KvobjError]]] = {
     "PreconditionFailed": PreconditionFailedError,
     "StoreFull": StoreFullError,
     "SlowDown": BusyError,
-    "QuotaExceeded": CapacityError,
+    "QuotaExceeded": QuotaExceededError,
+    "BatchTooLarge": BatchTooLargeError,
+    "ImmutableChunk": ImmutableChunkError,
+    "InvalidChunkId": InvalidChunkIdError,
+    "InvalidTokens": InvalidTokensError,
+    "LayoutMismatch": LayoutMismatchError,
+    "NamespaceConflict": NamespaceConflictError,
+    "NoSuchNamespace": NoSuchNamespaceError,
+    "NoSuchSession": NoSuchSessionError,
+    "ParentNotFound": ParentNotFoundError,
+    "PinLimitExceeded": PinLimitExceededError,
+    "SessionExpired": SessionExpiredError,
 }
 _BY_STATUS: Final[dict[int, type[KvobjError]]] = {
     401: AccessDeniedError,
@@ -43,24 +67,38 @@ _BY_STATUS: Final[dict[int, type[KvobjError]]] = {
     503: UnavailableError,
     507: StoreFullError,
 }
-_XML_ELEMENT: Final = r"<{0}>([^<]*)</{0}>"
+_XML_ELEMENTS: Final = re.compile(r"<(\w+)>([^<]*)</\1>")
 _MESSAGE_LENGTH_MAX: Final = 500
+_MSGPACK: Final = "application/msgpack"
 
 
-def answer_error(status: int, body: bytes) -> KvobjError:
-    """The error that an answer stands for, by its code first and its status second."""
-    code, message = _code_and_message(body)
+def answer_error(status: int, body: bytes, *, content_type: str = "") -> KvobjError:
+    """The error that an answer stands for, by its code first and its status second. What its detail tells is the error's data."""
+    code, message, detail = _told(body, content_type)
+    return error_of(status, code, message, detail)
+
+
+def error_of(status: int, code: str, message: str, detail: Mapping[str, object]) -> KvobjError:
+    """The error of this code."""
     fallback = InvalidRequestError if status < 500 else UnavailableError  # noqa: PLR2004 - where server errors begin
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, fallback)
-    return kind(message or "the server refused", code=code or "none", status=status)
+    data = {name: value for name, value in detail.items() if name not in ("message", "self")}
+    return kind(
+        message[:_MESSAGE_LENGTH_MAX] or "the server refused", **data | {"code": code or "none", "status": status}
+    )
 
 
-def _code_and_message(body: bytes) -> tuple[str, str]:
-    text = body.decode("utf-8", "replace")
+def _told(body: bytes, content_type: str) -> tuple[str, str, Mapping[str, object]]:
     try:
-        error = json.loads(text)["error"]
-        return str(error["code"]), str(error["message"])[:_MESSAGE_LENGTH_MAX]
-    except (ValueError, KeyError, TypeError):
-        code = re.search(_XML_ELEMENT.format("Code"), text)
-        message = re.search(_XML_ELEMENT.format("Message"), text)
-        return (code[1] if code else ""), (message[1][:_MESSAGE_LENGTH_MAX] if message else "")
+        document = msgspec.msgpack.decode(body) if content_type == _MSGPACK else msgspec.json.decode(body)
+        error = document["error"]
+        detail = error.get("detail")
+        return str(error["code"]), str(error["message"]), detail if isinstance(detail, dict) else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        elements: dict[str, str] = dict(_XML_ELEMENTS.findall(body.decode("utf-8", "replace")))
+        told: dict[str, object] = {}
+        if "Parent" in elements:
+            told["parent"] = elements["Parent"]
+        if "Differs" in elements:
+            told["differs"] = elements["Differs"].split(",")
+        return elements.get("Code", ""), elements.get("Message", ""), told

@@ -5,6 +5,7 @@ Pure: the environment comes as an argument. A fault never stops the reading; `Co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -19,10 +20,13 @@ from kvobj.config.settings import (
     CodecName,
     DebugSettings,
     DurabilityName,
+    EventSettings,
     GcSettings,
     LimitSettings,
     LogSettings,
+    PolicySettings,
     RootCredentials,
+    SecuritySettings,
     ServerSettings,
     Settings,
     TlsSettings,
@@ -36,6 +40,9 @@ ACCESS_KEY_VARIABLE: Final = "KVOBJ_ACCESS_KEY"
 SECRET_KEY_VARIABLE: Final = "KVOBJ_SECRET_KEY"  # noqa: S105 - the name of a variable, not a secret
 ROOT_USER_ID: Final = "root"
 
+_ZMQ_ENDPOINT: Final = re.compile(r"tcp://[^\s:/]+:[0-9]{1,5}|tcp://\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}|ipc://\S+")
+_PLACEHOLDER: Final = re.compile(r"[{}]")
+_WRAPPING_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MIB: Final = 2**20
 _TIB: Final = 2**40
 
@@ -63,6 +70,9 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
         dram=dram,
         nvme=nvme,
         gc=_read_gc(root.table("gc")),
+        policy=_read_policy(root.table("policy")),
+        events=_read_events(root.table("events")),
+        security=_read_security(root.table("security"), environment),
         limits=_read_limits(root.table("limits")),
         log=_read_log(root.table("log")),
         debug=_read_debug(root.table("debug")),
@@ -198,9 +208,65 @@ def _read_gc(reader: TableReader) -> GcSettings:
         grace_seconds=reader.seconds("grace", default.grace_seconds),
         sweep_interval_seconds=reader.seconds("sweep_interval", default.sweep_interval_seconds),
         upload_ttl_seconds=reader.seconds("upload_ttl", default.upload_ttl_seconds),
+        chunk_ttl_seconds=reader.seconds("chunk_ttl", 1.0) if reader.has("chunk_ttl") else None,
+        chunks_per_second=reader.whole_number("rate", default.chunks_per_second, low=1, high=1_000_000),
+        scrub_bytes_per_second=reader.size_bytes("scrub_rate", default.scrub_bytes_per_second, low=0, high=_TIB),
+        reconcile_interval_seconds=reader.seconds("reconcile_interval", default.reconcile_interval_seconds),
     )
     reader.finish()
     return settings
+
+
+def _read_policy(reader: TableReader) -> PolicySettings:
+    default = PolicySettings()
+    settings = PolicySettings(
+        kind=reader.choice("kind", ("gipe", "lru"), default.kind),
+        history=reader.whole_number("history", default.history, low=1, high=256),
+        write_margin=reader.fraction("write_margin", default.write_margin, low=0.1, high=100.0),
+    )
+    reader.finish()
+    return settings
+
+
+def _read_events(reader: TableReader) -> EventSettings:
+    default = EventSettings()
+    settings = EventSettings(
+        retention_seconds=reader.seconds("retention", default.retention_seconds),
+        max_events=reader.whole_number("max_events", default.max_events, low=1000, high=100_000_000),
+        zmq=_zmq_endpoint(reader, "zmq"),
+        zmq_connect=reader.flag("zmq_connect", default=default.zmq_connect),
+        zmq_replay=_zmq_endpoint(reader, "zmq_replay"),
+        zmq_topic=reader.optional_text("zmq_topic") or default.zmq_topic,
+    )
+    if settings.zmq is None and (settings.zmq_replay is not None or settings.zmq_connect or settings.zmq_topic):
+        reader.report("zmq", "is missing: the other zmq keys are about its stream")
+    if _PLACEHOLDER.search(settings.zmq_topic.replace("{bucket}", "").replace("{namespace}", "")):
+        reader.report("zmq_topic", "may hold {bucket} and {namespace} and no other braces")
+    reader.finish()
+    return settings
+
+
+def _zmq_endpoint(reader: TableReader, key: str) -> str | None:
+    endpoint = reader.optional_text(key)
+    if endpoint is not None and not _ZMQ_ENDPOINT.fullmatch(endpoint):
+        reader.report(key, f"must be like tcp://127.0.0.1:5557 or ipc:///run/kvobj-events, not {endpoint!r}")
+        return None
+    return endpoint
+
+
+def _read_security(reader: TableReader, environment: Mapping[str, str]) -> SecuritySettings:
+    variable = reader.optional_text("wrapping_key_env")
+    reader.finish()
+    if variable is None:
+        return SecuritySettings()
+    written = environment.get(variable)
+    if not written:
+        reader.report("wrapping_key_env", f"the environment has no {variable}")
+    elif not _WRAPPING_KEY.fullmatch(written):
+        reader.report("wrapping_key_env", f"{variable} must be 64 hex digits")
+    else:
+        return SecuritySettings(bytes.fromhex(written))
+    return SecuritySettings()
 
 
 def _read_limits(reader: TableReader) -> LimitSettings:

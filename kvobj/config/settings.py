@@ -13,6 +13,7 @@ from typing import Literal
 BucketKindName = Literal["ordinary", "kv"]
 DurabilityName = Literal["memory", "local", "shared"]
 CodecName = Literal["raw", "zp"]
+PolicyName = Literal["gipe", "lru"]
 LogLevelName = Literal["debug", "info", "warning", "error"]
 
 
@@ -118,12 +119,52 @@ class NvmeSettings:
 
 @dataclass(frozen=True, slots=True)
 class GcSettings:
-    """Times of leases and sweeps (design §5)."""
+    """Times and rates of leases and collection (design §5). None for `chunk_ttl_seconds`: chunks go for want of room only."""
 
     lease_ttl_seconds: float = 30.0
     grace_seconds: float = 30.0
     sweep_interval_seconds: float = 10.0
     upload_ttl_seconds: float = 600.0
+    chunk_ttl_seconds: float | None = None
+    chunks_per_second: int = 2500
+    scrub_bytes_per_second: int = 16 * 2**20
+    reconcile_interval_seconds: float = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """Which chunks dram and nvme keep (`docs/policy.md`).
+
+    `history`: accesses remembered for each chunk that the tiers can hold. `write_margin`: how many times more than what goes for
+    it a chunk must be worth to be written to nvme. Both are gipe's.
+    """
+
+    kind: PolicyName = "gipe"
+    history: int = 16
+    write_margin: float = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """The log of stored and removed chunks, and its stream in vLLM's ZMQ format, off where `zmq` is None.
+
+    `zmq` is bound, or connected to where `zmq_connect` says so; `zmq_replay` is always bound. In `zmq_topic`, `{bucket}` and
+    `{namespace}` stand for those of the events. `max_events` bounds the removals remembered, too.
+    """
+
+    retention_seconds: float = 24 * 3600.0
+    max_events: int = 1_000_000
+    zmq: str | None = None
+    zmq_connect: bool = False
+    zmq_replay: str | None = None
+    zmq_topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """Keys that the environment gives. None: the wrapping key of namespace keys follows from the data directory's store key."""
+
+    wrapping_key: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +211,9 @@ class Settings:
     dram: DramSettings = field(default_factory=DramSettings)
     nvme: NvmeSettings = field(default_factory=NvmeSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    events: EventSettings = field(default_factory=EventSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     log: LogSettings = field(default_factory=LogSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)

@@ -14,11 +14,16 @@ from typing import Final
 from kvobj.catalog.protocol import Catalog
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
+from kvobj.gc.pacing import Pace
 from kvobj.ids import BlobId
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import Tier
 
 BATCH_ENTRIES: Final = 1000
+# Beside other work the reaper goes this much faster than the collector: what clients delete must not pile up behind it.
+PACE_FACTOR: Final = 4
+# Entries are due from the moment when they are queued; the wall clock may have stepped back since then.
+_ANY_TIME_MS: Final = (1 << 63) - 1
 
 
 class Reaper:
@@ -34,6 +39,7 @@ class Reaper:
         interval_seconds: float,
         on_freed: Callable[[], None],
         log: logging.Logger,
+        pace: Pace | None = None,
     ) -> None:
         self._catalog = catalog
         self._tiers = tiers
@@ -42,11 +48,20 @@ class Reaper:
         self._interval_seconds = interval_seconds
         self._on_freed = on_freed
         self._log = log
+        self._pace = pace
         self._kicked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._waiting_since_ms: int | None = None
         self.reaped_blobs = 0
         self.failures = 0
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the oldest entry that could not be reaped yet has been due (readers, failures), when last looked."""
+        return (
+            0.0 if self._waiting_since_ms is None else max(0.0, (self._clock.now_ms() - self._waiting_since_ms) / 1000)
+        )
 
     def kick(self) -> None:
         """Something was removed: reap soon instead of at the next interval."""
@@ -67,8 +82,7 @@ class Reaper:
         while True:
             self._kicked.clear()
             try:
-                while await self.reap_batch():
-                    pass
+                await self._reap_all()
             except KvobjError as error:
                 self.failures += 1
                 self._log.warning("reaping failed, will retry: %s", error)
@@ -78,14 +92,29 @@ class Reaper:
             except TimeoutError:
                 continue
 
-    async def reap_batch(self) -> int:
-        """Reap up to a thousand due entries whose blobs nobody reads; the number reaped."""
+    async def _reap_all(self) -> None:
+        while True:
+            started = self._clock.monotonic()
+            limit = BATCH_ENTRIES if self._pace is None else min(BATCH_ENTRIES, self._pace.batch * PACE_FACTOR)
+            reaped = await self.reap_batch(limit)
+            if not reaped:
+                return
+            if self._pace is not None:
+                await self._pace.after(reaped // PACE_FACTOR, seconds=self._clock.monotonic() - started)
+
+    async def reap_batch(self, limit: int = BATCH_ENTRIES) -> int:
+        """Reap up to `limit` due entries whose blobs nobody reads; the number reaped."""
         async with self._one_at_a_time:
-            entries = await self._catalog.due(now_ms=self._clock.now_ms(), limit=BATCH_ENTRIES)
-            free = [entry for entry in entries if BlobId(entry.blob_id) not in self._in_use]
-            if not free:
+            entries = await self._catalog.due(now_ms=_ANY_TIME_MS, limit=limit)
+            named = [(entry, BlobId(entry.blob_id)) for entry in entries]
+            in_use = [entry for entry, blob_id in named if blob_id in self._in_use]
+            self._waiting_since_ms = min((entry.not_before_ms for entry in in_use), default=None)
+            if in_use:
+                named = [(entry, blob_id) for entry, blob_id in named if blob_id not in self._in_use]
+            if not named:
                 return 0
-            await self._tiers.delete([BlobId(entry.blob_id) for entry in free])
+            await self._tiers.delete([blob_id for _, blob_id in named])
+            free = [entry for entry, _ in named]
             await self._catalog.reap(free)
         self.reaped_blobs += len(free)
         self._on_freed()

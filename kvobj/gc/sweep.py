@@ -2,7 +2,9 @@
 
 Leftovers come from writers that died between a tier's put and the commit. A blob is one if its id was in a tier before the
 rows were read, belongs to no write in progress, and no row, part or queue entry names it: ids are never reused, so what is
-a leftover once stays one. Also ends uploads that nobody goes on with, and compacts the record log.
+a leftover once stays one. That, and its opposite (`reconcile`: rows whose blobs are gone), is done at the start and then at long
+intervals; at every short one, uploads that nobody goes on with are ended (the parts of chunks that never became whole too),
+history is trimmed and the record log compacted.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from kvobj.catalog.rows import BucketKind
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 from kvobj.gc.reaper import Reaper
+from kvobj.gc.reconcile import Reconcile
 from kvobj.ids import BlobId
 from kvobj.tiers.protocol import Tier
 
 # Ids looked at in one pass over the rows: 16 bytes each and Python's overhead make about 100 MB.
 PASS_IDS: Final = 1_000_000
 QUEUE_STEP: Final = 1000
+TRIM_STEP: Final = 1000
+RETRY_SECONDS: Final = 600.0
 # An upload to an ordinary bucket may be resumed for days; S3 itself never ends one without a lifecycle rule.
 ORDINARY_UPLOAD_TTL_SECONDS: Final = 7 * 24 * 3600.0
 
@@ -34,6 +39,7 @@ class SweepReport:
 
     leftover_blobs: int
     ended_uploads: int
+    lost_rows: int = 0
 
 
 class Sweep:
@@ -51,6 +57,9 @@ class Sweep:
         interval_seconds: float,
         compact: Callable[[], Awaitable[None]],
         log: logging.Logger,
+        reconcile: Reconcile | None = None,
+        reconcile_interval_seconds: float = 6 * 3600.0,
+        history_retention_seconds: float = 24 * 3600.0,
     ) -> None:
         self._catalog = catalog
         self._tiers = tiers
@@ -61,6 +70,9 @@ class Sweep:
         self._interval_seconds = interval_seconds
         self._compact = compact
         self._log = log
+        self._reconcile = reconcile
+        self._reconcile_interval_seconds = reconcile_interval_seconds
+        self._history_retention_seconds = history_retention_seconds
         self._task: asyncio.Task[None] | None = None
         self.leftover_blobs = 0
         self.sweeps = 0
@@ -77,29 +89,46 @@ class Sweep:
             self._task = None
 
     async def _run(self) -> None:
-        first = True
+        compare_at = self._clock.monotonic()
         while True:
             try:
-                await self.sweep(leftovers=first)
-                first = False
+                is_time = self._clock.monotonic() >= compare_at
+                if is_time:  # should it fail: a pass over everything is not to be repeated at every sweep
+                    compare_at = self._clock.monotonic() + min(RETRY_SECONDS, self._reconcile_interval_seconds)
+                await self.sweep(leftovers=is_time)
+                if is_time:
+                    compare_at = self._clock.monotonic() + self._reconcile_interval_seconds
+                await self._trim_history()
                 await self._compact()
             except KvobjError as error:
                 self._log.warning("sweep failed, will retry: %s", error)
             await asyncio.sleep(self._interval_seconds)
 
     async def sweep(self, *, leftovers: bool = True) -> SweepReport:
-        """One sweep. `leftovers` compares the tiers with the catalog, which costs a pass over both; the rest is cheap."""
-        found = 0
+        """One sweep. `leftovers` compares the tiers with the catalog, both ways, which costs a pass over both; the rest is
+        cheap."""
+        found = lost = 0
         if leftovers:
             for tier in self._tiers:
                 found += await self._sweep_tier(tier)
+            if self._reconcile is not None:
+                lost = await self._reconcile.run()
         ended = await self._end_uploads()
         self.leftover_blobs += found
         self.sweeps += 1
-        if found or ended:
-            self._log.info("sweep: %d leftover blobs, %d uploads ended", found, ended)
+        if found or ended or lost:
+            self._log.info("sweep: %d leftover blobs, %d uploads ended, %d rows without bytes", found, ended, lost)
             self._reaper.kick()
-        return SweepReport(leftover_blobs=found, ended_uploads=ended)
+        return SweepReport(leftover_blobs=found, ended_uploads=ended, lost_rows=lost)
+
+    async def _trim_history(self) -> None:
+        retention_ms = int(self._history_retention_seconds * 1000)
+        trimmed = TRIM_STEP
+        while trimmed == TRIM_STEP:
+            trimmed = await self._catalog.history.trim(
+                now_ms=self._clock.now_ms(), retention_ms=retention_ms, limit=TRIM_STEP
+            )
+            await asyncio.sleep(0)
 
     async def _sweep_tier(self, tier: Tier) -> int:
         found = 0
@@ -134,7 +163,7 @@ class Sweep:
             after = ("", "")
             while True:
                 try:
-                    page = await self._catalog.list_uploads(bucket.name, after=after)
+                    page = await self._catalog.list_uploads(bucket.name, after=after, groups=True)
                 except NoSuchBucketError:
                     break
                 for upload in page.rows:

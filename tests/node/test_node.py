@@ -103,7 +103,7 @@ async def test_a_chunk_deleted_before_it_was_written_down_leaves_nothing(node: N
     assert node.arena.usage().reserved_bytes == 0
 
 
-async def test_the_coldest_chunks_give_way_to_a_writer_and_ordinary_objects_never_do(
+async def test_chunks_that_nobody_asks_for_give_way_to_a_writer_and_ordinary_objects_never_do(
     tmp_path: Path, shm_path: Path
 ) -> None:
     async with running_node(node_settings(tmp_path / "data", shm_path, nvme_mib=64)) as node:
@@ -113,7 +113,12 @@ async def test_the_coldest_chunks_give_way_to_a_writer_and_ordinary_objects_neve
             put = await driver.put(f"/chunks/{number}", content(number, MIB), x_kvobj_durability="local")
             assert put.status == 200
             assert (await driver.get("/chunks/0")).status == 200  # kept warm
-        assert (await driver.get("/chunks/1")).status == 404
+        left = {int(row.key) for row in (await node.catalog.list_objects("chunks")).rows}
+        assert 0 in left
+        assert 79 in left
+        assert 40 < len(left) < 60
+        (gone, *_) = sorted(set(range(80)) - left)
+        assert (await driver.get(f"/chunks/{gone}")).status == 404
         assert (await driver.get("/chunks/79")).body == content(79, MIB)
         assert (await driver.get("/objects/o")).body == content(99, 4 * MIB)
 
@@ -206,8 +211,8 @@ async def test_room_is_never_made_by_removing_a_chunk_that_was_stored_anew(node:
     assert row is not None
     await driver.request("DELETE", "/chunks/a")
     await driver.put("/chunks/a", content(2, MIB))  # class memory: nothing of it is in the home tier
-    await node.home_space.written(row)  # as if the removal had not been noticed
-    assert await node.home_space.make_room(512 * MIB) == 0
+    await node.collector.written(row)  # as if the removal had not been noticed
+    assert await node.collector.make_room(512 * MIB) == 0
     assert (await driver.get("/chunks/a")).body == content(2, MIB)
 
 
@@ -222,7 +227,7 @@ async def test_a_chunk_completed_from_parts_gives_way_too(node: Node) -> None:
     )
     done = await driver.request("POST", f"/chunks/m?uploadId={upload_id}", body=document.encode())
     assert done.status == 200
-    assert await node.home_space.make_room(512 * MIB) == MIB
+    assert await node.collector.make_room(512 * MIB) == MIB
     assert (await driver.get("/chunks/m")).status == 404
 
 

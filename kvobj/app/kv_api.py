@@ -1,0 +1,77 @@
+"""The parts behind the KV API, put together over a node's: namespaces, chunks, what the policy is told, the stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.api.kv.events import Events
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import ObjectRow
+from kvobj.clock import Clock
+from kvobj.config.settings import Settings
+from kvobj.policy.chunk_policy import chunk_name
+from kvobj.store.byte_gate import ByteGate
+from kvobj.store.chunks import ChunkStore
+from kvobj.store.key_wrapping import KeyWrapper, derived_wrapping_key
+from kvobj.store.namespaces import NamespaceBook
+from kvobj.store.request_feed import LearnsOfRequests, RequestFeed
+from kvobj.store.store import Store
+from kvobj.tiers.dram import DramTier
+from kvobj.tiers.in_use import BlobsInUse
+
+BATCH_SHARE: Final = 4
+"""Batches on their way in may have this share of the arena, one in so many: their bytes stay there until they are committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvApi:
+    """`events.aclose` comes before a server drains, `feed.aclose` after it."""
+
+    book: NamespaceBook
+    chunks: ChunkStore
+    feed: RequestFeed
+    events: Events
+
+
+def make_kv_api(
+    settings: Settings,
+    *,
+    catalog: Catalog,
+    store: Store,
+    store_key: bytes,
+    policy: LearnsOfRequests,
+    dram: DramTier,
+    in_use: BlobsInUse,
+    arena_bytes: int,
+    executor: Executor,
+    hold: Callable[[ObjectRow], None],
+    on_removed: Callable[[Sequence[ObjectRow]], None],
+    clock: Clock,
+) -> KvApi:
+    """`hold` is the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden rows."""
+    wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
+    book = NamespaceBook(catalog.namespaces, wrapper=KeyWrapper(wrapping_key), clock=clock)
+    feed = RequestFeed(policy, name_of=chunk_name, clock=clock)
+
+    def tiers_of(blob_ids: Sequence[bytes]) -> list[str]:
+        return ["dram" if held else "nvme" for held in dram.held(blob_ids)]
+
+    chunks = ChunkStore(
+        catalog=catalog,
+        book=book,
+        clock=clock,
+        in_use=in_use,
+        executor=executor,
+        gate=ByteGate(limit_bytes=arena_bytes // BATCH_SHARE, wait_seconds=settings.limits.reserve_timeout_seconds),
+        start=store.start_in_batch,
+        settle=store.settled,
+        hold=hold,
+        tiers_of=tiers_of,
+        on_request=feed.tell,
+        on_removed=on_removed,
+        lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
+    )
+    return KvApi(book, chunks, feed, Events(catalog))

@@ -1,0 +1,183 @@
+"""What the KV API's calls take and answer, as a client sees it (docs/kv-api.md). Fields that a newer server adds are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvobj.errors import InvalidChunkIdError
+from kvobj.ids.chunk_ids import CHUNK_ID_BYTES, Tokens, chunk_ids, token_bytes
+
+Name = bytes | str
+"""What a chunk is called within its namespace: 32 raw bytes where ids are kvobj's or an engine's digests, else a string."""
+
+Buffer = bytes | bytearray | memoryview
+
+ROOT: Final = "root"
+"""The parent of a first chunk."""
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    """A declared namespace. `key` and `root` stand in answers about this one alone, not in lists; the key is a secret."""
+
+    name: str
+    ids: str
+    chunk_tokens: int
+    fingerprint: bytes = b""
+    key: bytes = b""
+    root: bytes = b""
+    chunk_bytes: int | None = None
+    part_axis: str | None = None
+    may_write: bool = True
+    chunks: int = 0
+    size_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return f"Namespace({self.name!r}, ids={self.ids!r})"
+
+    def chunk_ids(self, tokens: Tokens, *, behind: bytes | None = None, partial_last: bool = False) -> list[bytes]:
+        """The ids of a sequence's chunks in a namespace with `ids: kvobj`, in order; `behind`: the chunk to go on after.
+
+        Tokens behind the last whole chunk are left out, or a chunk of their own with `partial_last`. `InvalidTokensError`.
+        """
+        ids = chunk_ids(
+            self.key,
+            behind or self.root,
+            token_bytes(tokens),
+            chunk_tokens=self.chunk_tokens,
+            partial_last=partial_last,
+        )
+        return [ids[at : at + CHUNK_ID_BYTES] for at in range(0, len(ids), CHUNK_ID_BYTES)]
+
+    def key_of(self, name: Name) -> str:
+        """The S3 key of a chunk. `InvalidChunkIdError` for raw bytes that are no id."""
+        if isinstance(name, bytes):
+            if len(name) != CHUNK_ID_BYTES:
+                raise InvalidChunkIdError("a chunk id has 32 bytes", size_bytes=len(name))
+            name = name.hex()
+        return name if self.ids == "kvobj" or self.name == DEFAULT_NAME else f"{self.name}/{name}"
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether every chunk surely has a parent, so that one pin on a tail protects all before it."""
+        return self.ids == "kvobj"
+
+
+DEFAULT_NAME: Final = "default"
+DEFAULT: Final = Namespace(name=DEFAULT_NAME, ids="foreign", chunk_tokens=0)
+"""The namespace that every KV bucket has without a declaration."""
+
+
+class ChunkDetail(msgspec.Struct, frozen=True):
+    """One chunk of a match with details. `id` is a `Name`: raw bytes or a string, as its namespace has them."""
+
+    id: Any
+    size_bytes: int
+    digest: bytes | None
+    tier: str
+    codec: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Where a chain breaks, and why."""
+
+    at: int
+    reason: str
+    when_ms: int | None = None
+    namespace_differs: tuple[str, ...] = ()
+
+
+class MatchAnswer(msgspec.Struct, frozen=True):
+    """The longest stored run. `pin` (with its `grant` and `deadline_ms`) where one was asked for and anything matched."""
+
+    matched: int
+    tokens: int
+    size_bytes: int
+    expected_load_ms: int
+    pin: bytes | None = None
+    grant: int = 0
+    deadline_ms: int = 0
+    chunks: tuple[ChunkDetail, ...] = ()
+    explain: Explanation | None = None
+
+
+class SessionAnswer(msgspec.Struct, frozen=True):
+    """An opened session."""
+
+    session: bytes
+    epoch: int
+    ttl_ms: int
+    renew_ms: int
+
+
+class RenewalAnswer(msgspec.Struct, frozen=True):
+    """A renewed session."""
+
+    ttl_ms: int
+    reclaim: bool
+
+
+class TailAnswer(msgspec.Struct, frozen=True):
+    """One tail that was asked to be pinned, a `Name`; `pin` is None where it is not live."""
+
+    tail: Any
+    live: bool
+    pin: bytes | None = None
+
+
+class PinsAnswer(msgspec.Struct, frozen=True):
+    """Pins granted together."""
+
+    pins: tuple[TailAnswer, ...]
+    grant: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A chunk to put. `parent`: `ROOT`, a name, or None (foreign keys only); `tokens` where it is not full; `digest`: BLAKE3 of
+    the bytes, which the server then checks."""
+
+    id: Name
+    data: Buffer
+    parent: Name | None = None
+    tokens: int | None = None
+    digest: bytes | None = None
+
+
+class StoredChunk(msgspec.Struct, frozen=True):
+    """What a PUT tells. `existed`: somebody had stored it before, and nothing was stored now; `digest` is of what is stored, None
+    while it is not yet known."""
+
+    existed: bool
+    durability: str
+    etag: str
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """One item of an mget: the chunk's bytes, or those of one of its layers; None: it is not stored."""
+
+    index: int
+    layer: int | None
+    data: bytearray | memoryview | None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of `?events`. Of a `gap`, only `first` and `last` tell anything: these events are not known any more."""
+
+    type: str
+    seq: int = 0
+    time_ms: int = 0
+    namespace: str | None = None
+    ids: Sequence[str] = ()
+    parent: str | None = None
+    tokens: int = 0
+    tier: str | None = None
+    reason: str | None = None
+    first: int = msgspec.field(name="from", default=0)
+    last: int = msgspec.field(name="to", default=0)

@@ -1,0 +1,82 @@
+"""What a holder knows of its session's pins, and what it says of them when it renews. Pure; not thread-safe.
+
+The server compares the holder's statement with its own record of the grants up to `as_of` (`kv-api` §5). Grants count upwards, one
+for each request that pins; a request under way may have been granted already. So a statement goes up to the last grant seen before
+the oldest request under way began: every grant up to that one has been answered, or its answer was lost, which is a mismatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+RELEASES_MAX: Final = 4096
+"""Released with one renewal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What one renewal says: `pins` ids granted up to `as_of` are held, their digest, and those that are let go of now."""
+
+    as_of: int
+    pins: int
+    pins_digest: bytes
+    release: tuple[bytes, ...]
+
+
+class PinLedger:
+    """The pins of one session, from grant to confirmed release."""
+
+    __slots__ = ("_held", "_leaving", "_seen", "_under_way")
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+        self._leaving: dict[bytes, None] = {}
+        self._seen = 0
+        self._under_way: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def leaving(self) -> int:
+        """Pins that are to be released with the next renewals."""
+        return len(self._leaving)
+
+    def begin(self) -> int:
+        """A request that may pin is about to be sent. The ticket goes to `end`."""
+        ticket = max(self._under_way, default=0) + 1
+        self._under_way[ticket] = self._seen
+        return ticket
+
+    def end(self, ticket: int, *, grant: int = 0, pins: Iterable[bytes] = ()) -> None:
+        """The request is over: what it was granted, nothing where it failed or pinned nothing."""
+        del self._under_way[ticket]
+        self._seen = max(self._seen, grant)
+        self._held.update(dict.fromkeys(pins, grant))
+
+    def release(self, pins: Iterable[bytes]) -> None:
+        """Let go of pins with the next renewal. Unknown ones are ignored."""
+        self._leaving.update(dict.fromkeys(pin for pin in pins if pin in self._held))
+
+    def statement(self) -> Statement:
+        """What to say now."""
+        release = tuple(list(self._leaving)[:RELEASES_MAX])
+        as_of = min(self._under_way.values(), default=self._seen)
+        leaving = set(release)
+        counted = sorted(pin for pin, grant in self._held.items() if grant <= as_of and pin not in leaving)
+        return Statement(as_of, len(counted), digest_of_pins(counted), release)
+
+    def confirm(self, statement: Statement) -> None:
+        """The server has answered this statement."""
+        for pin in statement.release:
+            self._held.pop(pin, None)
+            self._leaving.pop(pin, None)
+
+
+def digest_of_pins(sorted_ids: Iterable[bytes]) -> bytes:
+    """BLAKE3 over the sorted raw pin ids (`kv-api` §5)."""
+    return blake3(b"".join(sorted_ids)).digest()

@@ -1,0 +1,56 @@
+"""When a failed call is made again: a few times, after growing pauses, and only while most calls succeed. Pure but for its lock."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """Bounds: tries of one call, and how many retries all calls of a client share.
+
+    A client may retry `burst` times at once; each call that it makes gives it `share` of a retry back. So a server that refuses
+    everything is asked 1 + `share` times a call and not `tries` times.
+    """
+
+    tries: int = 5
+    burst: float = 20.0
+    share: float = 0.2
+
+
+class RetryBudget:
+    """The retries that are left. Thread-safe."""
+
+    __slots__ = ("_left", "_lock", "rule")
+
+    def __init__(self, rule: RetryRule) -> None:
+        self.rule = rule
+        self._left = rule.burst
+        self._lock = threading.Lock()
+
+    def note_call(self) -> None:
+        """A call is made for the first time."""
+        with self._lock:
+            self._left = min(self.rule.burst, self._left + self.rule.share)
+
+    def take(self) -> bool:
+        """Whether one retry may be made; it is then counted."""
+        with self._lock:
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+
+def pause_seconds(tries: int, *, fraction: float | None = None) -> float:
+    """How long to wait after so many failed tries: doubling, spread over its upper half so that clients do not come in step.
+    `fraction`: where in that half, by chance if None."""
+    longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * float(2**tries))
+    where = random.random() if fraction is None else fraction  # noqa: S311 - spreading load is no secret
+    return longest * (1 + where) / 2

@@ -1,0 +1,465 @@
+"""A holder's session: it renews itself from a thread of its own, and what it pins may be relied on until its lease runs out.
+
+The holder's rule (`lease`) is kept here: a pinned chunk is read only while the lease is valid, and the bytes count only if it still
+is when the last of them has come; otherwise it is a miss. A session that the server lost is opened anew, and what is still held
+is pinned again; what is gone by then is a pin that is never valid again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self, TypeVar
+
+from kvobj.client.kv import KvClient
+from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
+from kvobj.client.lease import Lease, boot_seconds
+from kvobj.client.pin_ledger import PinLedger
+from kvobj.errors import (
+    KvobjError,
+    NoSuchKeyError,
+    NoSuchSessionError,
+    PinLimitExceededError,
+    SessionExpiredError,
+    UnavailableError,
+)
+from kvobj.ids.chunk_ids import Tokens, token_bytes
+
+DEFAULT_TTL_MS: Final = 30_000
+RELEASES_AT_ONCE: Final = 256
+"""So many pins to be released are not kept waiting for the next renewal."""
+
+_ABSENT: Final = object()
+_RECLAIMED_AT_ONCE: Final = 1024
+_RETRY_SHARE: Final = 4
+_CLOSE_SECONDS: Final = 5.0
+_CALL_SECONDS_MIN: Final = 0.2
+
+_Answer = TypeVar("_Answer")
+
+
+class _Epoch:
+    """One session as the server knows it: id, lease, ledger. A holder goes through several where sessions are lost."""
+
+    __slots__ = ("id", "is_needed", "lease", "ledger", "renew_seconds")
+
+    def __init__(self, session_id: bytes, *, renew_ms: int) -> None:
+        self.id = session_id
+        self.is_needed = False
+        self.renew_seconds = renew_ms / 1000
+        self.lease = Lease()
+        self.ledger = PinLedger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """Ids of a pin, and with which session they live and die: one for all its names, or one for each."""
+
+    epoch: _Epoch
+    ids: tuple[bytes, ...]
+
+
+class Pin:
+    """What one match or pin holds: `names` and, where chunks have parents, all before the last of them. Thread-safe."""
+
+    __slots__ = ("_grant", "_session", "names", "namespace")
+
+    def __init__(self, session: Session, namespace: Namespace, names: tuple[Name, ...], grant: _Grant) -> None:
+        self.namespace = namespace
+        self.names = names
+        self._session = session
+        self._grant: _Grant | None = grant
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the chunks may be relied on at this moment."""
+        grant = self._grant
+        return grant is not None and grant.epoch.lease.is_valid(self._session.now())
+
+    def release(self) -> None:
+        """Let go of it; the server is told with the next renewal. Idempotent."""
+        self._session.release(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedMatch:
+    """A match's answer, and the pin that holds what it found; None where nothing matched."""
+
+    answer: MatchAnswer
+    pin: Pin | None
+
+
+class Session:
+    """A context manager: entering opens a session and starts to renew it, leaving ends both. Thread-safe.
+
+    `now` is `lease.boot_seconds` but in tests. Without a thread (`is_automatic` False) its owner calls `renew` himself.
+    """
+
+    def __init__(
+        self,
+        client: KvClient,
+        *,
+        holder: str = "",
+        ttl_ms: int = DEFAULT_TTL_MS,
+        is_automatic: bool = True,
+        now: Callable[[], float] = boot_seconds,
+    ) -> None:
+        self.now = now
+        self.reclaims = 0
+        """How often pins had to be pinned again."""
+        self._client = client
+        self._holder = holder
+        self._ttl_ms = ttl_ms
+        self._is_automatic = is_automatic
+        self._epoch: _Epoch | None = None
+        self._past: list[_Epoch] = []
+        self._pins: dict[Pin, object] = {}
+        self._lock = threading.Lock()
+        self._renewing = threading.Lock()
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._epoch = self._open()
+        if self._is_automatic:
+            self._thread = threading.Thread(target=self._run, name="kvobj-session", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> bytes:
+        """The session's id at this moment."""
+        return self._current().id
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its lease holds at this moment."""
+        epoch = self._epoch
+        return epoch is not None and epoch.lease.is_valid(self.now())
+
+    @property
+    def renew_seconds(self) -> float:
+        """How often it is to be renewed."""
+        return self._current().renew_seconds
+
+    def match(
+        self,
+        *,
+        namespace: Namespace = DEFAULT,
+        ids: Sequence[Name] | None = None,
+        tokens: Tokens | None = None,
+        is_chain: bool | None = None,
+        detail: bool = False,
+        explain: bool = False,
+        output_tokens: int = 0,
+        partial_last: bool = False,
+    ) -> PinnedMatch:
+        """`KvClient.match`, with what was found pinned. `is_chain`: the chunks have parents (always so where ids are kvobj's).
+
+        `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once.
+        """
+        if tokens is not None:
+            tokens = token_bytes(tokens)
+            detail = detail or not namespace.has_chains  # whose names only the server knows
+
+        def ask(epoch: _Epoch) -> PinnedMatch:
+            with self._lock:
+                ticket = epoch.ledger.begin()
+            answer = None
+            sent_at = self.now()
+            try:
+                answer = self._client.match(
+                    namespace=namespace,
+                    ids=ids,
+                    tokens=tokens,
+                    session=epoch.id,
+                    detail=detail,
+                    explain=explain,
+                    output_tokens=output_tokens,
+                    partial_last=partial_last,
+                )
+            finally:
+                pin_ids = () if answer is None or answer.pin is None else (answer.pin,)
+                with self._lock:
+                    epoch.ledger.end(ticket, grant=0 if answer is None else answer.grant, pins=pin_ids)
+            if answer.pin is None:
+                return PinnedMatch(answer, None)
+            epoch.lease.extend(sent_at, answer.deadline_ms)
+            chained = namespace.has_chains if is_chain is None else is_chain
+            found = _found(answer, namespace, ids, tokens)
+            names = tuple(found[-1:] if chained else found)
+            return PinnedMatch(answer, self._keep(Pin(self, namespace, names, _Grant(epoch, pin_ids))))
+
+        return self._asked(ask)
+
+    def pin(self, tails: Sequence[Name], *, namespace: Namespace = DEFAULT) -> list[Pin | None]:
+        """Pin chunks by name, and with each the chain before it; None for what is not live. Errors as `match`."""
+        return self._asked(lambda epoch: self._pin(epoch, tails, namespace))
+
+    def read(
+        self,
+        pin: Pin,
+        name: Name,
+        *,
+        layers: tuple[int, int] | None = None,
+        into: bytearray | memoryview | None = None,
+    ) -> memoryview | None:
+        """A pinned chunk's bytes; None if the pin does not hold now, or no longer when the last byte has come."""
+        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        if grant is None or not grant.epoch.lease.is_valid(self.now()):
+            return None
+        lease = grant.epoch.lease
+        timeout = None if self._is_renewed else max(_CALL_SECONDS_MIN, lease.left_seconds(self.now()))
+        try:
+            data = self._client.get_chunk(
+                name,
+                namespace=pin.namespace,
+                layers=layers,
+                pin=_id_for(grant, pin.names, name),
+                into=into,
+                timeout_seconds=timeout,
+            )
+        except UnavailableError:
+            if lease.is_valid(self.now()):
+                raise
+            return None
+        if not lease.is_valid(self.now()):
+            return None
+        if data is None:
+            raise NoSuchKeyError("the pin holds no such chunk", name=name)
+        return data
+
+    def read_many(
+        self,
+        pin: Pin,
+        names: Sequence[Name],
+        *,
+        into: Callable[[int, int | None, int], memoryview | None] | None = None,
+    ) -> Iterator[ReadChunk]:
+        """Pinned chunks in one stream, in order, under the same rule as `read`: one whose `data` is None is a miss. Those that a
+        DELETE has hidden since are read one by one."""
+        if not _holds(pin):
+            yield from (ReadChunk(index, None, None) for index in range(len(names)))
+            return
+        for item in self._client.mget(names, namespace=pin.namespace, into=into):
+            data = item.data
+            if data is None:
+                data = self.read(pin, names[item.index])
+            yield ReadChunk(item.index, item.layer, data if _holds(pin) else None)
+
+    def release(self, pin: Pin) -> None:
+        """See `Pin.release`."""
+        with self._lock:
+            self._pins.pop(pin, None)
+            grant, pin._grant = pin._grant, None  # noqa: SLF001 - a pin and its session are one
+            if grant is None:
+                return
+            grant.epoch.ledger.release(grant.ids)
+            is_much = grant.epoch.ledger.leaving >= RELEASES_AT_ONCE
+        if is_much:
+            self._wake.set()
+
+    def renew(self) -> None:
+        """Renew once: release what was let go of, extend the lease, and pin again what the server lost. A lost session is replaced;
+        other errors of the calls pass through, and the next renewal goes on where this one ended."""
+        with self._renewing:
+            epoch = self._current()
+            with self._lock:
+                statement = epoch.ledger.statement()
+            sent_at = self.now()
+            try:
+                answer = self._client.renew_session(epoch.id, statement, timeout_seconds=_call_seconds(epoch))
+            except (NoSuchSessionError, SessionExpiredError):
+                epoch.lease.lose()
+                epoch = self._replace(epoch)
+            else:
+                epoch.lease.extend(sent_at, answer.ttl_ms)
+                with self._lock:
+                    epoch.ledger.confirm(statement)
+                if answer.reclaim:
+                    epoch = self._replace(epoch)
+            self._reclaim(epoch)
+
+    def abandon(self) -> None:
+        """Stop to renew and tell nobody: what a holder's crash looks like to the server. Pins hold until their TTL."""
+        self._stop()
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.lease.lose()
+
+    def close(self) -> None:
+        """End the session and all its pins. Errors of the last call are not told: the session then ends by its TTL. Idempotent."""
+        if self._is_closed:
+            return
+        self.abandon()
+        epoch = self._epoch
+        if epoch is not None:
+            try:
+                self._client.close_session(epoch.id, timeout_seconds=_CLOSE_SECONDS)
+            except KvobjError:
+                return
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    @property
+    def _is_renewed(self) -> bool:
+        return self._is_automatic and not self._is_closed
+
+    def _current(self) -> _Epoch:
+        if self._epoch is None or self._is_closed:
+            raise NoSuchSessionError("the session is not open")
+        return self._epoch
+
+    def _open(self) -> _Epoch:
+        sent_at = self.now()
+        answer = self._client.open_session(holder=self._holder, ttl_ms=self._ttl_ms)
+        epoch = _Epoch(answer.session, renew_ms=answer.renew_ms)
+        epoch.lease.extend(sent_at, answer.ttl_ms)
+        return epoch
+
+    def _keep(self, pin: Pin) -> Pin:
+        with self._lock:
+            self._pins[pin] = None
+        return pin
+
+    def _asked(self, ask: Callable[[_Epoch], _Answer]) -> _Answer:
+        epoch = self._current()
+        try:
+            return ask(epoch)
+        except (NoSuchSessionError, SessionExpiredError):
+            epoch.lease.lose()
+            self.renew()
+        except PinLimitExceededError:
+            with self._lock:
+                is_full = not epoch.ledger.leaving
+            if is_full:
+                raise
+            self.renew()
+        return ask(self._current())
+
+    def _pin(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[Pin | None]:
+        ids = self._granted(epoch, tails, namespace)
+        return [
+            None if pin_id is None else self._keep(Pin(self, namespace, (tail,), _Grant(epoch, (pin_id,))))
+            for tail, pin_id in zip(tails, ids, strict=True)
+        ]
+
+    def _granted(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[bytes | None]:
+        with self._lock:
+            ticket = epoch.ledger.begin()
+        answer = None
+        sent_at = self.now()
+        try:
+            answer = self._client.pin_tails(epoch.id, tails, namespace=namespace, timeout_seconds=_call_seconds(epoch))
+        finally:
+            ids = [] if answer is None else [each.pin for each in answer.pins]
+            with self._lock:
+                pins = [each for each in ids if each is not None]
+                epoch.ledger.end(ticket, grant=0 if answer is None or not pins else answer.grant, pins=pins)
+        epoch.lease.extend(sent_at, answer.deadline_ms)
+        return ids
+
+    def _replace(self, old: _Epoch) -> _Epoch:
+        new = self._open()
+        with self._lock:
+            self._epoch = new
+            self._past.append(old)
+        self.reclaims += 1
+        return new
+
+    def _reclaim(self, new: _Epoch) -> None:
+        """Pin under the present session what is held under those before it; called by who renews.
+
+        What is not live any more stays with its old session where the server still has that, until its lease runs out: a DELETE
+        may have hidden it. An old session with which nothing stays is closed.
+        """
+        with self._lock:
+            held = [(pin, pin._grant) for pin in self._pins]  # noqa: SLF001 - a pin and its session are one
+        behind = [(pin, grant) for pin, grant in held if grant is not None and grant.epoch is not new]
+        for group in _grouped(behind):
+            names = [name for pin, _ in group for name in pin.names]
+            try:
+                ids = iter(self._granted(new, names, group[0][0].namespace))
+            except PinLimitExceededError:
+                ids = iter([None] * len(names))
+            for pin, grant in group:
+                self._move(pin, grant, new, [next(ids) for _ in pin.names])
+        with self._lock:
+            past, self._past = self._past, []
+        for old in past:
+            if not old.is_needed and not old.lease.is_lost:
+                old.lease.lose()  # first: what is granted under it at this moment must not be relied on
+                self._client.close_session(old.id, timeout_seconds=_call_seconds(new))
+
+    def _move(self, pin: Pin, old: _Grant, new: _Epoch, ids: Sequence[bytes | None]) -> None:
+        granted = tuple([each for each in ids if each is not None])
+        with self._lock:
+            if pin._grant is not old or len(granted) < len(pin.names):  # noqa: SLF001 - a pin and its session are one
+                new.ledger.release(granted)
+                if self._pins.pop(pin, _ABSENT) is not _ABSENT:
+                    old.epoch.is_needed = True
+            else:
+                pin._grant = _Grant(new, granted)  # noqa: SLF001
+
+    def _run(self) -> None:
+        pause = self.renew_seconds
+        while True:
+            self._wake.wait(pause)
+            self._wake.clear()
+            if self._is_closed:
+                return
+            epoch = self._epoch
+            assert epoch is not None
+            try:
+                self.renew()
+                pause = self.renew_seconds
+            except KvobjError:
+                if self._is_closed:
+                    return
+                pause = epoch.renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what still holds
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
+            self._thread = None
+
+
+def _found(
+    answer: MatchAnswer, namespace: Namespace, ids: Sequence[Name] | None, tokens: Tokens | None
+) -> Sequence[Name]:
+    """The names of what a match found."""
+    if ids is None:
+        if not namespace.has_chains or tokens is None:
+            return [chunk.id for chunk in answer.chunks]
+        ids = namespace.chunk_ids(tokens, partial_last=True)
+    return ids[: answer.matched]
+
+
+def _id_for(grant: _Grant, names: tuple[Name, ...], name: Name) -> bytes:
+    """The id to read a chunk with: its own, or that of the pin behind it in its chain."""
+    if len(grant.ids) > 1 and name in names:
+        return grant.ids[names.index(name)]
+    return grant.ids[-1]
+
+
+def _holds(pin: Pin) -> bool:
+    return pin.is_valid
+
+
+def _call_seconds(epoch: _Epoch) -> float:
+    """A renewal that hangs must leave time for another."""
+    return max(_CALL_SECONDS_MIN, epoch.renew_seconds)
+
+
+def _grouped(pins: Sequence[tuple[Pin, _Grant]]) -> Iterator[Sequence[tuple[Pin, _Grant]]]:
+    """Pins that one request can pin again: some of one namespace."""
+    for name in sorted({pin.namespace.name for pin, _ in pins}):
+        group = [(pin, grant) for pin, grant in pins if pin.namespace.name == name]
+        for start in range(0, len(group), _RECLAIMED_AT_ONCE):
+            yield group[start : start + _RECLAIMED_AT_ONCE]

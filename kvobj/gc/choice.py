@@ -1,0 +1,82 @@
+"""Which chunks of the home tier go next: the policy's ranking, less what is held or was refused a moment ago. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Final
+
+from kvobj.clock import Clock, boot_ms
+from kvobj.gc.holds import Holds
+from kvobj.gc.home_chunks import HomeChunks
+from kvobj.gc.quotas import Excess
+from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
+
+# A chunk that the catalog would not give up (a pin, a child) is not asked for again before this.
+SPARED_MS: Final = 5_000
+# The bytes of a namespace that has too many chunks: their number is what bounds it.
+_ALL_BYTES: Final = 1 << 62
+
+
+class Choice:
+    """See the module's text. Answers are the policy's names, leaves first, first to go first. Event-loop-only."""
+
+    def __init__(
+        self, policy: ChunkPolicy, chunks: HomeChunks, holds: Holds, clock: Clock, *, chunk_ttl_ms: int | None
+    ) -> None:
+        self._policy = policy
+        self._chunks = chunks
+        self._holds = holds
+        self._clock = clock
+        self._chunk_ttl_ms = chunk_ttl_ms
+        self._spared: OrderedDict[bytes, int] = OrderedDict()
+
+    @property
+    def follows_use(self) -> bool:
+        """Whether the last use of each chunk is known: only where they have a time to live."""
+        return self._chunk_ttl_ms is not None
+
+    def spare(self, name: bytes) -> None:
+        """The catalog would not give the chunk up: leave it alone for a while."""
+        self._spared[name] = boot_ms(self._clock) + SPARED_MS
+        self._spared.move_to_end(name)
+
+    def is_held(self, name: bytes) -> bool:
+        """Whether a client asked for the chunk within the grace time."""
+        return self._holds.is_held(name, now_boot_ms=boot_ms(self._clock))
+
+    def expired(self, limit: int) -> list[bytes]:
+        """What nobody used for the chunks' time to live."""
+        if self._chunk_ttl_ms is None:
+            return []
+        before_ms = boot_ms(self._clock) - self._chunk_ttl_ms
+        return [chunk.name for chunk in self._chunks.unused_since(before_ms, eligible=self._is_free(), limit=limit)]
+
+    def for_space(self, wanted_bytes: int, limit: int, *, but: Collection[bytes] = ()) -> list[bytes]:
+        """What the policy ranks lowest."""
+        is_free = self._is_free()
+        eligible = (lambda name: name not in but and is_free(name)) if but else is_free
+        return self._victims(wanted_bytes, limit, eligible)
+
+    def of_namespace(self, excess: Excess, limit: int) -> list[bytes]:
+        """What the policy ranks lowest within a namespace at its quota."""
+        if not excess.is_left:
+            return []
+        is_free, chunks = self._is_free(), self._chunks
+        wanted_bytes = excess.size_bytes
+        if excess.chunks > 0:
+            wanted_bytes = max(wanted_bytes, _ALL_BYTES)
+            limit = min(limit, excess.chunks)
+        return self._victims(wanted_bytes, limit, lambda name: chunks.is_in(name, excess.place) and is_free(name))
+
+    def _victims(self, wanted_bytes: int, limit: int, eligible: Callable[[bytes], bool]) -> list[bytes]:
+        return self._policy.victims(
+            CacheTier.NVME, wanted_bytes, now_ms=self._clock.now_ms(), eligible=eligible, limit=limit
+        )
+
+    def _is_free(self) -> Callable[[bytes], bool]:
+        now_ms = boot_ms(self._clock)
+        while self._spared and next(iter(self._spared.values())) <= now_ms:
+            self._spared.popitem(last=False)
+        chunks, holds, spared = self._chunks, self._holds, self._spared
+        return lambda name: name in chunks and name not in spared and not holds.is_held(name, now_boot_ms=now_ms)

@@ -1,0 +1,141 @@
+"""Hashes every copy of an object again, and replaces a bad copy by a good one: for scrubs and `kvobj-admin verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from kvobj.arena import PinnedFrame
+from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.errors import CorruptionError, KvobjError
+from kvobj.ids import BlobId
+from kvobj.tiers.corrupt_blobs import CorruptBlobs
+from kvobj.tiers.in_use import BlobsInUse
+from kvobj.tiers.protocol import BlobNames, Tier
+from kvobj.tiers.verification import check_frame
+from kvobj.tiers.verified import RunOnPool
+
+_GONE: Final = "no tier holds it"
+
+
+class MarkedTier(Tier, Protocol):
+    """A cache tier that can be told that it holds the only copy of a blob."""
+
+    def mark_dirty(self, blob_id: BlobId) -> None:
+        """From now on the blob is not evicted."""
+        ...
+
+    def mark_clean(self, blob_id: BlobId) -> None:
+        """The blob has a copy below."""
+        ...
+
+
+@dataclass(slots=True)
+class CopyCheck:
+    """What was found. `problem`: no copy of some blob is good. `is_lost`: nor is there one that could not be read just now."""
+
+    hashed_bytes: int = 0
+    mismatches: int = 0
+    repaired: int = 0
+    problem: str | None = None
+    is_lost: bool = False
+
+
+class Copies:
+    """See the module's text. `settled` gives a row with its digest, waiting for it where it is still being computed."""
+
+    def __init__(
+        self,
+        *,
+        cache: MarkedTier,
+        home: Tier,
+        run: RunOnPool,
+        in_use: BlobsInUse,
+        corrupt: CorruptBlobs,
+        settled: Callable[[ObjectRow], Awaitable[ObjectRow]],
+    ) -> None:
+        self._cache = cache
+        self._home = home
+        self._run = run
+        self._in_use = in_use
+        self._corrupt = corrupt
+        self._settled = settled
+
+    async def check(self, row: ObjectRow) -> CopyCheck:
+        """Hash the row's blobs in every tier that holds them. Nothing of them is reaped meanwhile."""
+        held = [blob.blob_id for blob in row.blobs]
+        self._in_use.hold(held)
+        found = CopyCheck()
+        try:
+            for blob in (await self._settled(row)).blobs:
+                await self._check_blob(blob, BlobNames(row.bucket, row.key), found)
+                if found.problem is not None:
+                    break
+        finally:
+            self._in_use.release(held)
+        return found
+
+    async def _check_blob(self, blob: BlobRef, names: BlobNames, found: CopyCheck) -> None:
+        blob_id = BlobId(blob.blob_id)
+        good: Tier | None = None
+        bad: list[tuple[Tier, str]] = []
+        unread: list[str] = []
+        tiers: tuple[Tier, ...] = (self._cache, self._home)
+        for tier in tiers:
+            try:
+                frame = None if await tier.missing([blob_id]) else await tier.get(blob_id)
+                if frame is None:
+                    continue
+                problem = await self._hash(frame, blob)
+            except CorruptionError as error:
+                problem = str(error)
+            except (
+                KvobjError
+            ) as error:  # the medium fails, or there is no room to read into: nothing is known of the copy
+                unread.append(f"{tier.name}: {error}")
+                continue
+            found.hashed_bytes += blob.plain_bytes
+            if problem is None:
+                good = tier
+            else:
+                found.mismatches += 1
+                bad.append((tier, f"{tier.name}: {problem}"))
+        if good is None:
+            found.problem = "; ".join([*(problem for _, problem in bad), *unread]) or _GONE
+            found.is_lost = not unread
+            return
+        for tier, problem in bad:
+            if await self._repair(tier, good, blob_id, names):
+                found.repaired += 1
+            else:
+                found.problem = f"{problem}; could not be repaired"
+
+    async def _hash(self, frame: PinnedFrame, blob: BlobRef) -> str | None:
+        try:
+            await frame.complete()
+            return await self._run(partial(check_frame, frame.view, plain_bytes=blob.plain_bytes, digest=blob.digest))
+        finally:
+            frame.release()
+
+    async def _repair(self, bad: Tier, good: Tier, blob_id: BlobId, names: BlobNames) -> bool:
+        """Put the good copy where the bad one is, under the same blob id: the bytes are the ones that it has always meant."""
+        try:
+            frame = await good.get(blob_id)
+            if frame is None:
+                return False
+            try:
+                await frame.complete()
+                if bad is self._home:
+                    # Until the home tier has the blob again, the only copy must not be evicted.
+                    self._cache.mark_dirty(blob_id)
+                await bad.delete([blob_id])
+                await bad.put(blob_id, frame, names)
+            finally:
+                frame.release()
+        except KvobjError:
+            return False
+        self._cache.mark_clean(blob_id)
+        self._corrupt.forget(blob_id)
+        return True

@@ -1,0 +1,65 @@
+"""The collector's own list of what it has condemned: which chunks, until when, how many bytes. The catalog's marks decide."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+
+from kvobj.gc.home_chunks import HomeChunk
+from kvobj.gc.quotas import Place
+
+
+class Marked:
+    """Condemned chunks by the policy's name, in the order in which they were condemned. Event-loop-only."""
+
+    __slots__ = ("_marks", "size_bytes")
+
+    def __init__(self) -> None:
+        self._marks: OrderedDict[bytes, tuple[HomeChunk, int]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        """How many chunks are condemned."""
+        return len(self._marks)
+
+    def add(self, chunk: HomeChunk, *, due_ms: int) -> None:
+        """The chunk is condemned, to be claimed from `due_ms` of the boot clock on."""
+        self._marks[chunk.name] = (chunk, due_ms)
+        self.size_bytes += chunk.size_bytes
+
+    def pop(self, name: bytes) -> HomeChunk | None:
+        """Take a chunk off the list; None if it is not on it."""
+        mark = self._marks.pop(name, None)
+        if mark is None:
+            return None
+        self.size_bytes -= mark[0].size_bytes
+        return mark[0]
+
+    def is_blob(self, name: bytes, blob_id: bytes) -> bool:
+        """Whether the condemned chunk of this name has this first blob."""
+        mark = self._marks.get(name)
+        return mark is not None and mark[0].chunk.blob_id == blob_id
+
+    @property
+    def oldest_due_ms(self) -> int | None:
+        """When the chunk that was condemned first is due."""
+        for _, due_ms in self._marks.values():
+            return due_ms
+        return None
+
+    def due(self, now_ms: int) -> list[bytes]:
+        """Names of the chunks whose time has come."""
+        return [name for name, (_, due_ms) in self._marks.items() if due_ms <= now_ms]
+
+    def later(self, now_ms: int, limit: int) -> list[bytes]:
+        """Names of the first chunks whose time has not come."""
+        return list(islice((name for name, (_, due_ms) in self._marks.items() if due_ms > now_ms), limit))
+
+    def by_place(self) -> dict[Place, tuple[int, int]]:
+        """How many chunks and bytes of each bucket and namespace are condemned."""
+        sums: dict[Place, tuple[int, int]] = {}
+        for chunk, _ in self._marks.values():
+            place = (chunk.chunk.bucket, chunk.namespace)
+            chunks, size_bytes = sums.get(place, (0, 0))
+            sums[place] = (chunks + 1, size_bytes + chunk.size_bytes)
+        return sums

@@ -1,0 +1,53 @@
+"""What the collector would remove and why: the values of a dry run, and the units of a real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why policy wants a chunk gone, first to go first."""
+
+    QUOTA = "quota"
+    EXPIRED = "expired"
+    SPACE = "space"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One chunk that policy would condemn. `unused_seconds` is the time since its last use that this process knows of, None
+    where it does not know."""
+
+    bucket: str
+    key: str
+    reason: Reason
+    size_bytes: int
+    unused_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GcPlan:
+    """What a cycle would condemn at this moment. `victims` are the first of them, the totals are over all that were found;
+    `truncated`: more would follow. `quiet`: nothing would be done before quiet time ends."""
+
+    victims: tuple[Victim, ...]
+    chunks: int
+    size_bytes: int
+    quiet: bool
+    home_used_bytes: int
+    home_limit_bytes: int
+    marked: int
+    waiting_for_pins: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one cycle did."""
+
+    condemned: int = 0
+    claimed: int = 0
+    claimed_bytes: int = 0
+    rescued: int = 0
+    quiet: bool = False
