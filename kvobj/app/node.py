@@ -34,9 +34,9 @@ from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
 from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
 from kvobj.metrics import Metrics
+from kvobj.policy.choose import chunk_policy
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
 from kvobj.policy.dram_view import DramView
-from kvobj.policy.gipe import GipePolicy
 from kvobj.record_log import RecordLog
 from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
@@ -152,11 +152,14 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         boot_id=boot_id,
     )
     stack.push_async_callback(database.aclose)
-    policy: ChunkPolicy = GipePolicy(
+    policy = chunk_policy(
+        settings.policy.kind,
         {
             CacheTier.DRAM: int(settings.dram.high_watermark * arena.capacity_bytes),
             CacheTier.NVME: int(settings.nvme.high_watermark * nvme_choice.capacity_bytes),
-        }
+        },
+        history=settings.policy.history,
+        write_margin=settings.policy.write_margin,
     )
     dram_view = DramView(policy, now_ms=clock.now_ms)
     dram = DramTier(arena, database, dram_view, metrics=metrics, high_watermark=settings.dram.high_watermark)
