@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from kvobj.config.settings import LogSettings
@@ -43,3 +44,14 @@ def start_logging(settings: LogSettings) -> logging.Logger:
         for name in ("s3", "admin"):
             log.getChild(name).setLevel(logging.WARNING)
     return log
+
+
+def line_writer() -> Callable[[bytes], None]:
+    """Writes whole lines to standard error, among those of `start_logging`. Event loop only."""
+    stream = sys.stderr.buffer
+
+    def write(line: bytes) -> None:
+        stream.write(line)
+        stream.flush()
+
+    return write

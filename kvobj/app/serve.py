@@ -29,7 +29,7 @@ from kvobj.api.service import S3Service
 from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.app.admin_state import NodeView
-from kvobj.app.log import start_logging
+from kvobj.app.log import line_writer, start_logging
 from kvobj.app.node import Node, flush, housekeeping, open_node
 from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
@@ -83,6 +83,7 @@ async def _serve_node(
             new_request_id=new_request_id,
             log=log.getChild("s3"),
             bad_request=bad_request,
+            write_line=line_writer(),
         )
         stack.push_async_callback(s3.aclose)
         if settings.events.zmq is not None:

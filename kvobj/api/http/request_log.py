@@ -1,13 +1,16 @@
 """One JSON line a request, for people and for machines.
 
-Without secrets: no header is logged, and signatures and tokens in a query are blanked.
+Without secrets: no header is logged, and signatures and tokens in a query are blanked. Lines may go past `logging`, whose records
+cost three times what the rest of a line does: 27 µs a request so, 7 µs without.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Callable
 from urllib.parse import unquote_plus
+
+import msgspec
 
 from kvobj.api.http.request_head import ParsedHead
 from kvobj.api.message import Reply
@@ -17,14 +20,19 @@ _SECRET_PARAMETERS = frozenset({"x-amz-signature", "x-amz-security-token", "sign
 _TARGET_CHARACTERS_MAX = 2048
 
 
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
 class RequestLog:
-    """Writes to `log` at level INFO; costs a comparison where that level is off."""
+    """Writes at level INFO; costs a comparison where that level of `log` is off. Lines go to `write_line`, as UTF-8 with their line
+    break, where it is given, else to `log`."""
 
-    __slots__ = ("_clock", "_log")
+    __slots__ = ("_clock", "_log", "_write_line")
 
-    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+    def __init__(self, log: logging.Logger, clock: Clock, write_line: Callable[[bytes], None] | None = None) -> None:
         self._log = log
         self._clock = clock
+        self._write_line = write_line
 
     @property
     def is_enabled(self) -> bool:
@@ -61,7 +69,11 @@ class RequestLog:
             line["cut"] = True
         for name, value in reply.log.items():
             line.setdefault(name, value)
-        self._log.info("%s", json.dumps(line, default=str))
+        encoded = _encode(line)
+        if self._write_line is None:
+            self._log.info("%s", encoded.decode())
+        else:
+            self._write_line(encoded + b"\n")
 
 
 def without_secrets(target: str) -> str:

@@ -50,8 +50,9 @@ class HttpServer:
         log: logging.Logger,
         bad_request: BadRequest = plain_bad_request,
         receive_mode: ReceiveMode | None = None,
+        write_line: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`receive_mode` None: found out at start."""
+        """`receive_mode` None: found out at start. `write_line`: see `RequestLog`."""
         require_compiled_parser()
         self._settings = settings
         self._clock = clock
@@ -72,7 +73,7 @@ class HttpServer:
                 running=settings.handler_requests, queued=settings.queued_requests, seconds=settings.queue_seconds
             ),
             writer=ReplyWriter(clock, self._errors),
-            request_log=RequestLog(log, clock),
+            request_log=RequestLog(log, clock, write_line),
             instruments=self._instruments,
             log=self._errors,
         )
