@@ -1,8 +1,8 @@
 """How fast chunks are condemned, claimed and reaped, on an idle store and beside GETs, and what GETs lose by it.
 
-The store is filled, written down and started again with a short `[gc] chunk_ttl`, so that policy wants everything gone. Idle:
-chunks a second from the first mark to the last blob. Under load: the same while connections GET objects of an ordinary
-bucket as fast as they can, against what these GETs reach before and after in the same process. Targets are those of issue 4.
+The store is filled and written down; then the namespace gets a quota of one chunk, so that policy wants all others gone. Idle:
+chunks a second from the quota to the last blob. Under load: the same while connections GET objects of an ordinary bucket
+as fast as they can, against what these GETs reach before and after in the same process. Targets are those of issue 4.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench_match import Figure, show
-from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
-from kv_bench_support import BUCKET, Bench, client_of, declare, fill
+from bench_support import MIB, ServerProcess, wait_until
+from kv_bench_support import Bench, bench, declare, fill
 
 from kvobj.client import Credentials, Endpoint, S3Client, SignedConnection
 
 HOT_BUCKET: Final = "hot"
 _POLL_SECONDS: Final = 0.1
-_SETTLE_SECONDS: Final = 5.0
+_SETTLE_SECONDS: Final = 2.0
 _HOT_OBJECTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Reaping:
-    """When the collector worked, and how much it removed. Times are monotonic."""
+    """When the collector worked, to a poll's length, and how much it removed. Times are monotonic."""
 
     began: float
     ended: float
@@ -41,7 +41,7 @@ class Reaping:
 
     @property
     def chunks_per_second(self) -> float:
-        """From the first mark to the last blob."""
+        """From the order to the last blob."""
         return self.chunks / (self.ended - self.began)
 
 
@@ -79,48 +79,34 @@ class Getters:
             thread.join(30)
 
 
-def figures_of(server: ServerProcess) -> dict[str, Any]:
-    """What gc tells of itself."""
-    figures: dict[str, Any] = server.status()["gc"]
-    return figures
+def remove_all(bench: Bench, *, patience_seconds: float) -> Reaping:
+    """Give the namespace a quota of one chunk, and wait until policy has removed the others and the last blob is reaped."""
+    server = bench.server
+    before = server.status()["gc"]["claimed_chunks"]
+    began = time.monotonic()
+    declare(bench.client, quota={"chunks": 1})
 
-
-def watch(server: ServerProcess, *, timeout_seconds: float) -> Reaping:
-    """Wait until policy has removed every chunk and the last blob is reaped."""
-    deadline = time.monotonic() + timeout_seconds
-    first = figures_of(server)
-    began = ended = 0.0
-    while time.monotonic() < deadline:
-        now, figures = time.monotonic(), figures_of(server)
-        if not began and figures["condemned_chunks"] > first["condemned_chunks"]:
-            began = now
+    def is_done() -> bool:
         status = server.status()
-        usage = sum(tier["blobs"] for tier in status["tiers"] if tier["is_home"])
-        if began and usage <= _HOT_OBJECTS and not status["queues"]["delete"]:
-            ended = time.monotonic()
-            break
-        time.sleep(_POLL_SECONDS)
-    else:
-        raise RuntimeError(f"the collector did not end: {figures_of(server)}")
-    return Reaping(began, ended, int(figures_of(server)["claimed_chunks"] - first["claimed_chunks"]))
+        blobs = sum(tier["blobs"] for tier in status["tiers"] if tier["is_home"])
+        return blobs <= _HOT_OBJECTS + 1 and not status["queues"]["delete"]
+
+    wait_until(is_done, timeout_seconds=patience_seconds, what="the collector", pause_seconds=_POLL_SECONDS)
+    ended = time.monotonic()
+    declare(bench.client, quota=None)
+    return Reaping(began, ended, int(server.status()["gc"]["claimed_chunks"] - before))
 
 
-def refill(server: ServerProcess, *, chunks: int, length: int, chunk_bytes: int, first: int) -> None:
-    """Fill the store and write all of it down, while nothing expires; then stop."""
-    with client_of(server) as client:
-        bench = Bench(server, client, declare(client))
-        fill(bench, chains=-(-chunks // length), length=length, chunk_bytes=chunk_bytes, first=first)
-    server.admin("POST", "/api/v1/flush")
+def refill(bench: Bench, *, chunks: int, length: int, chunk_bytes: int, first: int) -> None:
+    """Fill the store, have all of it written down, and wait until GETs and HEADs hold nothing any more."""
+    chains = -(-chunks // length)
+    fill(bench, chains=chains, length=length, chunk_bytes=chunk_bytes, first=first, durability="local")
     wait_until(
-        lambda: not server.status()["queues"]["write_behind"], timeout_seconds=600, what="everything to be written down"
+        lambda: not bench.server.status()["queues"]["write_behind"],
+        timeout_seconds=600,
+        what="everything to be written down",
+        pause_seconds=_POLL_SECONDS,
     )
-    server.terminate(timeout_seconds=300)
-
-
-def restart(server: ServerProcess, gc: dict[str, str]) -> None:
-    """Start it again with other times."""
-    server.settings = replace(server.settings, sections={"gc": gc})
-    server.start(timeout_seconds=300)
 
 
 @contextmanager
@@ -140,37 +126,35 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=2, help="that GET")
     parser.add_argument("--baseline-seconds", type=float, default=10.0, help="GETs alone, before and after")
     parser.add_argument("--rate", type=int, default=2500, help="[gc] rate")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds to wait for the collector")
     parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary directory)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     store_bytes = arguments.chunks * (arguments.chunk_bytes + 8192)
-    times = {"grace": '"1 s"', "sweep_interval": '"1 s"', "rate": str(arguments.rate), "scrub_rate": '"0 B"'}
-    settings = ServerSettings(
-        dram_bytes=max(256 * MIB, 2 * store_bytes),
-        nvme_bytes=max(1024 * MIB, 3 * store_bytes),
-        buckets=(BucketSetting(BUCKET, kind="kv", durability="memory"), BucketSetting(HOT_BUCKET)),
-        sections={"gc": times},
-    )
+    times = {"grace": '"100 ms"', "sweep_interval": '"1 s"', "rate": str(arguments.rate), "scrub_rate": '"0 B"'}
     size = {"chunks": arguments.chunks, "length": arguments.length, "chunk_bytes": arguments.chunk_bytes}
     with (
         tempfile.TemporaryDirectory(prefix="kvobj-bench-", dir=arguments.directory) as directory,
-        ServerProcess(Path(directory), settings) as server,
+        bench(
+            Path(directory),
+            dram_bytes=max(256 * MIB, 2 * store_bytes),
+            nvme_bytes=max(1024 * MIB, 3 * store_bytes),
+            gc=times,
+        ) as running,
     ):
-        with _connection(server) as connection:
+        with _connection(running.server) as connection:
             client = S3Client(connection)
+            client.create_bucket(HOT_BUCKET)
             for number in range(_HOT_OBJECTS):
                 client.put(HOT_BUCKET, str(number), bytes(arguments.get_bytes))
-        refill(server, **size, first=0)
-        restart(server, {**times, "chunk_ttl": '"1 s"'})
-        idle = watch(server, timeout_seconds=600)
-        server.terminate(timeout_seconds=300)
-        restart(server, times)
-        refill(server, **size, first=arguments.chunks)
-        restart(server, {**times, "chunk_ttl": f'"{arguments.baseline_seconds + _SETTLE_SECONDS} s"'})
-        getters = Getters(server, arguments.connections, arguments.get_bytes)
+        refill(running, **size, first=0)
+        idle = remove_all(running, patience_seconds=arguments.patience)
+        refill(running, **size, first=arguments.chunks)
+        getters = Getters(running.server, arguments.connections, arguments.get_bytes)
         time.sleep(_SETTLE_SECONDS)
         started = time.monotonic()
-        busy = watch(server, timeout_seconds=600)
+        time.sleep(arguments.baseline_seconds)
+        busy = remove_all(running, patience_seconds=arguments.patience)
         time.sleep(arguments.baseline_seconds)
         ended = time.monotonic()
         getters.stop()

@@ -44,10 +44,10 @@ def bench(directory: Path, *, dram_bytes: int, nvme_bytes: int, gc: dict[str, st
         yield Bench(server, client, declare(client))
 
 
-def declare(client: KvClient) -> Namespace:
-    """The namespace that benchmarks fill."""
+def declare(client: KvClient, **settings: object) -> Namespace:
+    """The namespace that benchmarks fill; again, with other settings."""
     declaration = {"model": "bench", "chunk_tokens": CHUNK_TOKENS, "layout": {"kind": "opaque"}, "ids": "kvobj"}
-    return client.declare_namespace("bench", declaration)
+    return client.declare_namespace("bench", declaration | settings)
 
 
 def client_of(server: ServerProcess) -> KvClient:
@@ -63,7 +63,16 @@ def chain(namespace: Namespace, number: int, length: int) -> list[bytes]:
     return namespace.chunk_ids(tokens)
 
 
-def fill(bench: Bench, *, chains: int, length: int, chunk_bytes: int, writers: int = 4, first: int = 0) -> float:
+def fill(
+    bench: Bench,
+    *,
+    chains: int,
+    length: int,
+    chunk_bytes: int,
+    writers: int = 4,
+    first: int = 0,
+    durability: str | None = None,
+) -> float:
     """Store so many chains; seconds it took. RuntimeError if a chunk is refused."""
     numbers = iter(range(first, first + chains))
     lock = threading.Lock()
@@ -80,7 +89,8 @@ def fill(bench: Bench, *, chains: int, length: int, chunk_bytes: int, writers: i
             parents: Sequence[Name] = [ROOT, *ids]
             chunks = [NewChunk(name, data, parent=parent) for name, parent in zip(ids, parents, strict=False)]
             for start in range(0, length, BATCH):
-                stored = bench.client.mput(chunks[start : start + BATCH], namespace=bench.namespace)
+                batch = chunks[start : start + BATCH]
+                stored = bench.client.mput(batch, namespace=bench.namespace, durability=durability)
                 problems.extend(str(each) for each in stored if not isinstance(each, StoredChunk))
 
     began = time.perf_counter()

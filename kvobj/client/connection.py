@@ -97,6 +97,10 @@ class Incoming:
         self._deadline = deadline
         self._unavailable = unavailable
 
+    def allow(self, seconds: float) -> None:
+        """Set another deadline, from now: what is read next of a long answer may take so long."""
+        self._deadline = time.monotonic() + seconds
+
     def read(self) -> bytes:
         """All that is left."""
         return self._reading(self._response.read)
@@ -111,10 +115,8 @@ class Incoming:
                 raise self._unavailable(http.client.IncompleteRead(b"", len(view) - filled))
             filled += count
 
-    def readline(self, *, wait_seconds: float | None = None) -> bytes:
-        """The next line; b"" at the end. `wait_seconds`: a deadline of its own, from now."""
-        if wait_seconds is not None:
-            self._deadline = time.monotonic() + wait_seconds
+    def readline(self) -> bytes:
+        """The next line; b"" at the end."""
         return self._reading(self._response.readline)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ TIMEOUT_SECONDS: Final = 30.0
 EVENT_WAIT_SECONDS: Final = 30.0
 """A stream of events that is followed says something every ten seconds."""
 
+_LEASE_CONNECTIONS: Final = 2
 _OK: Final = 200
 _NamespacePage = dict[str, Any]
 _event = msgspec.json.Decoder(Event).decode
@@ -49,7 +50,8 @@ class KvClient:
 
     Every call has a deadline and is made again where the server is busy or a connection broke (`RetryRule`). Bytes that are
     read are hashed and compared with the digest that the server tells, unless `verify` is False. Errors are the typed ones
-    of `kvobj.errors`; a chunk that is not stored is None.
+    of `kvobj.errors`; a chunk that is not stored is None. Calls about sessions have connections of their own beside `connections`:
+    a renewal never waits for a read.
     """
 
     def __init__(
@@ -68,16 +70,22 @@ class KvClient:
         self.bucket = bucket
         self._path = f"/{bucket}"
         self._verify = verify
-        self._transport = Transport(
-            lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds),
-            connections=connections,
-            timeout_seconds=timeout_seconds,
-            retry=retry or RetryRule(),
-        )
+
+        def transport(connections: int) -> Transport:
+            return Transport(
+                lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds),
+                connections=connections,
+                timeout_seconds=timeout_seconds,
+                retry=retry or RetryRule(),
+            )
+
+        self._transport = transport(connections)
+        self._leases = transport(_LEASE_CONNECTIONS)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
         self._transport.close()
+        self._leases.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +216,7 @@ class KvClient:
     def open_session(self, *, holder: str, ttl_ms: int, timeout_seconds: float | None = None) -> SessionAnswer:
         """Register a holder. Somebody must renew it."""
         document = {"holder": holder, "ttl_ms": ttl_ms}
-        return self._call("POST", ("sessions", ""), SessionAnswer, document, timeout_seconds=timeout_seconds)
+        return self._lease_call("POST", ("sessions", ""), SessionAnswer, document, timeout_seconds)
 
     def renew_session(
         self, session: bytes, statement: Statement, *, timeout_seconds: float | None = None
@@ -221,13 +229,13 @@ class KvClient:
             "release": statement.release,
         }
         query = ("sessions", session.hex())
-        return self._call("PUT", query, RenewalAnswer, document, timeout_seconds=timeout_seconds)
+        return self._lease_call("PUT", query, RenewalAnswer, document, timeout_seconds)
 
     def close_session(self, session: bytes, *, timeout_seconds: float | None = None) -> None:
         """End a session and its pins."""
         query = (("sessions", session.hex()),)
         headers = {"accept": MSGPACK}
-        with self._transport.open(
+        with self._leases.open(
             "DELETE", self._path, query=query, headers=headers, timeout_seconds=timeout_seconds
         ) as answer:
             answer.read()
@@ -242,7 +250,7 @@ class KvClient:
     ) -> PinsAnswer:
         """Pin chunks, each with a pin of its own. `PinLimitExceededError` pins none."""
         document = {"session": session, "namespace": namespace.name, "tails": _listed(tails)}
-        return self._call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds=timeout_seconds)
+        return self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
 
     # -- many at once --------------------------------------------------------------------------------------------
     def mget(
@@ -256,13 +264,15 @@ class KvClient:
         timeout_seconds: float | None = None,
     ) -> Iterator[ReadChunk]:
         """Chunks as they come, in the order of the list or layer by layer. `into(index, layer, size_bytes)` gives the room for an
-        item, or None for new memory. `CorruptionError`; `UnavailableError` if the stream breaks off: what came before is right."""
+        item, or None for new memory. `CorruptionError`; `UnavailableError` if the stream breaks off: what came before is right. The
+        timeout is for each item."""
         document: dict[str, object] = {"namespace": namespace.name, "ids": _listed(names)}
         if layers is not None:
             document["layers"] = layers
         if layer_order:
             document["order"] = "layer"
         body = msgspec.msgpack.encode(document)
+        item_seconds = self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds
         with self._transport.open(
             "POST",
             self._path,
@@ -273,6 +283,7 @@ class KvClient:
         ) as answer:
             count = 0
             while True:
+                answer.allow(item_seconds)
                 header = parse_header(_exactly(answer, header_length(_exactly(answer, LENGTH_BYTES))))
                 if header.end:
                     if header.items != count:
@@ -310,21 +321,22 @@ class KvClient:
             self._transport.own_connection() as connection,
             closing(connection.open("GET", self._path, query=query, headers={"accept": MSGPACK})) as answer,
         ):
-            while line := answer.readline(wait_seconds=EVENT_WAIT_SECONDS):
+            while True:
+                answer.allow(EVENT_WAIT_SECONDS)
+                line = answer.readline()
+                if not line:
+                    return
                 if line.strip():
                     yield _event(line)
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _call(
-        self,
-        method: str,
-        query: tuple[str, str],
-        kind: type[T],
-        document: object = None,
-        *,
-        timeout_seconds: float | None = None,
+    def _call(self, method: str, query: tuple[str, str], kind: type[T], document: object = None) -> T:
+        return self._transport.call(method, self._path, kind, query=(query,), document=document)
+
+    def _lease_call(
+        self, method: str, query: tuple[str, str], kind: type[T], document: object, timeout_seconds: float | None
     ) -> T:
-        return self._transport.call(
+        return self._leases.call(
             method, self._path, kind, query=(query,), document=document, timeout_seconds=timeout_seconds
         )
 

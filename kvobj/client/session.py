@@ -242,7 +242,7 @@ class Session:
         into: Callable[[int, int | None, int], memoryview | None] | None = None,
     ) -> Iterator[ReadChunk]:
         """Pinned chunks in one stream, in order, under the same rule as `read`: one whose `data` is None is a miss. Those that a
-        DELETE has hidden since are read one by one."""
+        DELETE has hidden since are read one by one, into new memory."""
         if not _holds(pin):
             yield from (ReadChunk(index, None, None) for index in range(len(names)))
             return

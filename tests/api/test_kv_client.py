@@ -271,6 +271,12 @@ def test_events_tell_what_was_stored_from_a_number_on(client: KvClient, namespac
     assert [event.ids for event in following] == [[ids[2].hex()]]
 
 
+def test_a_reader_whose_number_is_none_of_the_logs_is_told_of_the_gap(client: KvClient) -> None:
+    (gap,) = client.events(after=10**15)
+    assert (gap.type, gap.first) == ("gap", 1)
+    assert gap.last >= 1
+
+
 # -- sessions -------------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +476,20 @@ def test_threads_share_a_client(client: KvClient, namespace: Namespace) -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == []
+
+
+def test_a_session_is_renewed_while_reads_have_all_connections(server: ServerProcess, namespace: Namespace) -> None:
+    ids = namespace.chunk_ids(TOKENS)
+    with client_of(server, connections=1, timeout_seconds=1.0) as small:
+        put_chain(small, namespace, ids)
+        with Session(small, is_automatic=False) as session:
+            pin = held(session.match(namespace=namespace, ids=ids).pin)
+            stream = session.read_many(pin, ids)
+            assert next(stream).data is not None
+            with pytest.raises(UnavailableError):
+                small.match(namespace=namespace, ids=ids)
+            session.renew()
+            assert len(list(stream)) == 5
 
 
 def test_a_server_that_is_away_is_a_typed_error_within_the_deadline(server: ServerProcess) -> None:

@@ -72,18 +72,19 @@ def test_an_ordinary_bucket_takes_the_same_replay(server: ServerProcess, tmp_pat
     assert summary["blocks_written"] >= summary["different_blocks"]
 
 
-@pytest.mark.parametrize("ids", ["kvobj", "foreign"])
-def test_holders_that_match_pin_and_crash_read_right_bytes_while_a_small_store_is_kept_full(
-    ids: str, tmp_path: Path
-) -> None:
+def match_replay(directory: Path, *options: str) -> dict[str, Any]:
+    """A replay through ?match against a small server of its own, with short times."""
     times = {"grace": '"1 s"', "sweep_interval": '"1 s"', "lease_ttl": '"1 s"'}
     sizes = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, sections={"gc": times})
-    options = ("--ttl", "1", "--grace", "1", "--sweep", "1", "--crash-share", "0.05")
-    with ServerProcess(tmp_path / "server", sizes) as small:
-        admin = f"http://127.0.0.1:{small.admin_port}"
-        summary = replay(
-            small, tmp_path, "--api", "match", "--ids", ids, "--admin", admin, "--target-bytes", "130 MiB", *options
-        )
+    given = ("--api", "match", "--ttl", "1", "--grace", "1", "--sweep", "1", "--crash-share", "0.05")
+    with ServerProcess(directory / "server", sizes) as server:
+        return replay(server, directory, *given, "--admin", f"http://127.0.0.1:{server.admin_port}", *options)
+
+
+def test_holders_that_pin_and_crash_read_right_bytes_while_the_collector_keeps_a_small_store_full(
+    tmp_path: Path,
+) -> None:
+    summary = match_replay(tmp_path, "--target-bytes", "130 MiB")
     assert summary["requests"] == 500
     assert summary["wrong_blocks"] == 0
     assert summary["pinned_unreadable"] == 0
@@ -94,6 +95,15 @@ def test_holders_that_match_pin_and_crash_read_right_bytes_while_a_small_store_i
     assert summary["sessions_at_crash"] >= 1, "pins of dead holders stood when everything was removed"
     assert summary["garbage_seconds"] <= summary["garbage_seconds_max"]
     assert summary["token_hit_ratio"] > 0.8 * summary["lru_token_hit_ratio"]
+
+
+def test_foreign_keys_with_parents_are_replayed_alike(tmp_path: Path) -> None:
+    summary = match_replay(tmp_path, "--ids", "foreign", "--requests", "100", "--bytes-per-token", "16")
+    assert summary["wrong_blocks"] == 0
+    assert summary["pinned_unreadable"] == 0
+    assert summary["errors"] == {}
+    assert summary["block_hit_ratio"] > 0
+    assert summary["garbage_seconds"] <= summary["garbage_seconds_max"]
 
 
 def test_a_wrong_byte_in_the_store_is_noticed(server: ServerProcess, tmp_path: Path) -> None:
