@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
@@ -17,8 +18,11 @@ POLL_SECONDS: Final = 0.2
 
 
 def time_ms(text: str) -> int:
-    """Milliseconds since the Unix epoch of an ISO 8601 time, UTC where it names no zone. ValueError."""
-    moment = datetime.fromisoformat(text)
+    """Milliseconds since the Unix epoch of an ISO 8601 time, UTC where it names no zone. `ArgumentTypeError`."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time, like 2026-01-31T08:00") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)

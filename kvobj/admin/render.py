@@ -181,10 +181,10 @@ def print_gc_plan(console: Console, plan: Document) -> None:
         console.print(table)
     chunks = plan.get("chunks")
     more = f" ({len(victims)} listed)" if isinstance(chunks, int) and chunks > len(victims) else ""
+    used, limit = size_text(plan.get("home_used_bytes")), size_text(plan.get("home_limit_bytes"))
     console.print(
-        f"{chunks} chunks{more}, {size_text(plan.get('size_bytes'))} would go; home tier {size_text(plan.get('home_used_bytes'))} "
-        f"of {size_text(plan.get('home_limit_bytes'))} below its watermark; {plan.get('marked')} condemned already, "
-        f"{plan.get('waiting_for_pins')} deleted and still pinned",
+        f"{chunks} chunks{more}, {size_text(plan.get('size_bytes'))} would go; home tier holds {used}, its watermark is "
+        f"{limit}; {plan.get('marked')} condemned already, {plan.get('waiting_for_pins')} deleted and still pinned",
         markup=False,
         highlight=False,
     )

@@ -346,7 +346,7 @@ def _body_of(content: bytes, method: str) -> tuple[bytes, int]:
 
 def _error_reply(error: KvobjError, head: RequestHead, resource: str, *, close: bool) -> Reply:
     code, status, message = describe(error)
-    detail = {name: str(value) for name, value in error.data.items()}
+    detail = {name: str(value) for name, value in error.data.items() if isinstance(value, str | int | float)}
     return _error_document(
         head, resource, status=status, code=code, message=error.message or message, detail=detail, close=close
     )

@@ -149,7 +149,7 @@ class KvClient:
         return StoredChunk(
             existed=told.get("x-kvobj-existed") == "true",
             durability=told.get("x-kvobj-durability", ""),
-            etag=told.get("etag", ""),
+            etag=told.get("etag", "").strip('"'),
             digest=bytes.fromhex(digest) if digest else None,
         )
 
