@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
-from blake3 import blake3
 
 from kvobj.catalog.encoding import (
     CHILDREN,
@@ -25,20 +24,19 @@ from kvobj.catalog.encoding import (
     HIDDEN_VOLATILE,
     ROOT_BYTES,
 )
+from kvobj.catalog.key_hash import key_hash
 from kvobj.catalog.key_tree import behind
 from kvobj.catalog.listing import merged
 from kvobj.catalog.rows import ObjectRow, ObjectState
 from kvobj.database import ReadView, WriteView
 from kvobj.ids.chain_sums import extend, key_lanes
 
-_HASH_BYTES: Final = 16
-_BEHIND_HASHES: Final = b"\xff" * (_HASH_BYTES + 1)
 _DEEPEST: Final = 0xFFFF_FFFF
 
 
 def children_place(root: bytes, parent: bytes) -> bytes:
     """What the entries of a key's children begin with."""
-    return root + blake3(parent).digest(_HASH_BYTES)
+    return root + key_hash(parent)
 
 
 def has_children(view: ReadView, root: bytes, key: bytes) -> bool:
@@ -50,11 +48,11 @@ def has_children(view: ReadView, root: bytes, key: bytes) -> bool:
 def children(view: ReadView, root: bytes, key: bytes) -> list[bytes]:
     """The keys of all rows that name the key as their parent."""
     place = children_place(root, key)
-    found: dict[bytes, None] = {}
-    for table in (CHILDREN_VOLATILE, CHILDREN):
-        for _, child in view.range(table, place, place + _BEHIND_HASHES):
-            found[child] = None
-    return list(found)
+    above = view.under(CHILDREN_VOLATILE, place)
+    below = view.under(CHILDREN, place)
+    if above and below:
+        return list(dict.fromkeys(child for _, child in (*above, *below)))
+    return [child for _, child in above or below]
 
 
 def relink(
@@ -66,11 +64,11 @@ def relink(
     table = CHILDREN_VOLATILE if volatile else CHILDREN
     if new and old != new:
         place = children_place(root, new.encode())
-        view.put(table, place + blake3(key).digest(_HASH_BYTES), key)
+        view.put(table, place + key_hash(key), key)
     if old and old != new:
         place = children_place(root, old.encode())
-        view.delete(table, place + blake3(key).digest(_HASH_BYTES))
-        if not volatile and not _has_any(view, place, volatile=False):
+        view.delete(table, place + key_hash(key))
+        if not volatile and view.get(EXPOSED, place) is not None and not _has_any(view, place, volatile=False):
             view.delete(EXPOSED, place)
     was_hidden = before is not None and before.state is ObjectState.CONDEMNED
     is_hidden = after is not None and after.state is ObjectState.CONDEMNED
@@ -141,11 +139,9 @@ def placed(row: ObjectRow, parent: ObjectRow | None, *, sequence: int) -> Object
 
 def _has_any(view: ReadView, place: bytes, *, volatile: bool) -> bool:
     table = CHILDREN_VOLATILE if volatile else CHILDREN
-    for _ in view.range(table, place, place + _BEHIND_HASHES):
-        return True
-    return False
+    return bool(view.under(table, place, limit=1))
 
 
 def _hidden_place(root: bytes, row: ObjectRow) -> bytes:
     depth = (_DEEPEST - row.depth).to_bytes(4, "big")
-    return root + depth + blake3(row.key.encode()).digest(_HASH_BYTES)
+    return root + depth + key_hash(row.key.encode())

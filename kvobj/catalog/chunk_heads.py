@@ -5,6 +5,7 @@ The field names and their order are `ObjectRow`'s (array encoding); what is not 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -16,8 +17,18 @@ from kvobj.database import ReadView
 _UNREAD: Final = msgspec.Raw(b"\xc0")
 
 
-class MatchedChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One chunk of a match with details: its key, blobs in order, plain size and digest (None while it is being computed)."""
+class MatchedChunk(msgspec.Struct, frozen=True, gc=False):
+    """One chunk of a match with details: its key, blobs in order, plain size and digest (None while it is being computed). Holds
+    nothing of the encoded row: thousands of these are a reply."""
+
+    key: str
+    blobs: tuple[BlobRef, ...]
+    size_bytes: int
+    digest: bytes | None
+
+
+class RowHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of a row, up to its state. Keeps the encoded row alive: for a moment's use."""
 
     bucket: msgspec.Raw
     key: str
@@ -29,27 +40,35 @@ class MatchedChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durability: msgspec.Raw = _UNREAD
     headers: msgspec.Raw = _UNREAD
     metadata: msgspec.Raw = _UNREAD
-    checksums: msgspec.Raw = _UNREAD
-    parts: msgspec.Raw = _UNREAD
+    # Empty for chunks, which costs less than what is not looked at.
+    checksums: tuple[msgspec.Raw, ...] = ()
+    parts: tuple[msgspec.Raw, ...] = ()
     digest: bytes | None = None
     state: ObjectState = ObjectState.LIVE
 
 
-class ChunkHead(MatchedChunk, frozen=True, array_like=True, gc=False):
+class ChunkHead(RowHead, frozen=True, array_like=True, gc=False):
     """A chunk's place in its chain too, as a probe needs it."""
 
     sequence: int = 0
     parent: str | None = None
     depth: int = 0
     chain_sum: bytes = b""
-    namespace: msgspec.Raw = _UNREAD
+    namespace: str = ""
     tokens: int = 0
     chain_bytes: int = 0
     chain_tokens: int = 0
 
 
 decode_head = msgspec.msgpack.Decoder(ChunkHead).decode
-decode_matched = msgspec.msgpack.Decoder(MatchedChunk).decode
+decode_row_head = msgspec.msgpack.Decoder(RowHead).decode
+
+
+def matched_chunks(values: Iterable[bytes]) -> list[MatchedChunk]:
+    """Encoded rows as a match tells of them, without those that are hidden."""
+    live, matched = ObjectState.LIVE, MatchedChunk
+    heads = map(decode_row_head, values)
+    return [matched(head.key, head.blobs, head.size_bytes, head.digest) for head in heads if head.state is live]
 
 
 def stored_head(view: ReadView, objects: ObjectRows, root: bytes, key: str) -> ChunkHead | None:

@@ -7,6 +7,8 @@ need not wait while its parent is merely written down, and neither ever misses a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvobj.catalog.key_tree import STRIDE_BYTES
 
 
@@ -18,6 +20,15 @@ def row_key(bucket: str, key: str) -> bytes:
 def removal_key(bucket: str, key: str) -> bytes:
     """Held by what may hide or remove the row."""
     return b"x" + _name(bucket, key)
+
+
+def removal_keys(names: Iterable[tuple[str, str]]) -> list[bytes]:
+    """What the removal of these (bucket, key) holds: `row_key` and `removal_key` of each."""
+    keys: list[bytes] = []
+    for bucket, key in names:
+        name = _name(bucket, key)
+        keys += (b"o" + name, b"x" + name)
+    return keys
 
 
 def reliance_key(bucket: str, key: str) -> bytes:

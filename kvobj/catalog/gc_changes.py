@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from kvobj.catalog import chain_rows
+from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, root_of
+from kvobj.catalog.chunk_heads import RowHead, decode_row_head
 from kvobj.catalog.history_protocol import RemovalReason
-from kvobj.catalog.object_rows import NO_ROWS, RowPair
-from kvobj.catalog.rows import ChunkName, ObjectRow
+from kvobj.catalog.object_rows import RowPair
+from kvobj.catalog.rows import ChunkName, ObjectRow, ObjectState
 from kvobj.database import ReadView, WriteView
 
 
@@ -26,31 +30,33 @@ def may_condemn(
     view: ReadView, tables: CatalogRows, chunks: Sequence[ChunkName], is_marked: Callable[[str, str], bool]
 ) -> list[bool]:
     """Which chunks policy may condemn, children before parents: live under this blob id, not pinned, all children marked."""
-    allowed: list[bool] = []
     given: set[tuple[str, str]] = set()
-    roots: dict[str, bytes | None] = {}
-
-    def goes(bucket: str, key: str) -> bool:
-        return (bucket, key) in given or is_marked(bucket, key)
-
-    for chunk in chunks:
-        if chunk.bucket not in roots:
-            roots[chunk.bucket] = root_of(view, chunk.bucket)
-        root = roots[chunk.bucket]
-        may = False
-        if root is not None:
-            key = chunk.key.encode()
-            live = tables.objects.live(view, root, key)
+    allowed: list[bool] = []
+    for bucket, members in groupby(chunks, key=attrgetter("bucket")):
+        some = list(members)
+        root = root_of(view, bucket)
+        if root is None:
+            allowed += [False] * len(some)
+            continue
+        keys = [chunk.key.encode() for chunk in some]
+        for chunk, key, value in zip(some, keys, tables.objects.values(view, root, keys), strict=True):
             may = (
-                live is not None
-                and first_blob(live) == chunk.blob_id
-                and not tables.guard.holds_row(view, chunk.bucket, chunk.key)
-                and all(goes(chunk.bucket, child.decode()) for child in chain_rows.children(view, root, key))
+                value is not None
+                and _is_live_as(decode_row_head(value), chunk)
+                and not tables.guard.holds_row(view, bucket, chunk.key)
+                and all(
+                    (bucket, child) in given or is_marked(bucket, child)
+                    for child in map(bytes.decode, chain_rows.children(view, root, key))
+                )
             )
-        if may:
-            given.add((chunk.bucket, chunk.key))
-        allowed.append(may)
+            if may:
+                given.add((bucket, chunk.key))
+            allowed.append(may)
     return allowed
+
+
+def _is_live_as(row: RowHead, chunk: ChunkName) -> bool:
+    return row.state is ObjectState.LIVE and (row.blobs[0].blob_id if row.blobs else b"") == chunk.blob_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class ClaimChange:
         marked = [pair for bucket, key, blob_id in evicted for pair in step.claim(bucket, key, blob_id)]
         # The removal of the others was told when they were hidden.
         hidden = [pair for bucket, key in self.hidden for pair in step.claim(bucket, key, None)]
+        step.finish()
         for volatile in (True, False):
             told = [before.top for before in reversed(marked) if (before.durable is None) is volatile]
             rows = [row for row in told if row is not None]
@@ -85,12 +92,12 @@ class ClaimChange:
 class _Claiming:
     """One claim's view of the tables; roots are looked up once."""
 
-    __slots__ = ("_now_ms", "_roots", "_tables", "_view")
+    __slots__ = ("_removal", "_roots", "_tables", "_view")
 
     def __init__(self, tables: CatalogRows, view: WriteView, now_ms: int) -> None:
         self._tables = tables
         self._view = view
-        self._now_ms = now_ms
+        self._removal = BatchRemoval(tables.objects, view, now_ms=now_ms)
         self._roots: dict[str, bytes | None] = {}
 
     def claim(self, bucket: str, name: str, blob_id: bytes | None) -> list[RowPair]:
@@ -102,14 +109,16 @@ class _Claiming:
         if root is None:
             return []
         key = name.encode()
-        objects = self._tables.objects
-        before = objects.pair(view, root, key)
+        before = self._tables.objects.pair(view, root, key)
         row = before.hidden if blob_id is None else before.live
         if row is None or (blob_id is not None and first_blob(row) != blob_id):
             return []
         if chain_rows.has_children(view, root, key) or self._tables.guard.holds_row(view, bucket, name):
             return []
-        objects.change(view, root, key, before, NO_ROWS)
         # Not held by its key, so none of its blobs is.
-        objects.queue_replaced(view, before, NO_ROWS, now_ms=self._now_ms)
+        self._removal.take(root, key, before)
         return [before]
+
+    def finish(self) -> None:
+        """After the last claim."""
+        self._removal.finish()

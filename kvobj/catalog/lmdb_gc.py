@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from typing import Final
 
 from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import DELETE_QUEUE, DELETE_QUEUE_VOLATILE, decode_queue_entry, number_key
-from kvobj.catalog.flight_keys import removal_key, row_key
+from kvobj.catalog.flight_keys import removal_keys
 from kvobj.catalog.gc_changes import ClaimChange, may_condemn
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.numbers import NumberLine
@@ -41,11 +41,8 @@ class LmdbGc(LmdbBase):
             allowed = await self._on_thread(self._may_condemn, chunks)
         else:
             allowed = self._may_condemn(chunks)
-        marks = self._marks
-        return [
-            may and marks.add(chunk, not_before_boot_ms=not_before_boot_ms)
-            for chunk, may in zip(chunks, allowed, strict=True)
-        ]
+        granted = iter(self._marks.add(compress(chunks, allowed), not_before_boot_ms=not_before_boot_ms))
+        return [may and next(granted) for may in allowed]
 
     def _may_condemn(self, chunks: Sequence[ChunkName]) -> list[bool]:
         with self._database.read() as view:
@@ -61,9 +58,8 @@ class LmdbGc(LmdbBase):
         if not marked and not hidden:
             return []
         names = [*((chunk.bucket, chunk.key) for chunk in marked), *hidden]
-        keys = [name(bucket, key) for bucket, key in names for name in (row_key, removal_key)]
         try:
-            claim = self._database.submit(ClaimChange(self._tables, marked, hidden, now_ms), keys)
+            claim = self._database.submit(ClaimChange(self._tables, marked, hidden, now_ms), removal_keys(names))
         except BaseException:
             self._marks.end_claim(marked)
             raise
@@ -95,12 +91,13 @@ class LmdbGc(LmdbBase):
 
     # -- the delete queue ----------------------------------------------------------------------------------------
 
-    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
+    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int, pinned_by: bytes = b"") -> None:
         """See `Catalog.queue_blobs`."""
 
         def change(view: WriteView) -> None:
             for blob_id in blob_ids:
-                waits_for = blob_id if self._tables.guard.holds_blob(view, blob_id) else b""
+                holder = pinned_by or blob_id
+                waits_for = holder if self._tables.guard.holds_blob(view, holder) else b""
                 self._objects.queue(
                     view, [blob_id], bucket="", key="", volatile=False, now_ms=now_ms, waits_for=waits_for
                 )

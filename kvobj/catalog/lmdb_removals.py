@@ -15,18 +15,23 @@ from typing import Final
 from kvobj.catalog import chain_rows
 from kvobj.catalog.catalog_rows import bucket_of, require_root
 from kvobj.catalog.encoding import BUCKETS, ROOT_BYTES, decode_object
-from kvobj.catalog.flight_keys import reliance_key, removal_key, row_key
+from kvobj.catalog.flight_keys import reliance_key, removal_keys, row_key
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
-from kvobj.catalog.object_changes import DEFAULT_NAMESPACES
 from kvobj.catalog.removal_changes import DeleteChange, Descent, Doomed, DropChange, Hidden, HideChange
-from kvobj.catalog.rows import BucketKind, DeleteOutcome, ObjectRow, RecallPage, WriteCondition
+from kvobj.catalog.rows import (
+    BucketKind,
+    DeleteOutcome,
+    ObjectRow,
+    RecallPage,
+    WriteCondition,
+    is_same_namespace,
+)
 from kvobj.errors import BusyError, NoSuchBucketError
 
 _STEP_ROWS: Final = 1000
 _ROUNDS: Final = 16
 _DESCENT_STEPS: Final = 65_536
-_RECALL_STEPS: Final = 4
 _RECALL_PAGE: Final = 1000
 
 
@@ -59,6 +64,7 @@ class LmdbRemovals(LmdbBase):
         from_ms: int | None = None,
         to_ms: int | None = None,
         after: str = "",
+        limit: int = 4000,
         now_ms: int,
     ) -> RecallPage:
         """See `Catalog.recall`."""
@@ -68,14 +74,14 @@ class LmdbRemovals(LmdbBase):
         wanted = [
             row
             for row in rows
-            if (namespace is None or row.namespace == namespace or {row.namespace, namespace} == DEFAULT_NAMESPACES)
+            if (namespace is None or is_same_namespace(row.namespace, namespace))
             and (writer is None or row.owner == writer)
             and (from_ms is None or row.modified_ms >= from_ms)
             and (to_ms is None or row.modified_ms < to_ms)
         ]
         outcomes = await self._hide(
             bucket, [Doomed(row.key, ()) for row in wanted],
-            reason=RemovalReason.RECALLED, now_ms=now_ms, steps=_RECALL_STEPS,
+            reason=RemovalReason.RECALLED, now_ms=now_ms, limit=limit,
         )  # fmt: skip
         recalled = tuple(row for outcome in outcomes for row in outcome.rows())
         done = [outcome.is_gone for outcome in outcomes]
@@ -144,11 +150,11 @@ class LmdbRemovals(LmdbBase):
         reason: RemovalReason,
         now_ms: int,
         unpinned: bool = False,
-        steps: int | None = None,
+        limit: int | None = None,
     ) -> list[Hidden]:
         """Hide the targets' keys with all below, in order; of those that are still live in the end `is_gone` is not set.
-        `steps` bounds the changes."""
-        hiding = _Hiding(self, bucket, targets, reason=reason, now_ms=now_ms, unpinned=unpinned, steps=steps)
+        `limit` bounds the rows, about."""
+        hiding = _Hiding(self, bucket, targets, reason=reason, now_ms=now_ms, unpinned=unpinned, limit=limit)
         for _ in range(_ROUNDS):
             if not await hiding.round():
                 break
@@ -178,7 +184,7 @@ class LmdbRemovals(LmdbBase):
         """Run one change, which names all its keys."""
         change = partial(HideChange, self._tables, bucket, step, reason, now_ms, unpinned=unpinned)
         doomed = [key.decode() for each in step for key in each.keys]
-        keys = [name(bucket, key) for key in doomed for name in (row_key, removal_key)]
+        keys = removal_keys((bucket, key) for key in doomed)
         if len(doomed) > INLINE_ROWS:
             return await self._database.write(change(durable=True), keys)
         relied_on = [reliance_key(bucket, key) for key in doomed]
@@ -197,24 +203,29 @@ class _Hiding:
         reason: RemovalReason,
         now_ms: int,
         unpinned: bool,
-        steps: int | None,
+        limit: int | None,
     ) -> None:
         self.outcomes = [Hidden() for _ in targets]
         self._catalog = catalog
         self._bucket = bucket
         self._targets = targets
         self._run = partial(catalog.hide_step, bucket, reason=reason, now_ms=now_ms, unpinned=unpinned)
-        self._steps = steps
+        self._step_rows = _STEP_ROWS if limit is None else min(_STEP_ROWS, limit)
+        self._steps = None if limit is None else -(-limit // _STEP_ROWS)
         self._step: list[tuple[int, Doomed]] = []
-        self._room = _STEP_ROWS
+        self._room = self._step_rows
 
     async def round(self) -> bool:
         """Walk below every target that still stands and hide what is found; whether another round is needed and allowed."""
         root = self._catalog.root_of(self._bucket)
+        # Targets may lie below one another (a page of a recall): what is to go anyway is walked once. Not where a target may
+        # stay: then its subtree is walked again from above.
+        may_stay = any(target.condition is not None or target.lost is not None for target in self._targets)
+        covered: set[bytes] | None = None if may_stay or len(self._targets) == 1 else set()
         for number, target in enumerate(self._targets):
             if self.outcomes[number].is_gone:
                 continue
-            descent = Descent(root, target.key.encode())
+            descent = Descent(root, target.key.encode(), covered)
             while not descent.is_done and not self.outcomes[number].is_gone:
                 keys = await self._catalog.descend(descent, self._room)
                 self._step.append((number, Doomed(target.key, keys, target.condition, target.lost)))
@@ -227,7 +238,7 @@ class _Hiding:
         return self._steps != 0 and not all(outcome.is_gone for outcome in self.outcomes)
 
     async def _flush(self) -> None:
-        step, self._step, self._room = self._step, [], _STEP_ROWS
+        step, self._step, self._room = self._step, [], self._step_rows
         if not step:
             return
         if self._steps is not None:

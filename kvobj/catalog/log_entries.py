@@ -106,6 +106,7 @@ _KINDS: Final[dict[type[LogEntry], int]] = {
     NamespaceRow: _NAMESPACE_PUT,
     NamespaceRemoved: _NAMESPACE_REMOVED,
 }
+_REMOVED: Final = bytes([_ROW_REMOVED])
 _decode_row_removed = msgspec.msgpack.Decoder(RowRemoved).decode
 _decode_bucket_removed = msgspec.msgpack.Decoder(BucketRemoved).decode
 _decode_user_removed = msgspec.msgpack.Decoder(UserRemoved).decode
@@ -130,6 +131,11 @@ _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
 def encode_entry(entry: LogEntry) -> bytes:
     """The entry as it stands in the log."""
     return bytes([_KINDS[type(entry)]]) + encode_row(entry)
+
+
+def encode_row_removed(bucket: str, key: str) -> bytes:
+    """The entry of a `RowRemoved`, which there are many of."""
+    return _REMOVED + encode_row((bucket, key))
 
 
 def encode_object_value(value: bytes) -> bytes:

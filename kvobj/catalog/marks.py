@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from itertools import count
+from operator import itemgetter
 from typing import Final
 
 from kvobj.catalog.rows import ChunkName
@@ -24,8 +25,9 @@ class Marks:
 
     def __init__(self) -> None:
         self._marked: dict[_Name, tuple[int, ChunkName]] = {}
-        # (not before, order, name): entries whose mark was taken away or given anew since are skipped when their time comes.
-        self._due: list[tuple[int, int, _Name]] = []
+        # (not before, order, names): what was marked together. Names whose mark was taken away or given anew since are skipped
+        # when their time comes.
+        self._due: list[tuple[int, int, list[_Name]]] = []
         self._order = count()
         self._claiming: set[_Name] = set()
 
@@ -46,18 +48,24 @@ class Marks:
         claiming = self._claiming
         return {key for key in keys if (bucket, key) in claiming} if claiming else set()
 
-    def add(self, chunk: ChunkName, *, not_before_boot_ms: int) -> bool:
-        """Mark a chunk (again: its earlier time stands). False if it is being claimed or there are too many."""
-        name = (chunk.bucket, chunk.key)
-        standing = self._marked.get(name)
-        if standing is not None and standing[1].blob_id == chunk.blob_id:
-            return True
-        if name in self._claiming or len(self._marked) >= MARKS_MAX:
-            return False
+    def add(self, chunks: Iterable[ChunkName], *, not_before_boot_ms: int) -> list[bool]:
+        """Mark chunks (again: the earlier time stands). False for those that are being claimed, and where there are too many."""
         order = next(self._order)
-        self._marked[name] = (order, chunk)
-        heapq.heappush(self._due, (not_before_boot_ms, order, name))
-        return True
+        marked = self._marked
+        names: list[_Name] = []
+        outcomes: list[bool] = []
+        for chunk in chunks:
+            name = (chunk.bucket, chunk.key)
+            standing = marked.get(name)
+            is_marked = standing is not None and standing[1].blob_id == chunk.blob_id
+            if not is_marked and name not in self._claiming and len(marked) < MARKS_MAX:
+                marked[name] = (order, chunk)
+                names.append(name)
+                is_marked = True
+            outcomes.append(is_marked)
+        if names:
+            heapq.heappush(self._due, (not_before_boot_ms, order, names))
+        return outcomes
 
     def forget(self, bucket: str, keys: Iterable[str]) -> None:
         """Somebody wants these chunks: they are not condemned any more."""
@@ -69,13 +77,17 @@ class Marks:
         """Take the marks whose time has come, in the order in which they were given; they are being claimed from now on."""
         taken: list[tuple[int, ChunkName]] = []
         while self._due and self._due[0][0] <= now_boot_ms and len(taken) < limit:
-            _, order, name = heapq.heappop(self._due)
-            standing = self._marked.get(name)
-            if standing is not None and standing[0] == order:
-                del self._marked[name]
-                self._claiming.add(name)
-                taken.append(standing)
-        taken.sort(key=lambda mark: mark[0])
+            not_before_boot_ms, order, names = heapq.heappop(self._due)
+            for place, name in enumerate(names):
+                if len(taken) == limit:
+                    heapq.heappush(self._due, (not_before_boot_ms, order, names[place:]))
+                    break
+                standing = self._marked.get(name)
+                if standing is not None and standing[0] == order:
+                    del self._marked[name]
+                    self._claiming.add(name)
+                    taken.append(standing)
+        taken.sort(key=itemgetter(0))
         return [chunk for _, chunk in taken]
 
     def end_claim(self, chunks: Sequence[ChunkName]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvobj.catalog import chain_rows
+from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, require_root, root_of
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.object_changes import AT_ONCE_MS, NeedsDurableError, failed_condition, same_blobs
@@ -127,7 +128,9 @@ class HideChange:
         """Run it."""
         root = require_root(view, self.bucket)
         told: tuple[list[ObjectRow], list[ObjectRow]] = ([], [])
-        outcomes = [self._hide(view, root, doomed, told) for doomed in self.doomed]
+        removal = BatchRemoval(self.tables.objects, view, now_ms=self.now_ms)
+        outcomes = [self._hide(view, root, doomed, told, removal) for doomed in self.doomed]
+        removal.finish()
         for rows, volatile in zip(told, (True, False), strict=True):
             if rows:
                 rows.reverse()  # parents first, as events tell of chains
@@ -135,7 +138,12 @@ class HideChange:
         return outcomes
 
     def _hide(
-        self, view: WriteView, root: bytes, doomed: Doomed, told: tuple[list[ObjectRow], list[ObjectRow]]
+        self,
+        view: WriteView,
+        root: bytes,
+        doomed: Doomed,
+        told: tuple[list[ObjectRow], list[ObjectRow]],
+        removal: BatchRemoval,
     ) -> Hidden:
         name = doomed.key.encode()
         live = self.tables.objects.live(view, root, name)
@@ -147,7 +155,7 @@ class HideChange:
         outcome = Hidden()
         for key in doomed.keys:
             is_itself = key == name
-            row = self._remove(view, root, key, told, is_lost=is_itself and doomed.lost is not None)
+            row = self._remove(view, root, key, told, removal, is_lost=is_itself and doomed.lost is not None)
             if row is not None and is_itself:
                 outcome.removed, outcome.is_gone = row, True
             elif row is not None:
@@ -160,6 +168,7 @@ class HideChange:
         root: bytes,
         key: bytes,
         told: tuple[list[ObjectRow], list[ObjectRow]],
+        removal: BatchRemoval,
         *,
         is_lost: bool,
     ) -> ObjectRow | None:
@@ -175,12 +184,13 @@ class HideChange:
         if any(objects.live(view, root, child) is not None for child in below):
             return None
         ignores_pins = is_lost or self.unpinned
-        after = NO_ROWS
         if below or (not ignores_pins and self.tables.guard.holds_row(view, self.bucket, live.key)):
             hidden = msgspec.structs.replace(live, state=ObjectState.CONDEMNED)
             after = RowPair(None, hidden) if before.volatile is None else RowPair(hidden, None)
-        objects.change(view, root, key, before, after)
-        objects.queue_replaced(view, before, after, now_ms=self.now_ms, may_be_pinned=after is not NO_ROWS)
+            objects.change(view, root, key, before, after)
+            objects.queue_replaced(view, before, after, now_ms=self.now_ms, may_be_pinned=True)
+        else:
+            removal.take(root, key, before)
         told[before.durable is not None].append(live)
         return live
 
@@ -188,13 +198,15 @@ class HideChange:
 class Descent:
     """Walks a key and all its descendants, children first, in portions, each over a view of its own.
 
-    What it gives may be out of date; `HideChange` looks again. Memory: the keys of the children along one path.
+    What it gives may be out of date; `HideChange` looks again. Memory: the keys of the children along one path. `covered`: keys
+    that earlier walks have given; they and what is below them are left out, and those of this walk are added.
     """
 
-    __slots__ = ("_path", "_root")
+    __slots__ = ("_covered", "_path", "_root")
 
-    def __init__(self, root: bytes, key: bytes) -> None:
+    def __init__(self, root: bytes, key: bytes, covered: set[bytes] | None = None) -> None:
         self._root = root
+        self._covered = covered
         self._path: list[tuple[bytes, list[bytes] | None]] = [(key, None)]
 
     @property
@@ -205,10 +217,13 @@ class Descent:
     def take(self, view: ReadView, limit: int, *, steps: int) -> list[bytes]:
         """Up to `limit` more keys, looking at the children of at most `steps`."""
         found: list[bytes] = []
-        path = self._path
+        path, covered = self._path, self._covered
         while path and len(found) < limit:
             key, below = path[-1]
             if below is None:
+                if covered is not None and key in covered:
+                    path.pop()
+                    continue
                 if not steps:
                     break
                 steps -= 1
@@ -219,4 +234,6 @@ class Descent:
             else:
                 path.pop()
                 found.append(key)
+                if covered is not None:
+                    covered.add(key)
         return found

@@ -11,7 +11,7 @@ change, which nobody was told is over. Does not lock out a second process: the d
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,7 +85,7 @@ class Database:
             redo_number=redo_number,
         )
         self._queue: deque[Pending] = deque()
-        self._in_flight: Counter[bytes] = Counter()
+        self._in_flight: dict[bytes, int] = {}
         self._draining: asyncio.Task[None] | None = None
         self._failure: KvobjError | None = None
         self._writes_since_check = 0
@@ -332,7 +332,9 @@ class Database:
 
     def _enqueue(self, pending: Pending) -> None:
         self._queue.append(pending)
-        self._in_flight.update(pending.keys)
+        in_flight = self._in_flight
+        for key in pending.keys:
+            in_flight[key] = in_flight.get(key, 0) + 1
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -376,9 +378,9 @@ class Database:
         in_flight = self._in_flight
         for pending in group:
             for key in pending.keys:
-                in_flight[key] -= 1
-                if not in_flight[key]:
-                    del in_flight[key]
+                others = in_flight.pop(key) - 1
+                if others:
+                    in_flight[key] = others
             if pending.future.done():
                 continue
             if pending.error is not None:

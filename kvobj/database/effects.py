@@ -34,7 +34,7 @@ class Effects(msgspec.Struct, array_like=True):
         """Remember an addition; additions to one counter sum up."""
         counters = self.amounts.setdefault(table, {})
         before = counters.get(key)
-        counters[key] = list(amounts) if before is None else [a + b for a, b in zip(before, amounts, strict=True)]
+        counters[key] = list(amounts) if before is None else list(map(add, before, amounts))
 
     def apply(self, transaction: Transaction, handles: Mapping[str, Handle]) -> None:
         """Do it, in a write transaction of the volatile environment."""

@@ -166,6 +166,7 @@ class GroupWriter:
             except KvobjError as error:
                 pending.error = error
                 del entries[before:]
+        view.finish()
         return entries
 
 

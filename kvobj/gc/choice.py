@@ -79,4 +79,6 @@ class Choice:
         while self._spared and next(iter(self._spared.values())) <= now_ms:
             self._spared.popitem(last=False)
         chunks, holds, spared = self._chunks, self._holds, self._spared
+        if not len(holds) and not spared:
+            return chunks.__contains__
         return lambda name: name in chunks and name not in spared and not holds.is_held(name, now_boot_ms=now_ms)

@@ -35,6 +35,7 @@ from test_lmdb_catalog import Place
 
 from kvobj.catalog.encoding import EXPOSED
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.removal_changes import Descent
 from kvobj.catalog.rows import ChunkName, CommitOutcome, Durability, WriteCondition
 from kvobj.database import WriteView
 from kvobj.errors import BusyError, KvobjError, ParentNotFoundError
@@ -146,7 +147,7 @@ async def test_a_mark_decided_on_too_early_is_found_out_by_the_claim(catalog: Lm
     await catalog.delete(KV, ["c"], now_ms=5)
     await put(catalog, chunk("c", 4))
     for late in (name("b", 2), name("a", 1), name("c", 3)):
-        assert catalog._marks.add(late, not_before_boot_ms=0)
+        assert catalog._marks.add([late], not_before_boot_ms=0) == [True]
     assert await claim(catalog) == []
     assert await live_keys(catalog, "abc") == "abc"
     assert catalog.condemned() == (0, 0)
@@ -447,3 +448,13 @@ async def test_an_older_row_below_a_replaced_one_is_kept_for_its_pin(catalog: Lm
     assert await queued(catalog) == []
     await unpin(catalog, session)
     assert await queued(catalog) == [1]
+
+
+async def test_walks_of_one_round_share_what_they_have_covered(catalog: LmdbCatalog) -> None:
+    """Targets below one another, as a page of a recall has them: else each chain is walked once for each of its chunks."""
+    await put_chain(catalog, "abcd")
+    covered: set[bytes] = set()
+    root = catalog.root_of(KV)
+    with catalog._database.read() as view:
+        given = [Descent(root, key, covered).take(view, 10, steps=10) for key in (b"c", b"a", b"d", b"b")]
+    assert given == [[b"d", b"c"], [b"b", b"a"], [], []]

@@ -551,3 +551,45 @@ async def test_readers_see_one_state(tmp_path: Path) -> None:
         assert view.get(DURABLE, b"k") is None
     assert value_of(database, VOLATILE, b"k") is None
     await database.aclose()
+
+
+async def test_keys_under_a_prefix_are_the_same_in_every_view(tmp_path: Path) -> None:
+    """A snapshot, an inline change, and a durable change over what its group has done so far."""
+    database = opened(tmp_path)
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    def look(view: ReadView) -> None:
+        seen.extend(view.under(table, b"b") for table in (DURABLE, VOLATILE))
+        seen.append(view.under(VOLATILE, b"b", limit=1))
+        assert view.under(VOLATILE, b"b\xff") == view.under(DURABLE, b"\xff") == []
+
+    def fill(view: WriteView) -> None:
+        for key in (b"a", b"b", b"bb", b"c"):
+            view.put(DURABLE, key, b"1")
+            view.put(VOLATILE, key, b"1")
+        view.put(VOLATILE, b"b0", b"0")
+        view.delete(VOLATILE, b"b0")
+        look(view)
+
+    await database.write(fill)
+    with database.read() as view:
+        look(view)
+    database.write_volatile(look)
+    found = [(b"b", b"1"), (b"bb", b"1")]
+    assert seen == [found, found, found[:1]] * 3
+    await database.aclose()
+
+
+async def test_a_group_adds_to_a_durable_counter_what_all_its_changes_add(tmp_path: Path) -> None:
+    database = opened(tmp_path)
+
+    def one(view: WriteView) -> tuple[int, ...]:
+        view.add(COUNTS, b"n", [1, 10])
+        return view.counters(COUNTS, b"n")
+
+    assert await asyncio.gather(*(database.write(one) for _ in range(3))) == [(1, 10), (2, 20), (3, 30)]
+    assert await database.write(one) == (4, 40)
+    await database.write(lambda view: view.add(COUNTS, b"n", [-4, -40]))
+    with database.read() as view:
+        assert view.count(COUNTS) == 0
+    await database.aclose()
