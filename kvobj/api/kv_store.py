@@ -6,7 +6,7 @@ owner and root. A namespace that the user may not use is `NoSuchNamespaceError`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvobj.catalog.chunk_list import ChunkList
@@ -80,8 +80,9 @@ class ChunkStore(Protocol):
         """Keep the bytes of the rows from being reaped until the returned function is called, exactly once."""
         ...
 
-    def batch(self, size_bytes: int) -> ChunkBatch:
-        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`."""
+    def batch(self, size_bytes: int, *, check_shown: Callable[[ObjectRow], Awaitable[None]]) -> ChunkBatch:
+        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`.
+        `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of."""
         ...
 
     async def open_session(self, bucket: BucketRow, *, holder: str, ttl_ms: int | None, caller: Caller) -> SessionRow:

@@ -44,6 +44,7 @@ class Collection:
     collector: Collector
     reaper: Reaper
     holds: Holds
+    pace: Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def make_collection(
         name_blob=name_blob,
         is_cached=is_cached,
     )
-    return Collection(collector, reaper, holds)
+    return Collection(collector, reaper, holds, pace)
 
 
 def make_upkeep(
@@ -137,7 +138,7 @@ def make_upkeep(
 ) -> Upkeep:
     """Everything else of gc. `tiers` is all of them as one; `directory` keeps the policy's tables and the scrub's position."""
     gc = settings.gc
-    lost = LostObjects(catalog=catalog, on_removed=on_removed, log=log)
+    lost = LostObjects(catalog=catalog, clock=clock, on_removed=on_removed, log=log)
     copies = Copies(cache=cache, home=home, run=run, in_use=in_use, corrupt=corrupt, settled=settled)
     reconcile = Reconcile(catalog=catalog, tiers=tiers, lost=lost, clock=clock)
     scrub = Scrub(
@@ -175,7 +176,7 @@ def make_upkeep(
         expiry=expiry,
         state_files=StateFiles(directory, {"policy": policy, "scrub": scrub}, run=run, log=log),
         copies=copies,
-        recall=Recall(catalog=catalog, clock=clock, on_removed=on_removed),
+        recall=Recall(catalog=catalog, clock=clock, pace=collection.pace, on_removed=on_removed),
         lost=lost,
         parts=parts,
     )

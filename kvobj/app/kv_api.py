@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvobj.api.kv.events import Events
+from kvobj.catalog.history_protocol import History
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.config.settings import Settings
+from kvobj.errors import ConfigurationError, CorruptionError
+from kvobj.metrics import Metrics
 from kvobj.policy.chunk_policy import chunk_name
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunks import ChunkStore
@@ -72,6 +75,25 @@ def make_kv_api(
         tiers_of=tiers_of,
         on_request=feed.tell,
         on_removed=on_removed,
+        is_arriving=store.arriving.is_arriving,
         lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
     )
     return KvApi(book, chunks, feed, Events(catalog))
+
+
+def register_events(metrics: Metrics, history: History, events: Events) -> None:
+    """Figures of the event log, read when they are asked for."""
+    metrics.gauge_of("kvobj_events_kept", "events that readers can still go back to", history.kept)
+    metrics.gauge_of("kvobj_events_last_sequence", "number up to which events are told", history.last_sequence)
+    metrics.gauge_of("kvobj_events_followers", "readers that follow the events now", lambda: events.followers)
+
+
+async def check_wrapping_key(book: NamespaceBook, catalog: Catalog) -> None:
+    """Open one declared namespace, so that a wrong wrapping key shows at the start and not at the first match.
+
+    Raises `ConfigurationError`.
+    """
+    try:
+        await book.check_key(await catalog.buckets())
+    except CorruptionError as error:
+        raise ConfigurationError([f"security.wrapping_key_env: {error}"]) from error

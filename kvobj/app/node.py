@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
-from kvobj.app.kv_api import KvApi, make_kv_api
+from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
@@ -34,6 +34,7 @@ from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
 from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
 from kvobj.metrics import Metrics
+from kvobj.native import status as native_status
 from kvobj.policy.choose import chunk_policy
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
 from kvobj.policy.dram_view import DramView
@@ -244,6 +245,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         on_written=collector.written,
         admits=collector.admits,
         remove=collector.remove_now,
+        on_queued=reaper.kick,
         log=log,
     )
     epoch = new_epoch()
@@ -300,6 +302,8 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         on_removed=on_removed,
         clock=clock,
     )
+    await check_wrapping_key(kv.book, catalog)
+    register_events(metrics, catalog.history, kv.events)
 
     async def compact() -> None:
         if catalog.log_needs_compaction():
@@ -363,11 +367,16 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         corrupt=corrupt,
         hash_executor=hash_executor,
         recovery=recovery,
-        notes=arena_choice.notes,
+        notes=(*arena_choice.notes, *_native_notes()),
     )
     stack.push_async_callback(_stop_cleanly, node, ending, log)
     _start_workers(stack, node)
     return node
+
+
+def _native_notes() -> tuple[str, ...]:
+    native = native_status()
+    return () if native.is_loaded else (f"policy and chain sums run in Python: native code is {native.detail}",)
 
 
 class _Ending:

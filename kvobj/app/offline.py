@@ -101,7 +101,6 @@ async def _check_arena(data: DataDirectory) -> AsyncIterator[Arena]:
 async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> FsckReport:
     boot_id = current_boot_id()
     choice = choose_arena(settings.dram, data, boot_id=boot_id)
-    had_volatile = choice.volatile_path.exists()
     log = RecordLog.open(data.record_log_path)
     database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=False, record_log=log)
     try:
@@ -113,7 +112,7 @@ async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> Fsck
                 await nvme.aclose()
     finally:
         await database.aclose()
-        if not had_volatile:
+        if database.volatile_fresh:
             _leave_no_trace(choice.volatile_path)
 
 
@@ -163,7 +162,6 @@ async def _problem(tier: Tier, blob: BlobRef) -> str | None:
 async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress) -> RebuildReport:
     boot_id = current_boot_id()
     choice = choose_arena(settings.dram, data, boot_id=boot_id)
-    had_volatile = choice.volatile_path.exists()
     record_log = RecordLog.open(data.record_log_path)
     database = _open_database(settings, data, choice.volatile_path, boot_id=boot_id, rebuild=True, record_log=None)
     try:
@@ -189,7 +187,7 @@ async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress
                 await nvme.aclose()
     finally:
         await database.aclose()
-        if not had_volatile:
+        if database.volatile_fresh:
             _leave_no_trace(choice.volatile_path)
         record_log.close()
 
@@ -232,7 +230,8 @@ def _open_database(
 
 
 def _leave_no_trace(volatile: Path) -> None:
-    """Remove the volatile environment that only this check made; a store that runs keeps its arena around it."""
+    """Remove the volatile environment that this check made, also in the place of a stale one: it is the next start that has to find
+    that what was in memory is lost. A store that left its arena keeps that."""
     remove_volatile(volatile)
     with suppress(OSError):
         volatile.parent.rmdir()

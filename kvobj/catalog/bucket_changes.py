@@ -107,8 +107,8 @@ class CreateBucket:
 class DeleteBucket:
     """`Catalog.delete_bucket` as a change. Looks into the tables, not at the counters.
 
-    Hidden rows, which nobody sees, go with the bucket; their blobs wait for the pins on them. Up to 1,000: with more of them
-    the bucket is not empty yet.
+    Hidden rows, which nobody sees, go with the bucket; their blobs wait for the pins on them. So do chunks of which some parts
+    came and never all. Up to 1,000 of each: with more of them the bucket is not empty yet.
     """
 
     name: str
@@ -124,8 +124,15 @@ class DeleteBucket:
             for _, value in islice(tree.items(view, root), _HIDDEN_MAX + 1)
         ]
         is_used = len(rows) > _HIDDEN_MAX or any(row.state is ObjectState.LIVE for row in rows)
-        if is_used or not (uploads.volatile.is_empty(view, root) and uploads.durable.is_empty(view, root)):
+        pending = [] if is_used else uploads.first(view, root, _HIDDEN_MAX + 1)
+        if is_used or len(pending) > _HIDDEN_MAX or any(not upload.row.group_parts for upload in pending):
             raise BucketNotEmptyError("the bucket is not empty", bucket=self.name)
+        for upload in pending:
+            parts = uploads.parts(view, upload)
+            uploads.remove(view, root, upload, parts)
+            spare = [blob.blob_id for part in parts for blob in part.blobs]
+            is_volatile = upload.is_volatile
+            objects.queue(view, spare, bucket=self.name, key=upload.row.key, volatile=is_volatile, now_ms=AT_ONCE_MS)
         for row in rows:
             key = row.key.encode()
             before = objects.pair(view, root, key)

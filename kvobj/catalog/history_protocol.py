@@ -78,6 +78,10 @@ class History(Protocol):
         """The number below which everything is told: a reader that wants only what is to come starts here."""
         ...
 
+    def kept(self) -> int:
+        """How many events are kept, about: for people."""
+        ...
+
     async def wait(self, after: int, *, timeout_seconds: float) -> bool:
         """Wait until something above `after` (a page's `last`) may be there; False at the deadline."""
         ...

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
-from blake3 import blake3
 
 from kvobj.catalog.encoding import (
     EVENTS,
@@ -24,6 +23,7 @@ from kvobj.catalog.encoding import (
     number_key,
 )
 from kvobj.catalog.history_protocol import EventRow, EventType, RemovalReason, RemovalRow
+from kvobj.catalog.key_hash import key_hash
 from kvobj.catalog.rows import ObjectRow
 from kvobj.database import WriteView
 
@@ -31,7 +31,6 @@ MAX_KEYS: Final = 256
 """Of one event: what is read at a time stays small. A longer run of rows is several events."""
 
 _TIME: Final = struct.Struct(">Q")
-_KEY_HASH_BYTES: Final = 16
 
 decode_event = msgspec.msgpack.Decoder(EventRow).decode
 decode_removal = msgspec.msgpack.Decoder(RemovalRow).decode
@@ -129,7 +128,7 @@ def removed_events(
 
 def removal_key(bucket: str, key: str) -> bytes:
     """Where the removal of a key is remembered; no bucket name holds a zero byte."""
-    return bucket.encode() + b"\0" + blake3(key.encode()).digest(_KEY_HASH_BYTES)
+    return bucket.encode() + b"\0" + key_hash(key.encode())
 
 
 def unpack_removal_time(value: bytes) -> tuple[int, bytes]:

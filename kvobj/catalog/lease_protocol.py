@@ -116,13 +116,15 @@ class Leases(Protocol):
         bucket: str,
         chunks: ChunkList,
         *,
+        namespace: str | None = None,
         rows: bool = False,
         pin_for: bytes | None = None,
         user: str = "",
         now_boot_ms: int,
     ) -> MatchResult:
         """The longest run: it ends at the first chunk that is not live, or whose parent is not the element before it (the
-        namespace's root for the first); chunks without a parent end it only by being absent. Exact for any list.
+        namespace's root for the first); chunks without a parent end it only by being absent. Exact for any list. Chunks of another
+        `namespace` count as absent (None: of any), for who may read one need not know of another.
 
         By binary search over depth and chain sum where the first chunk has a parent (the root); else one by one. Chunks in the
         run that policy has condemned are rescued. `pin_for`: a session's id; the tail (each chunk, where they have no parents)

@@ -7,9 +7,9 @@ Stateless but for quiet time; every call works on the given view, in the caller'
 from __future__ import annotations
 
 import msgspec
-from blake3 import blake3
 
 from kvobj.catalog.encoding import PINS_BY_BLOB, PINS_BY_KEY
+from kvobj.catalog.key_hash import key_hash
 from kvobj.database import ReadView, Table
 
 
@@ -77,10 +77,8 @@ class PinGuard:
 
 def pins_by_key(bucket: str, key: str) -> bytes:
     """What the entries of PINS_BY_KEY for a chunk begin with; the pin's id follows."""
-    return bucket.encode() + b"\0" + blake3(key.encode()).digest(16)
+    return bucket.encode() + b"\0" + key_hash(key.encode())
 
 
 def _has_any(view: ReadView, table: Table, start: bytes) -> bool:
-    for entry, _ in view.range(table, start):
-        return entry.startswith(start)
-    return False
+    return bool(view.under(table, start, limit=1))

@@ -239,10 +239,13 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
         now_ms: int,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
-        change = partial(CommitChange, self._tables, row, mode, condition, upload_id, quota, now_ms)
+        change = partial(
+            CommitChange, self._tables, row, mode, condition, upload_id, quota, now_ms, parent_tokens=parent_tokens
+        )
         self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
         in_memory = row.durability is Durability.MEMORY
         outcome: CommitOutcome | Refusal | None = None
@@ -261,7 +264,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         return outcome
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
     ) -> list[CommitOutcome | KvobjError]:
         """See `Catalog.commit_chain`."""
         if not rows:
@@ -275,7 +278,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         parents = {row.parent for row in rows if row.parent} - given
         self._marks.forget(bucket, [*given, *parents])
         keys = [row_key(bucket, key) for key in given] + [reliance_key(bucket, parent) for parent in parents]
-        change = partial(CommitChainChange, self._tables, rows, quota, now_ms)
+        change = partial(CommitChainChange, self._tables, rows, quota, now_ms, parent_tokens=parent_tokens)
         in_memory = all(row.durability is Durability.MEMORY for row in rows)
         if in_memory and len(rows) <= INLINE_ROWS:
             shared = [removal_key(bucket, key) for key in (*parents, *given)]
@@ -310,7 +313,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         keys = [row_key(row.bucket, row.key) for row in rows]
         return await self._database.write(RaiseChange(self._tables, rows), keys)
 
-    async def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
+    async def scan_objects(self, *, volatile_only: bool = False, with_hidden: bool = False) -> AsyncIterator[ObjectRow]:
         """See `Catalog.scan_objects`."""
         for bucket in await self.buckets():
             start: bytes | None = b""
@@ -318,7 +321,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
                 page, start = await self._on_thread(self._scan_page, bucket.name, start, volatile_only)
                 for value in page:
                     row = decode_object(value)
-                    if row.state is ObjectState.LIVE:
+                    if with_hidden or row.state is ObjectState.LIVE:
                         yield row
 
     def _scan_page(self, bucket: str, start: bytes, volatile_only: bool) -> tuple[list[bytes], bytes | None]:  # noqa: FBT001 - runs on a thread, positionally
@@ -326,8 +329,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             root = root_of(view, bucket)
             if root is None:
                 return [], None
-            tree = self._objects.volatile if volatile_only else self._objects
-            page = list(islice(tree.items(view, root, start), _SCAN_ROWS))
+            items = self._objects.volatile.items if volatile_only else self._objects.all_items
+            page = list(islice(items(view, root, start), _SCAN_ROWS))
         following = page[-1][0] + b"\0" if len(page) == _SCAN_ROWS else None
         return [value for _, value in page], following
 

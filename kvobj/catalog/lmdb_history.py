@@ -150,6 +150,11 @@ class LmdbHistory:
         """See `History.last_sequence`."""
         return self._numbers.floor()
 
+    def kept(self) -> int:
+        """See `History.kept`; marks of what was forgotten count too."""
+        with self._database.read() as view:
+            return view.count(EVENTS) + view.count(EVENTS_VOLATILE)
+
     async def why_removed(self, bucket: str, key: str) -> RemovalRow | None:
         """See `History.why_removed`."""
         with self._database.read() as view:

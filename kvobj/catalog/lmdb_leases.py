@@ -196,6 +196,7 @@ class LmdbLeases:
         bucket: str,
         chunks: ChunkList,
         *,
+        namespace: str | None = None,
         rows: bool = False,
         pin_for: bytes | None = None,
         user: str = "",
@@ -208,7 +209,7 @@ class LmdbLeases:
         one_by_one = False
         for _ in range(_ATTEMPTS):
             with ExitStack() as views:
-                search = await self._runs.search(views, bucket, chunks, one_by_one=one_by_one)
+                search = await self._runs.search(views, bucket, chunks, namespace=namespace, one_by_one=one_by_one)
                 run, pin, granted = search.run, None, None
                 if pin_for is not None and run.targets:
                     pin = self._random_bytes(ID_BYTES)

@@ -19,6 +19,7 @@ from kvobj.catalog.memory_tables import Name, blobs_of, condition_error, same_bl
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
 from kvobj.catalog.rows import (
+    DEFAULT_NAMESPACES,
     BucketKind,
     BucketRow,
     BucketUsage,
@@ -33,6 +34,7 @@ from kvobj.catalog.rows import (
     QueueEntry,
     UserRow,
     WriteCondition,
+    is_same_namespace,
 )
 from kvobj.errors import (
     BatchTooLargeError,
@@ -41,6 +43,7 @@ from kvobj.errors import (
     ImmutableChunkError,
     InvalidRequestError,
     KvobjError,
+    LayoutMismatchError,
     NoSuchBucketError,
     NoSuchUploadError,
     NoSuchUserError,
@@ -50,8 +53,8 @@ from kvobj.errors import (
 )
 
 _HIDDEN_MAX = 1000
+_PENDING_MAX = 1000
 _CHAIN_ROWS_MAX = 1000
-_DEFAULT_NAMESPACES = {"", "default"}
 
 
 class MemoryCatalog(MemoryUploads):
@@ -137,13 +140,16 @@ class MemoryCatalog(MemoryUploads):
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
         self._require_bucket(name)
-        if self._live_names(name) or any(place[0] == name for place in self._uploads):
+        uploads = [upload for upload in self._uploads.values() if upload.bucket == name]
+        if self._live_names(name) or any(not upload.group_parts for upload in uploads) or len(uploads) > _PENDING_MAX:
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
         hidden = [place for place in {**self._durable, **self._volatile} if place[0] == name]
         if len(hidden) > _HIDDEN_MAX:
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
         for place in hidden:
             self._change(place, None, None, now_ms=0)
+        for upload in uploads:
+            await self.abort_upload(name, upload.key, upload.upload_id, now_ms=0)
         self._namespaces.forget_bucket(name)
         del self._buckets[name]
 
@@ -174,6 +180,7 @@ class MemoryCatalog(MemoryUploads):
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
         now_ms: int,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
@@ -183,7 +190,9 @@ class MemoryCatalog(MemoryUploads):
         live = self._live(name)
         is_memory = row.durability is Durability.MEMORY
         self._forget_marks([(row.bucket, row.key), (row.bucket, row.parent or "")])
-        error = self._refusal(row, parts, mode=mode, condition=condition, upload_id=upload_id, quota=quota)
+        error = self._refusal(
+            row, parts, mode=mode, condition=condition, upload_id=upload_id, quota=quota, parent_tokens=parent_tokens
+        )
         if error is not None:
             self._enqueue(row.blobs, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
             raise error
@@ -209,7 +218,7 @@ class MemoryCatalog(MemoryUploads):
         return CommitOutcome(stored, existed=False)
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
     ) -> list[CommitOutcome | KvobjError]:
         """See `Catalog.commit_chain`."""
         if len(rows) > _CHAIN_ROWS_MAX:
@@ -220,7 +229,10 @@ class MemoryCatalog(MemoryUploads):
         self._untold = []
         for row in rows:
             try:
-                outcomes.append(await self.commit(row, mode=CommitMode.FIRST_WRITER_WINS, quota=quota, now_ms=now_ms))
+                mode = CommitMode.FIRST_WRITER_WINS
+                outcomes.append(
+                    await self.commit(row, mode=mode, quota=quota, parent_tokens=parent_tokens, now_ms=now_ms)
+                )
             except KvobjError as error:
                 outcomes.append(error)
         stored, self._untold = self._untold, None
@@ -270,11 +282,11 @@ class MemoryCatalog(MemoryUploads):
                     self._history.made_durable(raised)
         return results
 
-    async def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
+    async def scan_objects(self, *, volatile_only: bool = False, with_hidden: bool = False) -> AsyncIterator[ObjectRow]:
         """See `Catalog.scan_objects`."""
         for name in sorted(self._volatile if volatile_only else {**self._durable, **self._volatile}):
             row = self._existing(name)
-            if row.state is ObjectState.LIVE:
+            if with_hidden or row.state is ObjectState.LIVE:
                 yield row
 
     async def scan_named_blobs(self) -> AsyncIterator[bytes]:
@@ -288,10 +300,11 @@ class MemoryCatalog(MemoryUploads):
 
     # -- the delete queue ----------------------------------------------------------------------------------------
 
-    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
+    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int, pinned_by: bytes = b"") -> None:
         """See `Catalog.queue_blobs`."""
         for blob_id in blob_ids:
-            waits_for = blob_id if self._leases.holds_blob(blob_id) else b""
+            holder = pinned_by or blob_id
+            waits_for = holder if self._leases.holds_blob(holder) else b""
             self._append(QueueEntry(blob_id, now_ms, "", "", pinned=bool(waits_for), pinned_blob=waits_for))
 
     async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
@@ -333,6 +346,7 @@ class MemoryCatalog(MemoryUploads):
         condition: WriteCondition | None,
         upload_id: str | None,
         quota: NamespaceQuota | None,
+        parent_tokens: int,
     ) -> KvobjError | None:
         name = (row.bucket, row.key.encode())
         live = self._live(name)
@@ -350,9 +364,17 @@ class MemoryCatalog(MemoryUploads):
             return ImmutableChunkError("another chunk is live", size_bytes=live.size_bytes) if differs else None
         if live is not None and mode is CommitMode.FIRST_WRITER_WINS:
             error = self._part_of_chain(live, row)
-        if row.parent and self._live((row.bucket, row.parent.encode())) is None:
-            error = error or ParentNotFoundError("the parent is not live", parent=row.parent, key=row.key)
+        if row.parent:
+            error = error or self._unfit_parent(row, self._live((row.bucket, row.parent.encode())), parent_tokens)
         return error if quota is None else error or self._over_quota(row, live, quota)
+
+    @staticmethod
+    def _unfit_parent(row: ObjectRow, parent: ObjectRow | None, parent_tokens: int) -> KvobjError | None:
+        if parent is None or (not is_same_namespace(parent.namespace, row.namespace)):
+            return ParentNotFoundError("the parent is not live", parent=row.parent, key=row.key)
+        if parent.tokens < parent_tokens:
+            return LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",))
+        return None
 
     def _part_of_chain(self, live: ObjectRow, row: ObjectRow) -> KvobjError | None:
         if live.parent != row.parent or self._children((live.bucket, live.key.encode())):
@@ -373,5 +395,5 @@ class MemoryCatalog(MemoryUploads):
 def _replaces(live: ObjectRow, row: ObjectRow, mode: CommitMode, condition: WriteCondition | None) -> bool:
     if mode is CommitMode.REPLACE:
         return True
-    is_own = {live.namespace, row.namespace} <= _DEFAULT_NAMESPACES
+    is_own = DEFAULT_NAMESPACES.issuperset((live.namespace, row.namespace))
     return condition is not None and condition.if_match is not None and is_own

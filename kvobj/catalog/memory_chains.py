@@ -18,12 +18,12 @@ from kvobj.catalog.rows import (
     ObjectState,
     RecallPage,
     WriteCondition,
+    is_same_namespace,
 )
 from kvobj.errors import BatchTooLargeError
 
 _CONDEMN_MAX = 1000
 _RECALL_PAGE = 1000
-_DEFAULT_NAMESPACES = {"", "default"}
 
 
 class MemoryChains(MemoryTables):
@@ -54,6 +54,7 @@ class MemoryChains(MemoryTables):
         from_ms: int | None = None,
         to_ms: int | None = None,
         after: str = "",
+        limit: int = 4000,
         now_ms: int,
     ) -> RecallPage:
         """See `Catalog.recall`."""
@@ -63,13 +64,13 @@ class MemoryChains(MemoryTables):
         names = sorted(name for name in {**self._durable, **self._volatile} if name[0] == bucket)
         names = [name for name in names if name[1] > after.encode() and self._live(name) is not None][:_RECALL_PAGE]
         recalled: list[ObjectRow] = []
-        for name in names:
+        for place, name in enumerate(names):
+            if len(recalled) >= limit:
+                return RecallPage(tuple(recalled), names[place - 1][1].decode())
             row = self._live(name)
             if (
                 row is not None
-                and (
-                    namespace is None or row.namespace == namespace or {row.namespace, namespace} == _DEFAULT_NAMESPACES
-                )
+                and (namespace is None or is_same_namespace(row.namespace, namespace))
                 and (writer is None or row.owner == writer)
                 and (from_ms is None or row.modified_ms >= from_ms)
                 and (to_ms is None or row.modified_ms < to_ms)

@@ -91,6 +91,10 @@ class MemoryHistory:
         """See `History.last_sequence`."""
         return self._allocate()
 
+    def kept(self) -> int:
+        """See `History.kept`."""
+        return len(self._durable) + len(self._volatile)
+
     async def wait(self, after: int, *, timeout_seconds: float) -> bool:
         """See `History.wait`."""
         try:

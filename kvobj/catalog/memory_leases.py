@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.chunk_heads import MatchedChunk, decode_matched
+from kvobj.catalog.chunk_heads import MatchedChunk
 from kvobj.catalog.chunk_list import ChunkList
-from kvobj.catalog.encoding import encode_row
 from kvobj.catalog.lease_changes import EXPIRY_SLACK_MS, ID_BYTES, digest_of_pins, protected_bytes, target_of
 from kvobj.catalog.lease_protocol import LeaseLimits, LeaseUsage, MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import PinRow, SessionRow
-from kvobj.catalog.rows import ObjectRow
+from kvobj.catalog.rows import ObjectRow, is_same_namespace
 from kvobj.errors import (
     BatchTooLargeError,
     NoSuchBucketError,
@@ -154,6 +153,7 @@ class MemoryLeases:
         bucket: str,
         chunks: ChunkList,
         *,
+        namespace: str | None = None,
         rows: bool = False,
         pin_for: bytes | None = None,
         user: str = "",
@@ -167,6 +167,8 @@ class MemoryLeases:
             row = self._live(bucket, chunks.key(index))
             before = run[-1].key if run else ""
             if row is None or row.parent not in {None, before}:
+                break
+            if namespace is not None and not is_same_namespace(row.namespace, namespace):
                 break
             run.append(row)
         targets = [row for row, after in zip(run, [*run[1:], None], strict=False) if not after or not after.parent]
@@ -283,4 +285,4 @@ class MemoryLeases:
 
 
 def _matched(row: ObjectRow) -> MatchedChunk:
-    return decode_matched(encode_row(row))
+    return MatchedChunk(row.key, row.blobs, row.size_bytes, row.digest)

@@ -18,6 +18,7 @@ from kvobj.catalog.catalog_rows import CatalogRows, bucket_of
 from kvobj.catalog.encoding import EPOCH, META, StoredBucket
 from kvobj.catalog.object_rows import NO_ROWS, RowPair
 from kvobj.catalog.rows import (
+    DEFAULT_NAMESPACES,
     BlobRef,
     BucketKind,
     CommitMode,
@@ -27,6 +28,7 @@ from kvobj.catalog.rows import (
     ObjectRow,
     PartRow,
     WriteCondition,
+    is_same_namespace,
 )
 from kvobj.catalog.upload_rows import StoredUpload
 from kvobj.database import ReadView, WriteView
@@ -36,6 +38,7 @@ from kvobj.errors import (
     ImmutableChunkError,
     InvalidRequestError,
     KvobjError,
+    LayoutMismatchError,
     NoSuchBucketError,
     NoSuchKeyError,
     NoSuchUploadError,
@@ -48,9 +51,6 @@ from kvobj.ids import BlobId
 
 AT_ONCE_MS: Final = 0
 """When blobs may go whose row's bytes are lost, or written down elsewhere: these verbs are given no time."""
-
-DEFAULT_NAMESPACES: Final = frozenset({"", "default"})
-"""Where keys are the clients' own: only here does a client that knows the ETag replace a chunk (If-Match)."""
 
 
 class NeedsDurableError(ConflictError):
@@ -103,6 +103,7 @@ class CommitChange:
     quota: NamespaceQuota | None
     now_ms: int
     durable: bool
+    parent_tokens: int = 0
     tells: bool = True
     """Whether to write the event; who commits many rows tells of them together."""
 
@@ -179,8 +180,7 @@ class CommitChange:
         return (
             self.condition is not None
             and self.condition.if_match is not None
-            and live.namespace in DEFAULT_NAMESPACES
-            and self.row.namespace in DEFAULT_NAMESPACES
+            and DEFAULT_NAMESPACES.issuperset((live.namespace, self.row.namespace))
         )
 
     def _refusal(
@@ -203,9 +203,12 @@ class CommitChange:
     def _no_place(
         self, view: ReadView, root: bytes, live: ObjectRow | None, parent: ObjectRow | None
     ) -> KvobjError | None:
-        """Why a row that is to be stored cannot: nothing to hang on, or no room left."""
-        if self.row.parent and parent is None:
+        """Why a row that is to be stored cannot: nothing to hang on, or no room left. Ids are keyed by namespace and other keys
+        begin with its name, so a parent elsewhere is a stranger's."""
+        if self.row.parent and (parent is None or not is_same_namespace(parent.namespace, self.row.namespace)):
             return ParentNotFoundError("the parent is not live", parent=self.row.parent, key=self.row.key)
+        if parent is not None and parent.tokens < self.parent_tokens:
+            return LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",))
         return None if self.quota is None else self._over_quota(view, root, live, self.quota)
 
     def _over_quota(
@@ -252,14 +255,15 @@ class CommitChainChange:
     quota: NamespaceQuota | None
     now_ms: int
     durable: bool
+    parent_tokens: int = 0
 
     def __call__(self, view: WriteView) -> list[CommitOutcome | KvobjError]:
         """Run it."""
         outcomes: list[CommitOutcome | KvobjError] = []
         for row in self.rows:
-            mode = CommitMode.FIRST_WRITER_WINS
+            mode, needed = CommitMode.FIRST_WRITER_WINS, self.parent_tokens
             commit = CommitChange(
-                self.tables, row, mode, None, None, self.quota, self.now_ms, self.durable, tells=False
+                self.tables, row, mode, None, None, self.quota, self.now_ms, self.durable, needed, tells=False
             )
             try:
                 outcome = commit(view)

@@ -7,7 +7,7 @@ and log entries change together, in the caller's transaction; a live key counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvobj.catalog import chain_rows
@@ -24,10 +24,10 @@ from kvobj.catalog.encoding import (
     encode_row,
     number_key,
 )
-from kvobj.catalog.key_tree import KeyTree
+from kvobj.catalog.key_tree import STRIDE_BYTES, KeyTree
 from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.listing import merged
-from kvobj.catalog.log_entries import RowRemoved, encode_entry, encode_object_value
+from kvobj.catalog.log_entries import encode_object_value, encode_row_removed
 from kvobj.catalog.rows import BucketUsage, ObjectRow, ObjectState, QueueEntry
 from kvobj.database import ReadView, Table, WriteView
 
@@ -98,12 +98,29 @@ class ObjectRows:
             None if below is None else decode_object(below),
         )
 
+    def values(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The encoded row of each key that counts, hidden or not, of a snapshot: half the cost of `any` where there are many."""
+        if any(len(key) > STRIDE_BYTES for key in keys):
+            return [self.volatile.get(view, root, key) or self.durable.get(view, root, key) for key in keys]
+        stored = [root + key for key in keys]
+        if not view.count(OBJECTS_VOLATILE):
+            return view.get_many(OBJECTS, stored)
+        values = view.get_many(OBJECTS_VOLATILE, stored)
+        absent = [index for index, value in enumerate(values) if value is None]
+        for index, value in zip(absent, view.get_many(OBJECTS, [stored[index] for index in absent]), strict=True):
+            values[index] = value
+        return values
+
     def items(self, view: ReadView, root: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and encoded live rows in key order from `start` on."""
-        rows = merged(self.volatile.items(view, root, start), self.durable.items(view, root, start))
+        rows = self.all_items(view, root, start)
         if chain_rows.hides_any(view, root):
             return (item for item in rows if decode_object(item[1]).state is ObjectState.LIVE)
         return rows
+
+    def all_items(self, view: ReadView, root: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and encoded rows that count, hidden or not, in key order from `start` on."""
+        return merged(self.volatile.items(view, root, start), self.durable.items(view, root, start))
 
     def usage(self, view: ReadView, root: bytes) -> BucketUsage:
         """Live rows and their plain bytes."""
@@ -133,12 +150,12 @@ class ObjectRows:
         if after.durable is None and before.durable is not None:
             self.durable.delete(view, root, key)
             chain_rows.relink(view, root, key, before.durable, None, volatile=False)
-            view.log(encode_entry(RowRemoved(before.durable.bucket, before.durable.key)))
+            view.log(encode_row_removed(before.durable.bucket, before.durable.key))
         if after.volatile is None and before.volatile is not None:
             self.volatile.delete(view, root, key)
             chain_rows.relink(view, root, key, before.volatile, None, volatile=True)
         if after.durable is not before.durable:
-            _count(view, USAGE, NAMESPACE_USAGE, root, [(1, after.durable), (-1, before.durable)])
+            _count(view, USAGE, NAMESPACE_USAGE, root, [*_share(after.durable, 1), *_share(before.durable, -1)])
         if after.volatile is not before.volatile or (
             after.volatile is not None and after.durable is not before.durable
         ):
@@ -167,7 +184,7 @@ class ObjectRows:
         `may_be_pinned`: ask of each row's blobs whether they must wait for a pin. A pin names a row's first blob: if that waits,
         all of them do.
         """
-        kept = after.blob_ids()
+        kept = set() if after is NO_ROWS else after.blob_ids()
         for row, is_volatile in ((before.durable, False), (before.volatile, True)):
             if row is None or not row.blobs:
                 continue
@@ -201,6 +218,10 @@ class ObjectRows:
 
 _Shares = list[tuple[int, ObjectRow | None]]
 """Rows to be counted in (1) or out (-1)."""
+
+
+def _share(row: ObjectRow | None, sign: int) -> _Shares:
+    return [] if row is None else [(sign, row)]
 
 
 def _volatile_share(rows: RowPair, sign: int) -> _Shares:

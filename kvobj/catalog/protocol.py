@@ -94,7 +94,8 @@ class Catalog(Protocol):
         ...
 
     async def delete_bucket(self, name: str) -> None:
-        """Remove an empty bucket. `NoSuchBucketError`; `BucketNotEmptyError` while it holds a live object or an upload."""
+        """Remove an empty bucket. `NoSuchBucketError`; `BucketNotEmptyError` while it holds a live object or an upload. Parts of
+        chunks that never became whole (up to 1,000 chunks of them) go with the bucket."""
         ...
 
     async def bucket_usage(self, name: str) -> BucketUsage:
@@ -122,11 +123,13 @@ class Catalog(Protocol):
         condition: WriteCondition | None = None,
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
         now_ms: int,
     ) -> CommitOutcome:
         """Make an object visible, whole, in one step; `row.sequence` is assigned here, and so are a chunk's depth and totals.
 
-        A row with a parent needs it live in the same step (`ParentNotFoundError`); a parent that policy has condemned is rescued.
+        A row with a parent needs it live, and of the same namespace, in the same step (`ParentNotFoundError`), and of at least
+        `parent_tokens` tokens (`LayoutMismatchError`: `parent`); a parent that policy has condemned is rescued.
         A CONDEMNED row under the key is replaced, its blobs are queued. `quota` is checked against the usage of `row.namespace`
         (`QuotaExceededError`).
 
@@ -141,7 +144,7 @@ class Catalog(Protocol):
         ...
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, now_ms: int
+        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
     ) -> list[CommitOutcome | KvobjError]:
         """Commit chunks of one bucket in one step, first writer wins, each with its parent live or earlier in the list.
 
@@ -191,10 +194,11 @@ class Catalog(Protocol):
         from_ms: int | None = None,
         to_ms: int | None = None,
         after: str = "",
+        limit: int = 4000,
         now_ms: int,
     ) -> RecallPage:
         """Hide every chunk that all given conditions fit (`modified_ms` in [from_ms, to_ms)), with all descendants, as DELETE
-        does; one bounded step in key order after `after`. `NoSuchBucketError`."""
+        does; one bounded step in key order after `after`, which hides about `limit` rows. `NoSuchBucketError`."""
         ...
 
     async def drop_orphans(self, *, now_ms: int) -> int:
@@ -221,9 +225,9 @@ class Catalog(Protocol):
         what is above them does. `now_ms` is told to readers of events."""
         ...
 
-    def scan_objects(self, *, volatile_only: bool = False) -> AsyncIterator[ObjectRow]:
+    def scan_objects(self, *, volatile_only: bool = False, with_hidden: bool = False) -> AsyncIterator[ObjectRow]:
         """Every live row, in (bucket, key) order, read page by page (no snapshot is held across pages). `volatile_only`:
-        just the rows of class `memory` that have not been written down."""
+        just the rows of class `memory` that have not been written down. `with_hidden`: CONDEMNED rows too."""
         ...
 
     # -- multipart uploads ---------------------------------------------------------------------------------------
@@ -273,8 +277,9 @@ class Catalog(Protocol):
         ...
 
     # -- the delete queue ----------------------------------------------------------------------------------------
-    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int) -> None:
-        """Queue blobs that no row names: leftovers that a sweep found. What a pin names (it was replaced) waits for the pin."""
+    async def queue_blobs(self, blob_ids: Sequence[bytes], *, now_ms: int, pinned_by: bytes = b"") -> None:
+        """Queue blobs that no row names: leftovers that a sweep found. What a pin names (it was replaced) waits for the pin.
+        `pinned_by`: the blob that a pin of all of them names, the first of the row that they were of; b"": each by itself."""
         ...
 
     async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:

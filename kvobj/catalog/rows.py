@@ -15,6 +15,14 @@ import msgspec
 MAX_KEY_BYTES: Final = 1024
 MAX_PARTS: Final = 10_000
 
+DEFAULT_NAMESPACES: Final = frozenset({"", "default"})
+"""Both name the namespace that every KV bucket has, where keys are the clients' own."""
+
+
+def is_same_namespace(one: str, other: str) -> bool:
+    """Whether two rows' namespaces are one."""
+    return one == other or DEFAULT_NAMESPACES.issuperset((one, other))
+
 
 class BucketKind(StrEnum):
     """`kv` buckets hold immutable chunks (first writer wins); in `ordinary` ones PUT replaces."""
@@ -170,7 +178,7 @@ class PartRow(_Row, frozen=True, array_like=True):
     checksum: Checksum | None = None
 
 
-class QueueEntry(_Row, frozen=True, array_like=True):
+class QueueEntry(_Row, frozen=True, array_like=True, gc=False):
     """A blob that no row names any more. Its tiers' copies may be deleted once `not_before_ms` has passed.
 
     `position` is the entry's place in the queue, set by the catalog; reap names it. `pinned`: the chunk was pinned when
@@ -245,7 +253,7 @@ class BucketUsage(_Row, frozen=True, array_like=True):
     size_bytes: int
 
 
-class ChunkName(_Row, frozen=True, array_like=True):
+class ChunkName(_Row, frozen=True, array_like=True, gc=False):
     """One chunk as gc names it: a row under this key that names another first blob is another chunk."""
 
     bucket: str

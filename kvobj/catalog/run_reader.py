@@ -14,13 +14,11 @@ from functools import partial
 from typing import Final
 
 from kvobj.catalog.catalog_rows import require_root
-from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, decode_matched, live_head
+from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, live_head, matched_chunks
 from kvobj.catalog.chunk_list import ChunkList, IdList
-from kvobj.catalog.encoding import OBJECTS, OBJECTS_VOLATILE
-from kvobj.catalog.key_tree import STRIDE_BYTES
 from kvobj.catalog.matching import Probe, Run, begins_chain, match_chain, walk
 from kvobj.catalog.object_rows import ObjectRows
-from kvobj.catalog.rows import ObjectRow, ObjectState
+from kvobj.catalog.rows import ObjectRow, is_same_namespace
 from kvobj.database import Database, ReadView, Snapshot
 from kvobj.ids.chain_sums import running_sums
 
@@ -55,12 +53,14 @@ class RunReader:
         self._forget_marks = forget_marks
         self._is_claiming = is_claiming
 
-    async def search(self, views: ExitStack, bucket: str, chunks: ChunkList, *, one_by_one: bool) -> FoundRun:
+    async def search(
+        self, views: ExitStack, bucket: str, chunks: ChunkList, *, namespace: str | None, one_by_one: bool
+    ) -> FoundRun:
         """Find the run: in one synchronous step if it is one chain of chunk ids, or short. The caller rescues what the last
-        slice found. `one_by_one`: trust no sum."""
+        slice found. Of another `namespace` is absent. `one_by_one`: trust no sum."""
         view = views.enter_context(self._database.read())
         root = require_root(view, bucket)
-        probe: Probe = partial(self._probe, view, root, bucket)
+        probe: Probe = partial(self._probe, view, root, bucket, namespace)
         whole: Snapshot | None = view
         run = Run()
         if not one_by_one and begins_chain(chunks, probe):
@@ -68,63 +68,53 @@ class RunReader:
                 sums = running_sums(chunks.lanes(0, len(chunks)))
             else:
                 sums = running_sums(await _lanes_in_slices(chunks))
-                whole, (view, root, probe) = None, self._anew(views, bucket)
+                whole, (view, root, probe) = None, self._anew(views, bucket, namespace)
             run = match_chain(chunks, probe, sums)
         while not walk(run, chunks, probe, limit=_WALK_SLICE):
             self._forget_marks([(bucket, head.key) for head in run.targets[-_WALK_SLICE:]])
             await asyncio.sleep(0)
-            whole, (view, root, probe) = None, self._anew(views, bucket)
+            whole, (view, root, probe) = None, self._anew(views, bucket, namespace)
         tail = self._objects.live(view, root, run.targets[-1].key.encode()) if run.targets else None
         return FoundRun(run, tail, whole)
 
-    def _anew(self, views: ExitStack, bucket: str) -> tuple[Snapshot, bytes, Probe]:
+    def _anew(self, views: ExitStack, bucket: str, namespace: str | None) -> tuple[Snapshot, bytes, Probe]:
         """A fresh view in place of those open."""
         views.close()
         view = views.enter_context(self._database.read())
         root = require_root(view, bucket)
-        return view, root, partial(self._probe, view, root, bucket)
+        return view, root, partial(self._probe, view, root, bucket, namespace)
 
-    def _probe(self, view: ReadView, root: bytes, bucket: str, key: str) -> ChunkHead | None:
-        return None if self._is_claiming(bucket, key) else live_head(view, self._objects, root, key)
+    def _probe(self, view: ReadView, root: bytes, bucket: str, namespace: str | None, key: str) -> ChunkHead | None:
+        if self._is_claiming(bucket, key):
+            return None
+        head = live_head(view, self._objects, root, key)
+        if head is None or namespace is None or is_same_namespace(head.namespace, namespace):
+            return head
+        return None
 
     async def rows(
         self, views: ExitStack, bucket: str, chunks: ChunkList, search: FoundRun
     ) -> tuple[MatchedChunk, ...] | None:
         """The rows of a run, in slices, all of one snapshot: the run's own if there is one. None if one is not live (there)."""
-        view = search.view or self._anew(views, bucket)[0]
+        view = search.view or self._anew(views, bucket, None)[0]
         root = require_root(view, bucket)
         rows: list[MatchedChunk] = []
         for start in range(0, search.run.matched, _SORTED_ROWS):
             stop = min(start + _SORTED_ROWS, search.run.matched)
-            keys = [root + key for key in chunks.encoded_keys(start, stop)]
+            keys = chunks.encoded_keys(start, stop)
             order = sorted(range(len(keys)), key=keys.__getitem__)
             found: list[MatchedChunk] = []
             for at in range(0, len(order), _ROWS_SLICE):
                 await asyncio.sleep(0)
-                values = self._values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
-                found += [decode_matched(value) for value in values if value is not None]
-            live = ObjectState.LIVE
-            if len(found) < len(keys) or any(row.state is not live for row in found):
+                values = self._objects.values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
+                found += matched_chunks(value for value in values if value is not None)
+            if len(found) < len(keys):
                 return None
             page = list(found)
             for index, row in zip(order, found, strict=True):
                 page[index] = row
             rows += page
         return tuple(rows)
-
-    def _values(self, view: ReadView, root: bytes, keys: list[bytes]) -> list[bytes | None]:
-        """Encoded rows of stored keys (root first), the volatile one where there are two."""
-        if any(len(key) > len(root) + STRIDE_BYTES for key in keys):
-            trees = self._objects
-            bare = [key[len(root) :] for key in keys]
-            return [trees.volatile.get(view, root, key) or trees.durable.get(view, root, key) for key in bare]
-        if not view.count(OBJECTS_VOLATILE):
-            return view.get_many(OBJECTS, keys)
-        values = view.get_many(OBJECTS_VOLATILE, keys)
-        absent = [index for index, value in enumerate(values) if value is None]
-        for index, value in zip(absent, view.get_many(OBJECTS, [keys[index] for index in absent]), strict=True):
-            values[index] = value
-        return values
 
 
 async def _lanes_in_slices(chunks: ChunkList) -> bytes:

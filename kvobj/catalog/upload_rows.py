@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from kvobj.catalog.encoding import (
     PARTS,
@@ -63,6 +64,14 @@ class UploadRows:
             row = decode_upload(value)
             if groups or not row.group_parts:
                 yield row.key.encode(), row
+
+    def first(self, view: ReadView, root: bytes, limit: int) -> list[StoredUpload]:
+        """Some of the bucket's uploads, at most `limit` of each environment, S3's and those of chunks in parts."""
+        return [
+            StoredUpload(decode_upload(value), is_volatile=tree is self.volatile)
+            for tree in (self.volatile, self.durable)
+            for _, value in islice(tree.items(view, root), limit)
+        ]
 
     def put(self, view: WriteView, root: bytes, upload: UploadRow, *, volatile: bool) -> None:
         """Record an upload."""

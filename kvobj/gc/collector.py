@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, ChunkName, Durability, ObjectRow
 from kvobj.clock import Clock, boot_ms
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.choice import Choice
 from kvobj.gc.dry_run import DryRun
 from kvobj.gc.holds import Holds
@@ -315,8 +316,11 @@ class Collector:
         return min(max((due_ms - boot_ms(self._clock)) / 1000, 0.05), self._limits.interval_seconds)
 
     async def collect(self, *, with_quotas: bool = True) -> GcReport:
-        """One cycle: claim what is due, condemn what should go. `with_quotas`: look at every namespace's usage too."""
+        """One cycle: claim what is due, condemn what should go. `with_quotas`: look at every namespace's usage too, and at what
+        ordinary buckets leave to chunks."""
         async with self._collecting:
+            if with_quotas:
+                await self._fit_policy()
             if self.is_quiet:
                 return GcReport(quiet=True)
             counts = self.counts
@@ -337,6 +341,16 @@ class Collector:
                 claimed_bytes=counts.claimed_bytes - before[2],
                 rescued=counts.rescued - before[3],
             )
+
+    async def _fit_policy(self) -> None:
+        """Tell the policy what chunks may take of the home tier: what objects of ordinary buckets do not."""
+        objects_bytes = 0
+        for bucket in await self._catalog.buckets():
+            if bucket.kind is BucketKind.ORDINARY:
+                with suppress(NoSuchBucketError):
+                    objects_bytes += (await self._catalog.bucket_usage(bucket.name)).size_bytes
+        limit_bytes = int(self._limits.high_watermark * (await self._home.usage()).capacity_bytes)
+        self._policy.set_capacity(CacheTier.NVME, max(0, limit_bytes - objects_bytes))
 
     async def _next_victims(self, excesses: list[Excess], limit: int) -> list[HomeChunk]:
         """The next chunks to condemn, taken from what the policy follows."""
@@ -379,7 +393,7 @@ class Collector:
                 self.counts.condemned += 1
             else:
                 kept.append(chunk)
-        for chunk in await self._still_live(kept):
+        for chunk in reversed(await self._still_live(kept)):  # each goes before all others: children end up first again
             self._put_back(chunk)
             self._choice.spare(chunk.name)
             self.counts.spared += 1
@@ -426,6 +440,7 @@ class Collector:
                 await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
         for name in self._marked.due(now_ms):
             self._unmark(name)
+            self._choice.spare(name)  # else who waits for room would choose it again and again
             self.counts.rescued += 1
         return rows
 
@@ -438,7 +453,7 @@ class Collector:
         return True
 
     def _put_back(self, chunk: HomeChunk) -> None:
-        self._chunks.put_back(chunk, now_ms=self._clock.now_ms(), boot_ms=boot_ms(self._clock))
+        self._chunks.put_back(chunk, now_ms=self._clock.now_ms())
 
     # -- looking on ------------------------------------------------------------------------------------------------
     async def plan(self, *, limit: int = BATCH_MAX) -> GcPlan:

@@ -26,7 +26,7 @@ _FOUND: Final = struct.Struct(">Q16s")  # commit number, name: sorts in commit o
 LOAD_STEP: Final = 1000
 
 
-class HomeChunk(msgspec.Struct, frozen=True):
+class HomeChunk(msgspec.Struct, frozen=True, gc=False):
     """One chunk in the home tier. `used_ms` is its last use that this process knows of, on the boot clock."""
 
     name: bytes
@@ -115,15 +115,22 @@ class HomeChunks:
         self._policy.dropped(name, CacheTier.NVME)
         return self._decode(name, record)
 
-    def put_back(self, chunk: HomeChunk, *, now_ms: int, boot_ms: int) -> None:
-        """A chunk that was taken stays after all, and counts as used now; unless the name stands for a newer one already."""
+    def put_back(self, chunk: HomeChunk, *, now_ms: int) -> None:
+        """A chunk that was taken stays after all, unless the name stands for a newer one already.
+
+        Its last use stays what it was, before all others: a parent that was refused because of a child comes up again as soon as
+        the child is gone. Were it used now, chains that are not named leaf first would outlive their time for ever.
+        """
         if chunk.name in self._records:
             return
         group = self._group(chunk.chunk.bucket, chunk.namespace)
         self._records[chunk.name] = (
-            _RECORD.pack(chunk.chunk.blob_id, chunk.parent or _NO_PARENT, chunk.size_bytes, group, boot_ms // 1000)
+            _RECORD.pack(
+                chunk.chunk.blob_id, chunk.parent or _NO_PARENT, chunk.size_bytes, group, chunk.used_ms // 1000
+            )
             + chunk.chunk.key.encode()
         )
+        self._records.move_to_end(chunk.name, last=False)
         self._policy.stored(chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=now_ms)
 
     def is_row(self, row: ObjectRow, name: bytes) -> bool:
@@ -156,8 +163,9 @@ class HomeChunks:
     ) -> None:
         """Learn what the catalog holds already: in commit order, for want of better knowledge, in slices between requests.
 
-        `on_row` is told of every chunk at home.
+        `on_row` is told of every chunk at home. All count as used when this began, a chain's end longest ago.
         """
+        began_ms = boot_ms()
         kinds = {bucket.name: bucket.kind for bucket in await catalog.buckets()}
         found: list[bytes] = []
         async for row in catalog.scan_objects():
@@ -166,7 +174,7 @@ class HomeChunks:
             on_row(row)
             name = chunk_name(row.bucket, row.key)
             if name not in self._records:
-                self._insert(name, row, parent_name(row), boot_ms())
+                self._insert(name, row, parent_name(row), began_ms)
                 found.append(_FOUND.pack(row.sequence, name))
             if len(found) % LOAD_STEP == 0:
                 await asyncio.sleep(0)
@@ -176,6 +184,8 @@ class HomeChunks:
                 await asyncio.sleep(0)
             chunk = self.chunk(entry[8:])
             if chunk is not None:  # else it was removed meanwhile
+                if chunk.used_ms == began_ms // 1000 * 1000:
+                    self._records.move_to_end(chunk.name, last=False)
                 self._policy.stored(
                     chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=now_ms()
                 )

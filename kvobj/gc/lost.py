@@ -12,6 +12,7 @@ from typing import Final
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, ObjectRow
+from kvobj.clock import Clock
 
 LISTED_MAX: Final = 1000
 
@@ -20,9 +21,15 @@ class LostObjects:
     """Shared by scrub and reconcile. `on_removed` is told of rows that were dropped. Event-loop-only."""
 
     def __init__(
-        self, *, catalog: Catalog, on_removed: Callable[[Sequence[ObjectRow]], None], log: logging.Logger
+        self,
+        *,
+        catalog: Catalog,
+        clock: Clock,
+        on_removed: Callable[[Sequence[ObjectRow]], None],
+        log: logging.Logger,
     ) -> None:
         self._catalog = catalog
+        self._clock = clock
         self._on_removed = on_removed
         self._log = log
         self._listed: dict[tuple[str, str], str] = {}
@@ -40,7 +47,7 @@ class LostObjects:
         bucket = await self._catalog.bucket(row.bucket)
         if bucket is not None and bucket.kind is BucketKind.KV:
             self._log.error("a chunk is lost and is dropped bucket=%s key=%s: %s", row.bucket, row.key, problem)
-            await self._catalog.drop_rows([current])
+            await self._catalog.drop_rows([current], now_ms=self._clock.now_ms())
             self.dropped_chunks += 1
             self._on_removed([current])
             return True

@@ -737,6 +737,8 @@ EXPORT gipe_t *kvobj_gipe_open(const uint64_t capacities[TIERS], const uint64_t 
     return g;
 }
 
+EXPORT void kvobj_gipe_set_capacity(gipe_t *g, int tier, uint64_t capacity_bytes) { g->tier[tier].capacity_bytes = capacity_bytes; }
+
 /* used, count of dram, of nvme; blocks known, holdings, log entries, log limit, bytes allocated, accesses */
 EXPORT void kvobj_gipe_totals(const gipe_t *g, uint64_t totals[10]) {
     for (int tier = 0; tier < TIERS; tier++) {

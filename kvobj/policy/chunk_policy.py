@@ -56,6 +56,10 @@ class ChunkPolicy(Protocol):
         """The tier holds it no longer. Unknown names are fine."""
         ...
 
+    def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:
+        """What the tier may hold from now on: whatever else lies there takes from it. Nothing goes by this alone."""
+        ...
+
     def pin(self, name: bytes) -> None:
         """Count one pin: it is no victim while it has one."""
         ...

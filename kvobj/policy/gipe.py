@@ -88,6 +88,10 @@ class GipePolicy:
         """See `ChunkPolicy.dropped`."""
         self._core.dropped(name, tier)
 
+    def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:
+        """See `ChunkPolicy.set_capacity`."""
+        self._core.set_capacity(tier, capacity_bytes)
+
     def pin(self, name: bytes) -> None:
         """See `ChunkPolicy.pin`."""
         self._pins[name] += 1

@@ -11,7 +11,7 @@ from kvobj.policy.chunk_policy import NAME_BYTES
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Capacities in bytes by tier, and how much of the past is kept.
+    """Capacities in bytes by tier (to begin with), and how much of the past is kept.
 
     The log of accesses is `log_factor` times as long as the number of chunks that the tiers can hold (by the mean size of those
     they hold), within `log_least` and `log_most` entries. A chunk that is not held is remembered for as long as it is in the log.
@@ -58,6 +58,10 @@ class GipeCore(Protocol):
 
     def dropped(self, name: bytes, tier: int) -> None:
         """See `ChunkPolicy.dropped`."""
+        ...
+
+    def set_capacity(self, tier: int, capacity_bytes: int) -> None:
+        """See `ChunkPolicy.set_capacity`."""
         ...
 
     def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:

@@ -35,6 +35,7 @@ _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
         [_TEXT, _TEXT, _F64, _F64, _F64, _F64, _U32, _U32, _U32, _U32],
     ),
     "close": (None, [_POINTER]),
+    "set_capacity": (None, [_POINTER, _INT, ctypes.c_uint64]),
     "request": (ctypes.c_int32, [_POINTER, _TEXT, _U32, _I64, _INT, _INT]),
     "access": (None, [_POINTER, _TEXT, _I64]),
     "stored": (_INT, [_POINTER, _TEXT, _INT, _TEXT, _U32, _I64]),
@@ -106,6 +107,10 @@ class NativeCore:
     def dropped(self, name: bytes, tier: int) -> None:
         """See `GipeCore.dropped`."""
         self._dropped(self._handle, name, tier)
+
+    def set_capacity(self, tier: int, capacity_bytes: int) -> None:
+        """See `GipeCore.set_capacity`."""
+        self._call["set_capacity"](self._handle, tier, capacity_bytes)
 
     def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:
         """See `GipeCore.set_pinned`."""

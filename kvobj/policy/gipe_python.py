@@ -74,6 +74,7 @@ class PythonCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
+        self._capacities = list(settings.capacities)
         self._chunks: dict[bytes, _Chunk] = {}
         self._lists: tuple[dict[tuple[int, int], OrderedDict[_Chunk, None]], ...] = ({}, {})
         self._rank = Rank()
@@ -174,7 +175,7 @@ class PythonCore:
         for tier in (DRAM, NVME):
             mean = self._used[tier] // self._count[tier] if self._count[tier] else 0
             if mean:
-                blocks += self._settings.capacities[tier] // mean
+                blocks += self._capacities[tier] // mean
         if blocks:
             limit = min(blocks * self._settings.log_factor, self._settings.log_most)
             self._log_limit = max(limit, self._settings.log_least)
@@ -342,6 +343,10 @@ class PythonCore:
                 self._forget_if_dead(parent)
         self._forget_if_dead(chunk)
 
+    def set_capacity(self, tier: int, capacity_bytes: int) -> None:
+        """See `GipeCore.set_capacity`."""
+        self._capacities[tier] = capacity_bytes
+
     def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:
         """See `GipeCore.set_pinned`."""
         chunk = self._chunks.get(name)
@@ -364,10 +369,10 @@ class PythonCore:
         return self._victims_worth_less(name, tier, size_bytes, parent) is not None
 
     def _excess(self, tier: int, size_bytes: int) -> int:
-        return max(0, self._used[tier] + size_bytes - self._settings.capacities[tier])
+        return max(0, self._used[tier] + size_bytes - self._capacities[tier])
 
     def _victims_worth_less(self, name: bytes, tier: int, size_bytes: int, parent: bytes | None) -> list[bytes] | None:
-        if size_bytes > self._settings.capacities[tier]:
+        if size_bytes > self._capacities[tier]:
             return None
         chunk = self._chunks.get(name)
         is_known = chunk is not None and chunk.is_known

@@ -139,6 +139,10 @@ class LruChunks:
             else:
                 del out_of.children[held.parent]
 
+    def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:
+        """See `ChunkPolicy.set_capacity`."""
+        self._tiers[tier].capacity_bytes = capacity_bytes
+
     def pin(self, name: bytes) -> None:
         """See `ChunkPolicy.pin`."""
         self._pins[name] += 1

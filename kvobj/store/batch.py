@@ -45,7 +45,10 @@ class BatchItem:
 
 
 class ChunkBatch:
-    """See the module's text; an async context manager. Made by `ChunkStore.batch`. One task uses it."""
+    """See the module's text; an async context manager. Made by `ChunkStore.batch`. One task uses it.
+
+    `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,9 @@ class ChunkBatch:
         start: Callable[[PutRequest], Awaitable[PutTransfer]],
         catalog: Catalog,
         clock: Clock,
+        check_shown: Callable[[ObjectRow], Awaitable[None]],
     ) -> None:
+        self._check_shown = check_shown
         self._size_bytes = size_bytes
         self._gate = gate
         self._start = start
@@ -101,12 +106,7 @@ class ChunkBatch:
         existing = transfer.existing
         if existing is not None:
             await _pass_over(source, request.size_bytes)
-            error = None
-            if existing.size_bytes != request.size_bytes:
-                error = ImmutableChunkError(
-                    "a live chunk has another size", key=request.key, size_bytes=existing.size_bytes
-                )
-            self._items.append(BatchItem(None if error else existing, existed=error is None, error=error))
+            self._items.append(await self._existing(existing, request))
             return
         await transfer.receive(source)
         self._items.append(len(self._transfers))
@@ -115,6 +115,22 @@ class ChunkBatch:
         task = asyncio.create_task(self._place(transfer, digest))
         task.add_done_callback(lambda _: self._turns.release())
         self._placing.append(task)
+
+    async def _existing(self, row: ObjectRow, request: PutRequest) -> BatchItem:
+        """What becomes of a chunk whose key has a live row."""
+        shown = await self._shown(row)
+        if shown.error is None and row.size_bytes != request.size_bytes:
+            error = ImmutableChunkError("a live chunk has another size", key=row.key, size_bytes=row.size_bytes)
+            return BatchItem(None, error=error)
+        return shown
+
+    async def _shown(self, row: ObjectRow) -> BatchItem:
+        """An earlier writer's row, if the writer of this batch may know of it."""
+        try:
+            await self._check_shown(row)
+        except ImmutableChunkError as error:
+            return BatchItem(None, error=error)
+        return BatchItem(row, existed=True)
 
     async def _place(self, transfer: PutTransfer, digest: bytes | None) -> ObjectRow:
         row = await transfer.place(want_digest=digest is not None)
@@ -126,8 +142,8 @@ class ChunkBatch:
         """Return once every chunk lies where its class needs it; raises what the first of them failed with."""
         await asyncio.gather(*self._placing)
 
-    async def commit(self, *, quota: NamespaceQuota | None = None) -> list[BatchItem]:
-        """Make the chunks visible in one step; what became of each, in the order they were added."""
+    async def commit(self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0) -> list[BatchItem]:
+        """Make the chunks visible in one step; what became of each, in the order they were added. See `Catalog.commit_chain`."""
         await self.placed()
         rows = [task.result() for task in self._placing]
         outcomes: list[CommitOutcome | KvobjError] = []
@@ -135,18 +151,19 @@ class ChunkBatch:
             for transfer in self._transfers:
                 transfer.hand_over()
             try:
-                outcomes = await self._catalog.commit_chain(rows, quota=quota, now_ms=self._clock.now_ms())
+                outcomes = await self._catalog.commit_chain(
+                    rows, quota=quota, parent_tokens=parent_tokens, now_ms=self._clock.now_ms()
+                )
             finally:
                 for index, transfer in enumerate(self._transfers):
                     outcome = outcomes[index] if outcomes else None
                     await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
-        return [item if isinstance(item, BatchItem) else _item(outcomes[item]) for item in self._items]
+        return [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
 
-
-def _item(outcome: CommitOutcome | KvobjError) -> BatchItem:
-    if isinstance(outcome, KvobjError):
-        return BatchItem(None, error=outcome)
-    return BatchItem(outcome.row, existed=outcome.existed)
+    async def _item(self, outcome: CommitOutcome | KvobjError) -> BatchItem:
+        if isinstance(outcome, KvobjError):
+            return BatchItem(None, error=outcome)
+        return await self._shown(outcome.row) if outcome.existed else BatchItem(outcome.row)
 
 
 async def _pass_over(source: ByteSource, size_bytes: int) -> None:

@@ -19,7 +19,13 @@ from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.clock import Clock, boot_ms
-from kvobj.errors import AccessDeniedError, BusyError, InvalidRequestError, NoSuchNamespaceError
+from kvobj.errors import (
+    AccessDeniedError,
+    BusyError,
+    InvalidRequestError,
+    NamespaceConflictError,
+    NoSuchNamespaceError,
+)
 from kvobj.store.batch import ChunkBatch
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
@@ -48,7 +54,8 @@ class ChunkStore:
 
     `start` is `Store.start_in_batch`, `settle` is `Store.settled`; `gate` bounds the bytes of batches on their way in. `hold` is
     told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from; `on_request` is told of every
-    matched request and must return at once; `on_removed` of rows that were hidden.
+    matched request and must return at once; `on_removed` of rows that were hidden; `is_arriving` answers whether a key is being
+    written.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class ChunkStore:
         tiers_of: Callable[[Sequence[bytes]], list[str]],
         on_request: Callable[[RequestTrace], None],
         on_removed: Callable[[Sequence[ObjectRow]], None],
+        is_arriving: Callable[[str, str], bool],
         lease_ttl_ms: int,
     ) -> None:
         self._catalog = catalog
@@ -81,7 +89,9 @@ class ChunkStore:
         self._tiers_of = tiers_of
         self._on_request = on_request
         self._on_removed = on_removed
-        self._explainer = Explainer(catalog, chunks_of_tokens=self.chunks_of_tokens, differs=differs)
+        self._explainer = Explainer(
+            catalog, chunks_of_tokens=self.chunks_of_tokens, differs=differs, is_arriving=is_arriving
+        )
 
     # -- namespaces ----------------------------------------------------------------------------------------------
     async def declare_namespace(
@@ -90,7 +100,18 @@ class ChunkStore:
         """See `api.kv_store.ChunkStore`. Errors as `NamespaceBook.declare`; `AccessDeniedError` for all but owners."""
         if not caller.is_owner:
             raise AccessDeniedError("only the bucket's owner declares namespaces", bucket=bucket.name)
+        if await self._catalog.namespaces.namespace(bucket.name, name) is None:
+            await self._check_no_keys_below(bucket, name)
         return await self._book.declare(bucket, name, declaration, caller=caller)
+
+    async def _check_no_keys_below(self, bucket: BucketRow, name: str) -> None:
+        """Keys `NAME/…` that were stored before NAME is declared are chunks of `default`: nobody could read them in NAME, and none
+        could be stored in their place."""
+        page = await self._catalog.list_objects(bucket.name, key_prefix=f"{name}/", limit=1)
+        if page.rows:
+            raise NamespaceConflictError(
+                "keys of another namespace begin with this name", name=name, differs=("keys",), key=page.rows[0].key
+            )
 
     async def namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> OpenNamespace:
         """See `api.kv_store.ChunkStore`."""
@@ -168,6 +189,7 @@ class ChunkStore:
         result = await self._catalog.leases.match(
             bucket.name,
             chunks,
+            namespace=namespace.row.name,
             rows=detail,
             pin_for=session,
             user=caller.user_id,
@@ -279,10 +301,16 @@ class ChunkStore:
 
         return release
 
-    def batch(self, size_bytes: int) -> ChunkBatch:
-        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`."""
+    def batch(self, size_bytes: int, *, check_shown: Callable[[ObjectRow], Awaitable[None]]) -> ChunkBatch:
+        """Room for chunks of so many bytes, committed in one step; entering it may raise `EntityTooLargeError`, `BusyError`.
+        `check_shown`: see `ChunkBatch`."""
         return ChunkBatch(
-            size_bytes=size_bytes, gate=self._gate, start=self._start, catalog=self._catalog, clock=self._clock
+            size_bytes=size_bytes,
+            gate=self._gate,
+            start=self._start,
+            catalog=self._catalog,
+            clock=self._clock,
+            check_shown=check_shown,
         )
 
     # -- sessions and pins ---------------------------------------------------------------------------------------

@@ -152,6 +152,7 @@ class CommitStep:
                 condition=request.condition,
                 upload_id=None if request.ends is None else request.ends.upload_id,
                 quota=None if request.place is None else request.place.quota,
+                parent_tokens=0 if request.place is None else request.place.parent_tokens,
                 now_ms=row.modified_ms,
             )
         finally:

@@ -49,7 +49,7 @@ _REMOVALS: Final = {
 
 class Explainer:
     """See the module's text. `chunks_of_tokens` names a sequence's chunks in a namespace; `differs` names the fields of two
-    declarations that are not equal."""
+    declarations that are not equal; `is_arriving` answers whether somebody is writing the key."""
 
     def __init__(
         self,
@@ -57,10 +57,12 @@ class Explainer:
         *,
         chunks_of_tokens: Callable[[OpenNamespace, bytes], Awaitable[ChunkList]],
         differs: Callable[[bytes, bytes], Sequence[str]],
+        is_arriving: Callable[[str, str], bool],
     ) -> None:
         self._catalog = catalog
         self._chunks_of_tokens = chunks_of_tokens
         self._differs = differs
+        self._is_arriving = is_arriving
 
     async def explain(
         self,
@@ -94,6 +96,8 @@ class Explainer:
         return MissExplanation(matched, MissReason.NEVER_STORED if is_whole else MissReason.UNKNOWN)
 
     async def _is_uploading(self, bucket: str, key: str) -> bool:
+        if self._is_arriving(bucket, key):
+            return True
         page = await self._catalog.list_uploads(bucket, key_prefix=key, limit=1, groups=True)
         return bool(page.rows) and page.rows[0].key == key
 

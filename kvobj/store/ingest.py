@@ -17,6 +17,7 @@ from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset, seal_raw
 from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
+from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.hashing import BlobHash, HashPipeline
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.tiers.protocol import BlobNames
@@ -126,7 +127,9 @@ class PutTransfer:
         dirty_reserved_bytes: int,
         hash_later: bool,
         allocate: Callable[[], BlobId],
+        arriving: ArrivingKeys,
     ) -> None:
+        self._arriving = arriving
         self.request = request
         self.existing = existing
         self.durability = durability
@@ -148,13 +151,15 @@ class PutTransfer:
         self._received = False
 
     async def __aenter__(self) -> Self:
-        """Nothing is done: the room is reserved already."""
+        """Nothing but to say that the key is being written: the room is reserved already."""
+        self._arriving.begin(self.names)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give back whatever the transfer still holds; undo it unless it was committed."""
+        self._arriving.end(self.names)
         await self._end_writing()
         if not self.committed:
             await self._committer.abandon(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvobj.catalog.namespace_protocol import NamespaceRow, Namespaces
@@ -86,6 +86,17 @@ class NamespaceBook:
             if changed != standing:
                 changed = await self._namespaces.change_settings(changed)
             return self._opened(changed, caller), False
+
+    async def check_key(self, buckets: Iterable[BucketRow]) -> None:
+        """Unwrap the key of the first namespace of these buckets that has one. `CorruptionError` (see `KeyWrapper`)."""
+        for bucket in buckets:
+            after = ""
+            while rows := await self._namespaces.page(bucket.name, after=after, limit=_PAGE):
+                wrapped = next((row for row in rows if row.wrapped_key), None)
+                if wrapped is not None:
+                    self._key_of(wrapped)
+                    return
+                after = rows[-1].name
 
     async def open(self, bucket: BucketRow, name: str, *, caller: Caller) -> OpenNamespace:
         """The namespace with its key, if the caller may use it. `NoSuchNamespaceError`; `CorruptionError` (see `KeyWrapper`)."""

@@ -47,6 +47,11 @@ class ChunkPlace:
         quota = self.namespace.quota
         return None if quota.chunks is None and quota.size_bytes is None else quota
 
+    @property
+    def parent_tokens(self) -> int:
+        """How many tokens a chunk needs to have children: only the last of a sequence is partial (`kv-api` §3)."""
+        return self.namespace.chunk_tokens
+
 
 @lru_cache(maxsize=1024)
 def default_namespace(bucket: str) -> NamespaceRow:

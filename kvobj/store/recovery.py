@@ -4,7 +4,8 @@ Class `memory` survives the death of the process: its rows are in the catalog's 
 the adopted arena. Each such row is checked against the tiers; one whose bytes did not survive is dropped, one that does
 becomes dirty again and goes back to write-behind. What the arena's directory says of a blob is what was so when it was
 put: whether it has a home copy by now is asked of the home tier, whether its frame was sealed is seen in its header. Frames
-whose digest was still being computed are hashed first. Where the memory itself is lost, so are its rows: chunks that were durable
+whose digest was still being computed are hashed first. Rows that a DELETE has hidden while a pin holds them are treated no
+differently: the pin's holder may still read them. Where the memory itself is lost, so are its rows: chunks that were durable
 but followed on one of them go too, since a chunk that is found has its ancestors.
 """
 
@@ -85,7 +86,8 @@ class Recovery:
         """Do it; see the module's text."""
         settled = await self._settle_marks()
         lost: list[ObjectRow] = []
-        found: list[ObjectRow] = [row async for row in self._catalog.scan_objects(volatile_only=True)]
+        # Hidden rows too: their pins outlived the process as they did.
+        found = [row async for row in self._catalog.scan_objects(volatile_only=True, with_hidden=True)]
         found.sort(key=lambda row: row.sequence)  # commit order: parents are written down before their children
         for row in found:
             if all(blob.blob_id in settled for blob in row.blobs) or await self._adopt(row.blobs):

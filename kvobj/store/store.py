@@ -31,6 +31,7 @@ from kvobj.errors import (
     CapacityError,
     ImmutableChunkError,
     InvalidRequestError,
+    LayoutMismatchError,
     NoSuchKeyError,
     NoSuchUploadError,
     ParentNotFoundError,
@@ -38,6 +39,7 @@ from kvobj.errors import (
     UnavailableError,
 )
 from kvobj.ids import BlobId, BlobIdAllocator
+from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.hashing import HashPipeline
@@ -88,6 +90,7 @@ class Store:
         self._on_removed = on_removed
         self._corrupt = corrupt
         self._on_asked = on_asked
+        self.arriving = ArrivingKeys()
         self._uploads = UploadEnds(
             catalog=catalog,
             commit_step=commit_step,
@@ -163,6 +166,7 @@ class Store:
                 and request.size_bytes <= HASH_LATER_BYTES_MAX
             ),
             allocate=self._blob_ids.allocate,
+            arriving=self.arriving,
         )
 
     async def _early_look(self, request: PutRequest) -> ObjectRow | None:
@@ -186,7 +190,7 @@ class Store:
 
     async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
         """The live chunk that a writer of the key meets, as `look_up` gives it; where there is none, the parent has to be live.
-        Raises `ParentNotFoundError`."""
+        Raises `ParentNotFoundError`, and `LayoutMismatchError` (`parent`) where that is a partial chunk."""
         parent = None if place is None else place.parent
         keys = [key, parent] if parent else [key]
         row, *parents = await self.catalog.lookup(bucket, keys, rescue=True)
@@ -195,6 +199,8 @@ class Store:
             # Ids are keyed by namespace and other keys begin with its name, so a parent elsewhere is a stranger's.
             if parent_row is None or (parent_row.namespace or DEFAULT_NAMESPACE) != place.namespace.name:
                 raise ParentNotFoundError("the parent is not live", parent=parent, bucket=bucket, key=key)
+            if parent_row.tokens < place.parent_tokens:
+                raise LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",))
         if row is not None:
             self._on_asked(row)
         return row
@@ -289,8 +295,11 @@ class Store:
     async def delete(
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
     ) -> list[DeleteOutcome]:
-        """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`."""
+        """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`.
+        Parts of a chunk that is not whole yet are given up."""
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
+        gone = [outcome.key for outcome in outcomes if not outcome.precondition_failed]
+        await self._uploads.give_up_parts(bucket, gone)
         removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
         self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
         return outcomes

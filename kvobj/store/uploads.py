@@ -6,7 +6,9 @@ reads work on whole tensors. It stays in its parts' blobs where it is too large 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -43,6 +45,8 @@ from kvobj.store.requests import PartTarget, PutRequest, PutResult, UploadEnd
 
 # A group may be completed, and its chunk deleted, between two look-ups: each attempt looks anew.
 _ATTEMPTS: Final = 3
+# Looked up on the event loop before others run.
+_KEYS_A_TURN: Final = 64
 
 
 class ReceivedPart(Protocol):
@@ -166,6 +170,19 @@ class UploadEnds:
             group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
         )
 
+    async def give_up_parts(self, bucket: str, keys: Sequence[str]) -> None:
+        """Forget what came of these chunks, where they are not whole yet. In ordinary buckets there is nothing to forget."""
+        row = await self._catalog.bucket(bucket)
+        if row is None or row.kind is not BucketKind.KV:
+            return
+        for number, key in enumerate(keys):
+            upload_id = group_upload_id(bucket, key)
+            if await self._catalog.upload(bucket, key, upload_id) is not None:
+                with suppress(NoSuchUploadError):  # it has become whole this moment
+                    await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+            if number % _KEYS_A_TURN == _KEYS_A_TURN - 1:
+                await asyncio.sleep(0)
+
     async def _commit(
         self,
         bucket: BucketRow,
@@ -211,6 +228,7 @@ class UploadEnds:
             condition=condition,
             upload_id=upload.upload_id,
             quota=None if place is None else place.quota,
+            parent_tokens=0 if place is None else place.parent_tokens,
             now_ms=now_ms,
         )
         self._on_removed([])

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import Durability, ObjectRow
+from kvobj.catalog.rows import Durability, ObjectRow, ObjectState
 from kvobj.clock import Clock
 from kvobj.errors import CorruptionError, FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
@@ -71,8 +71,12 @@ async def _never(_: Sequence[ObjectRow]) -> int:
     return 0
 
 
+def _ignore() -> None:
+    """Nobody wants to know that blobs were queued for deletion."""
+
+
 class WriteBehind:
-    """One worker over one queue. Event-loop-only."""
+    """One worker over one queue. `on_queued`: blobs were queued for deletion. Event-loop-only."""
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class WriteBehind:
         log: logging.Logger,
         admits: Callable[[ObjectRow], Awaitable[bool]] = _always,
         remove: Callable[[Sequence[ObjectRow]], Awaitable[int]] = _never,
+        on_queued: Callable[[], None] = _ignore,
         delay_seconds: float = 2.0,
         retry_seconds: float = 0.2,
     ) -> None:
@@ -96,6 +101,7 @@ class WriteBehind:
         self._log = log
         self._admits = admits
         self._remove = remove
+        self._on_queued = on_queued
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._flushing = 0
@@ -283,18 +289,24 @@ class WriteBehind:
             self._log.error("a chunk in memory is lost and is dropped bucket=%s key=%s: %s", row.bucket, row.key, error)
             await self._catalog.drop_rows([row], now_ms=self._clock.now_ms())
         # Where the row was deleted meanwhile, a blob of it that was put since is named by nobody.
-        await self._placement.discard([BlobId(blob.blob_id) for blob in row.blobs])
+        await self._queue_blobs(row)
+
+    async def _queue_blobs(self, row: ObjectRow) -> None:
+        """Blobs of a row that is gone, a pin of which may still be read from them."""
+        blob_ids = [blob.blob_id for blob in row.blobs]
+        await self._catalog.queue_blobs(blob_ids, now_ms=self._clock.now_ms(), pinned_by=blob_ids[0])
+        self._on_queued()
 
     async def _after(self, row: ObjectRow, *, done: bool) -> None:
-        blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
         if not done:
             # Deleted or replaced meanwhile: its blobs were queued then, and the reaper may have been at the home tier
             # before our put was.
-            await self._placement.discard(blob_ids)
+            await self._queue_blobs(row)
             return
-        for blob_id in blob_ids:
-            self._placement.written_down(blob_id)
-        await self._on_written(row)
+        for blob in row.blobs:
+            self._placement.written_down(BlobId(blob.blob_id))
+        if row.state is ObjectState.LIVE:
+            await self._on_written(row)
         self.written_objects += 1
         self.written_bytes += row.size_bytes
 
@@ -302,6 +314,9 @@ class WriteBehind:
         rows: list[ObjectRow] = []
         for entry in batch:
             (row,) = await self._catalog.lookup(entry.bucket, [entry.key])
+            if row is None:
+                # A pin keeps it readable after its DELETE: it is written down too, else it would be dirty until the pin ends.
+                row = await self._catalog.lookup_hidden(entry.bucket, entry.key)
             if row is not None and row.blobs[0].blob_id == entry.blob_id and row.durability is Durability.MEMORY:
                 rows.append(row)
         return rows

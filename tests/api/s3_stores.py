@@ -18,5 +18,5 @@ async def driver_over(store: str, *, data: Path, memory: Path) -> AsyncIterator[
     if store == "fake":
         yield Driver()
         return
-    async with running_node(node_settings(data, memory, nvme_mib=64)) as node:
+    async with running_node(node_settings(data, memory, dram_mib=16, nvme_mib=64)) as node:
         yield Driver(store=node.store)

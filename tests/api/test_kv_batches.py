@@ -429,7 +429,7 @@ async def test_batches_wait_for_room_and_all_of_them_get_in(kv: KvDriver) -> Non
 
     def body(number: int) -> bytes:
         items: list[tuple[dict[str, object], bytes]] = [
-            ({"id": f"{number}-{index}", "namespace": "engine"}, payload(b"%d-%d" % (number, index), 1 << 20))
+            ({"id": f"{number}-{index}", "namespace": "engine"}, payload(b"%d-%d" % (number, index), 1 << 18))
             for index in range(6)
         ]
         return stream(items)
@@ -438,4 +438,4 @@ async def test_batches_wait_for_room_and_all_of_them_get_in(kv: KvDriver) -> Non
     assert [answer.status for answer in answers] == [200] * 5
     assert len(await rows(kv)) == 30
     _, items = await kv.mget({"namespace": "engine", "ids": [f"4-{index}" for index in range(6)]})
-    assert [item.payload for item in items] == [payload(b"4-%d" % index, 1 << 20) for index in range(6)]
+    assert [item.payload for item in items] == [payload(b"4-%d" % index, 1 << 18) for index in range(6)]

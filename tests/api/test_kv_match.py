@@ -357,3 +357,14 @@ async def test_a_wrong_signature_is_told_in_the_calls_format(kv: KvDriver) -> No
     reply = await kv.driver.send("POST", "/cache?match", [("host", "127.0.0.1:9000"), ("accept", JSON)], b"{}")
     assert reply.status == 403
     assert b'"code":"AccessDenied"' in reply.body
+
+
+async def test_a_match_finds_no_chunk_of_another_namespace_and_pins_none(kv: KvDriver) -> None:
+    mine, theirs = await kv.declare("mine"), await kv.declare("theirs", salt="x")
+    ids = theirs.ids(TOKENS)
+    await kv.put_chain(theirs, ids[:3])
+    session = await kv.open_session()
+    answer = await kv.match("mine", ids=ids_in(JSON, ids), session=session, pin=True, detail="chunks")
+    assert (answer.value["matched"], answer.value["pin"], answer.value["chunks"]) == (0, None, [])
+    assert (await kv.match("theirs", ids=ids_in(JSON, ids))).value["matched"] == 3
+    assert mine.name != theirs.name

@@ -138,3 +138,11 @@ async def test_the_namespace_default_is_there_and_stays(kv: KvDriver) -> None:
     assert (await kv.put("loose", payload(b"x"))).status == 200
     assert (await kv.call("DELETE", "namespace=default")).code == "InvalidRequest"
     assert (await kv.driver.get("/cache/loose")).status == 200
+
+
+async def test_a_name_is_not_declared_while_keys_of_another_namespace_begin_with_it(kv: KvDriver) -> None:
+    assert (await kv.put("llm/x", payload(b"x"))).status == 200
+    refused = await kv.call("PUT", "namespace=llm", declaration(ids="foreign"))
+    assert (refused.status, refused.code) == (409, "NamespaceConflict")
+    assert refused.detail["differs"] == ["keys"]
+    assert (await kv.call("GET", "namespace=llm")).status == 404

@@ -33,6 +33,7 @@ from kvobj.errors import (
     FencedError,
     ImmutableChunkError,
     InvalidRequestError,
+    LayoutMismatchError,
     NoSuchBucketError,
     ParentNotFoundError,
     PreconditionFailedError,
@@ -751,6 +752,110 @@ class Groups:
         await catalog.create_upload(UploadRow(KV, "a", "u1", 2, USER, Durability.LOCAL, group_parts=4))
         assert await catalog.upload(KV, "a", "u1") == first
 
+    @BOTH
+    async def test_a_bucket_of_parts_that_never_became_whole_is_empty(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        await catalog.create_upload(UploadRow(KV, "a", "u1", 1, USER, durability, group_parts=2))
+        await catalog.put_part(KV, "a", PartRow("u1", 1, (blob(1),), 10, "e", 1), now_ms=5)
+        await catalog.create_upload(UploadRow(KV, "b", "u2", 1, USER, durability))
+        with pytest.raises(BucketNotEmptyError):
+            await catalog.delete_bucket(KV)
+        assert await catalog.upload(KV, "a", "u1") is not None
+        await catalog.abort_upload(KV, "b", "u2", now_ms=6)
+        await catalog.delete_bucket(KV)
+        assert await queued(catalog) == [1]
+        await with_chunks(catalog)
+        assert (await catalog.list_uploads(KV, groups=True)).rows == ()
+        assert [part async for part in catalog.scan_parts()] == []
 
-class ChainContract(Commits, Chains, Deletes, Claims, Losses, Recalls, Groups):
+
+class Parents:
+    """What may be a parent."""
+
+    @BOTH
+    async def test_a_partial_chunk_has_no_children(self, catalog: Catalog, durability: Durability) -> None:
+        await put(catalog, chunk("a", 1, durability=durability))
+        partial = msgspec.structs.replace(chunk("b", 2, "a", durability=durability), tokens=15)
+        assert not (await catalog.commit(partial, mode=FIRST, parent_tokens=16, now_ms=5)).existed
+        below = chunk("c", 3, "b", durability=durability)
+        with pytest.raises(LayoutMismatchError) as refused:
+            await catalog.commit(below, mode=FIRST, parent_tokens=16, now_ms=5)
+        assert refused.value.data["differs"] == ("parent",)
+        assert await live_keys(catalog, "abc") == "ab"
+        assert await queued(catalog) == [3]
+        # Who says nothing of it may (keys of `default` have no length).
+        await put(catalog, chunk("c", 4, "b", durability=durability))
+
+    @BOTH
+    async def test_in_a_batch_neither(self, catalog: Catalog, durability: Durability) -> None:
+        first = msgspec.structs.replace(chunk("a", 1, durability=durability), tokens=4)
+        rows = [first, chunk("b", 2, "a", durability=durability), chunk("c", 3, "b", durability=durability)]
+        done = await catalog.commit_chain(rows, parent_tokens=16, now_ms=5)
+        assert [type(each) for each in done] == [CommitOutcome, LayoutMismatchError, ParentNotFoundError]
+        assert await live_keys(catalog, "abc") == "a"
+
+    @BOTH
+    async def test_a_chunk_of_another_namespace_is_none(self, catalog: Catalog, durability: Durability) -> None:
+        await put(catalog, chunk("a", 1, durability=durability))
+        stranger = chunk("b", 2, "a", durability=durability, namespace="other")
+        with pytest.raises(ParentNotFoundError):
+            await put(catalog, stranger)
+        (refused,) = await catalog.commit_chain([chunk("b", 3, "a", durability=durability, namespace="x")], now_ms=5)
+        assert isinstance(refused, ParentNotFoundError)
+        await put(catalog, chunk("d", 4, durability=durability, namespace=""))
+        await put(catalog, chunk("e", 5, "d", durability=durability, namespace="default"))
+        assert await live_keys(catalog, "abde") == "ade"
+
+
+class Hidden:
+    """What DELETE has hidden, as a start and write-behind see it."""
+
+    @BOTH
+    async def test_a_scan_gives_hidden_rows_where_it_is_asked_to(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        await put_chain(catalog, "abc", (durability,))
+        await pin(catalog, "b")
+        await catalog.delete(KV, ["b"], now_ms=7)
+        is_memory = durability is Durability.MEMORY
+        assert [row.key async for row in catalog.scan_objects(volatile_only=is_memory)] == ["a"]
+        every = [row async for row in catalog.scan_objects(volatile_only=is_memory, with_hidden=True)]
+        assert [(row.key, row.state) for row in every] == [("a", ObjectState.LIVE), ("b", ObjectState.CONDEMNED)]
+
+    async def test_all_blobs_of_a_row_wait_for_a_pin_of_its_first(self, catalog: Catalog) -> None:
+        await put(catalog, chunk("a", 1))
+        session, _ = await pin(catalog, "a")
+        await catalog.queue_blobs([blob(1).blob_id, blob(2).blob_id], now_ms=8, pinned_by=blob(1).blob_id)
+        assert await queued(catalog) == []
+        await unpin(catalog, session)
+        assert await queued(catalog) == [1, 2]
+
+
+class SmallRecalls:
+    async def test_a_recall_goes_on_where_its_limit_stopped_it(self, catalog: Catalog) -> None:
+        await put_chain(catalog, "abcdefgh")
+        gone: list[str] = []
+        after: str | None = ""
+        for _ in range(20):
+            page = await catalog.recall(KV, after=after or "", limit=2, now_ms=7)
+            gone += [row.key for row in page.recalled]
+            after = page.next_after
+            if after is None:
+                break
+        assert after is None
+        assert sorted(gone) == list("abcdefgh")
+        assert await live_keys(catalog, "abcdefgh") == ""
+
+    async def test_a_recall_of_loose_chunks_hides_no_more_than_its_limit(self, catalog: Catalog) -> None:
+        for number, key in enumerate("abcde"):
+            await put(catalog, chunk(key, number + 1, None))
+        page = await catalog.recall(KV, limit=2, now_ms=7)
+        assert [row.key for row in page.recalled] == ["a", "b"]
+        page = await catalog.recall(KV, after=page.next_after or "", limit=2, now_ms=7)
+        assert [row.key for row in page.recalled] == ["c", "d"]
+        assert page.next_after is not None
+
+
+class ChainContract(Commits, Chains, Deletes, Claims, Losses, Recalls, Groups, Parents, Hidden, SmallRecalls):
     """All of it."""

@@ -63,6 +63,19 @@ class ChunkPolicyContract:
         assert policy.size_bytes(DRAM) == SIZE
         assert all_victims(policy) == [1]
 
+    def test_what_else_lies_in_a_tier_leaves_less_room(self, policy: ChunkPolicy) -> None:
+        policy.request(chain(1, 2), now_ms=NOW)
+        policy.set_capacity(NVME, SIZE)
+        assert policy.admits(name(1), NVME, size_bytes=SIZE, now_ms=NOW)
+        assert not policy.admits(name(1), NVME, size_bytes=SIZE + 1, now_ms=NOW)
+        assert policy.admits(name(1), DRAM, size_bytes=SIZE + 1, now_ms=NOW)
+        policy.stored(name(2), NVME, parent=None, size_bytes=SIZE, now_ms=NOW)
+        policy.set_capacity(NVME, 0)
+        assert not policy.admits(name(1), NVME, size_bytes=SIZE, now_ms=NOW)
+        assert policy.holds(name(2), NVME)
+        policy.set_capacity(NVME, 100 * SIZE)
+        assert policy.admits(name(1), NVME, size_bytes=SIZE, now_ms=NOW)
+
     def test_a_chain_goes_from_its_end(self, policy: ChunkPolicy) -> None:
         store_chain(policy, [1, 2, 3, 4])
         assert all_victims(policy) == [4, 3, 2, 1]

@@ -77,8 +77,8 @@ class TierContract:
         """A small arena for the tier and for the frames put into it."""
         arena = await Arena.open(
             shm_path / "arena",
-            capacity_bytes=64 * MIB,
-            region_bytes=32 * MIB,
+            capacity_bytes=16 * MIB,
+            region_bytes=8 * MIB,
             store_id=b"contract",
             boot_id="boot",
             huge_pages=False,

@@ -22,7 +22,7 @@ async def read_chunked(peer: Peer) -> bytes:
 
 
 async def test_batches_cross_a_socket_whole_and_the_connection_goes_on(tmp_path: Path, shm_path: Path) -> None:
-    async with kv_node(tmp_path, shm_path) as kv:
+    async with kv_node(tmp_path, shm_path, dram_mib=64) as kv:
         await cross(kv)
 
 

@@ -231,6 +231,17 @@ async def test_chunks_that_nobody_uses_for_their_time_to_live_go_children_first(
     assert await world.live() == {"new0", "new1", "new2"}
 
 
+async def test_a_chain_longer_than_a_batch_does_not_outlive_its_time(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=10_000 * CHUNK, chunk_ttl_seconds=60)
+    await world.chain("long", 1200)  # known parents first: the first batch is all ancestors of the second
+    world.clock.advance(70)
+    for _ in range(5):
+        await world.collector.collect()
+        world.clock.advance(6)
+    await world.after_grace()
+    assert await world.live() == set()
+
+
 async def test_a_request_for_the_chain_starts_its_time_to_live_anew(make_world: MakeWorld) -> None:
     world = await make_world(capacity_bytes=1000 * CHUNK, chunk_ttl_seconds=60)
     await world.chain("a", 3)
@@ -341,3 +352,21 @@ async def test_beside_other_work_the_collector_keeps_its_rate_and_alone_it_does_
     assert busy_load.slept_seconds == pytest.approx(0.49, abs=0.02)  # 490 chunks at 1,000 a second
     assert busy_load.batches > 5
     assert idle_load.slept_seconds == 0
+
+
+async def test_objects_of_ordinary_buckets_leave_less_to_chunks(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=10 * CHUNK)
+    await world.put("a")
+    await world.commit("o", bucket="objects", size_bytes=7 * CHUNK)
+    name = chunk_name("cache", "b")
+
+    def admits(size_bytes: int) -> bool:
+        now_ms = world.clock.now_ms()
+        return world.policy.admits(name, CacheTier.NVME, size_bytes=size_bytes, now_ms=now_ms)
+
+    await world.collector.collect()
+    # 9 chunks' worth below the watermark, 7 of them an object, 1 a chunk that is worth as much as what comes.
+    assert (admits(CHUNK), admits(CHUNK + 1)) == (True, False)
+    await world.catalog.delete("objects", ["o"], now_ms=1)
+    await world.collector.collect()
+    assert admits(8 * CHUNK)

@@ -14,9 +14,16 @@ import pytest
 from fakes import ManualClock
 from gc_world import CHUNK, LOG, GcWorld, open_catalog
 
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import Durability, ObjectRow, PartRow, UploadRow
 from kvobj.clock import boot_ms
-from kvobj.errors import ConflictError, InvalidRequestError, NoSuchBucketError, TierUnavailableError
+from kvobj.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NoSuchBucketError,
+    NoSuchNamespaceError,
+    TierUnavailableError,
+)
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.home_chunks import HomeChunks
 from kvobj.gc.lost import LostObjects
@@ -80,7 +87,7 @@ async def recalled(
     world: GcWorld, query: RecallQuery, *, dry_run: bool = False
 ) -> tuple[RecallReport, list[ObjectRow]]:
     removed: list[ObjectRow] = []
-    recall = Recall(catalog=world.catalog, clock=world.clock, on_removed=removed.extend)
+    recall = Recall(catalog=world.catalog, clock=world.clock, pace=world.pace, on_removed=removed.extend)
     assert (await recall.start(query, dry_run=dry_run)).state == "running"
     return await recall.finished(), removed
 
@@ -108,6 +115,11 @@ async def test_a_recall_by_time_is_half_open(world: GcWorld) -> None:
 async def test_a_dry_run_of_a_recall_changes_nothing(world: GcWorld) -> None:
     await world.commit("mine/1", namespace="mine")
     await world.commit("other", namespace="")
+    with pytest.raises(NoSuchNamespaceError):
+        await recalled(world, RecallQuery("cache", namespace="mine"), dry_run=True)
+    await world.catalog.namespaces.declare(
+        NamespaceRow("cache", "mine", b"{}", b"f", b"", b"r", "foreign", 256, None, None, 0, "main")
+    )
     report, removed = await recalled(world, RecallQuery("cache", namespace="mine"), dry_run=True)
     assert (report.state, report.dry_run, report.chunks, removed) == ("done", True, 1, [])
     assert len(await world.live()) == 2
@@ -130,10 +142,27 @@ async def test_a_recall_hides_a_pinned_chunk_and_keeps_its_bytes(world: GcWorld)
     assert world.home.sizes == {}
 
 
+async def test_a_recall_beside_requests_keeps_to_a_rate_and_alone_to_none(world: GcWorld) -> None:
+    for number in range(1000):
+        await world.commit(f"k{number:03}")
+    world.pace.note_request()
+    report, removed = await recalled(world, RecallQuery("cache"))
+    assert (report.state, report.chunks, len(removed)) == ("done", 1000, 1000)
+    # 1,000 chunks at four times the collector's 1,000 a second.
+    assert sum(world.slept) == pytest.approx(0.25)
+    assert len([seconds for seconds in world.slept if seconds]) == 5
+    for number in range(1000):
+        await world.commit(f"l{number:03}")
+    world.clock.advance(1)
+    world.slept.clear()
+    await recalled(world, RecallQuery("cache"))
+    assert (sum(world.slept), await world.live()) == (0, set())
+
+
 async def test_only_one_recall_runs_and_only_over_chunks(world: GcWorld) -> None:
     for number in range(3):
         await world.commit(f"k{number}")
-    recall = Recall(catalog=world.catalog, clock=world.clock, on_removed=lambda _: None)
+    recall = Recall(catalog=world.catalog, clock=world.clock, pace=world.pace, on_removed=lambda _: None)
     with pytest.raises(NoSuchBucketError):
         await recall.start(RecallQuery("none"), dry_run=False)
     with pytest.raises(InvalidRequestError):
@@ -153,13 +182,18 @@ async def test_a_chunk_without_bytes_goes_with_its_descendants_and_an_object_sta
     lost_object = await world.commit("o", bucket="objects")
     for row in (rows[1], lost_object):
         await world.home.delete([*[blob_id for blob_id in world.home.sizes if blob_id == row.blobs[0].blob_id]])
-    lost = LostObjects(catalog=world.catalog, on_removed=world.collector.removed, log=logging.getLogger("quiet"))
+    lost = LostObjects(
+        catalog=world.catalog, clock=world.clock, on_removed=world.collector.removed, log=logging.getLogger("quiet")
+    )
     reconcile = Reconcile(catalog=world.catalog, tiers=world.home, lost=lost, clock=world.clock)
     assert await reconcile.run() == 2
     assert await world.live() == {"a0"}
     assert (lost.dropped_chunks, len(lost)) == (1, 1)
     assert (await world.catalog.lookup("objects", ["o"])) == [lost_object]
     assert await reconcile.run() == 1  # still there to be seen
+    removal = await world.catalog.history.why_removed("cache", "a2")
+    assert removal is not None
+    assert (removal.reason, removal.when_ms) == ("lost", world.clock.now_ms())
 
 
 async def test_a_tier_that_does_not_answer_loses_nothing(world: GcWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +203,7 @@ async def test_a_tier_that_does_not_answer_loses_nothing(world: GcWorld, monkeyp
         raise TierUnavailableError("no answer")
 
     monkeypatch.setattr(world.home, "missing", fails)
-    lost = LostObjects(catalog=world.catalog, on_removed=world.collector.removed, log=LOG)
+    lost = LostObjects(catalog=world.catalog, clock=world.clock, on_removed=world.collector.removed, log=LOG)
     with pytest.raises(TierUnavailableError):
         await Reconcile(catalog=world.catalog, tiers=world.home, lost=lost, clock=world.clock).run()
     assert len(await world.live()) == 2
@@ -245,6 +279,14 @@ async def test_a_state_that_cannot_be_written_is_only_told(tmp_path: Path, caplo
 # -- what lies at home ---------------------------------------------------------------------------------------------------
 
 
+async def test_after_a_start_chains_expire_from_their_ends_however_few_are_named_at_once(world: GcWorld) -> None:
+    rows = await world.chain("a", 12)
+    chunks = HomeChunks(world.policy, tracks_use=True)
+    await chunks.load(world.catalog, now_ms=world.clock.now_ms, boot_ms=lambda: boot_ms(world.clock))
+    found = chunks.unused_since(boot_ms(world.clock) + 5000, eligible=lambda _: True, limit=3)
+    assert [chunk.chunk.key for chunk in found] == [row.key for row in rows[:-4:-1]]
+
+
 async def test_expired_chunks_are_named_children_first_whatever_their_order_of_use(world: GcWorld) -> None:
     rows = await world.chain("a", 3)
     chunks = HomeChunks(world.policy, tracks_use=True)
@@ -264,7 +306,7 @@ async def test_a_chunk_that_stays_after_all_gives_way_to_a_newer_one_under_its_k
     assert not world.policy.holds(taken.name, CacheTier.NVME)
     newer = msgspec.structs.replace(old, blobs=(msgspec.structs.replace(old.blobs[0], blob_id=b"n" * 16),))
     chunks.add(newer, now_ms=0, boot_ms=0)
-    chunks.put_back(taken, now_ms=0, boot_ms=0)
+    chunks.put_back(taken, now_ms=0)
     known = chunks.chunk(taken.name)
     assert known is not None
     assert known.chunk.blob_id == b"n" * 16

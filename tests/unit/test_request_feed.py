@@ -27,7 +27,7 @@ def feed_of(told: Told) -> RequestFeed:
     def name_of(bucket: str, key: str) -> bytes:
         return f"{bucket}/{key}".encode().ljust(16, b".")[:16]
 
-    return RequestFeed(told, name_of=name_of, clock=ManualClock())  # type: ignore[arg-type]
+    return RequestFeed(told, name_of=name_of, clock=ManualClock())
 
 
 async def drained(feed: RequestFeed) -> None:

@@ -52,6 +52,11 @@ class Events:
         self._followers = 0
         self._stopped = asyncio.Event()
 
+    @property
+    def followers(self) -> int:
+        """How many readers follow now."""
+        return self._followers
+
     async def stream(self, exchange: Exchange, operation: ReadEvents) -> Reply:
         """Events with numbers above `after`, all that are there or also all to come. `x-kvobj-last-event` says how far the log had
         come: who wants only what is new starts there."""

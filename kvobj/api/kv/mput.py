@@ -49,13 +49,14 @@ class BatchWrites:
         announced = parse_announced(fields, exchange.authentication)
         durability = parse_durability(fields)
         size_bytes = exchange.body_size_bytes()
-        async with self._chunks.batch(size_bytes) as batch:
+        async with self._chunks.batch(size_bytes, check_shown=call.access.check_shown) as batch:
             await exchange.body.accept()
             stream = _Incoming(exchange.source(size_bytes), size_bytes, announced, exchange.executor)
             namespace = await self._receive(call, stream, batch, durability)
             await stream.finish()
             quota = None if namespace is None else namespace.row.quota
-            items = await batch.commit(quota=quota)
+            parent_tokens = 0 if namespace is None else namespace.row.chunk_tokens
+            items = await batch.commit(quota=quota, parent_tokens=parent_tokens)
         name = namer(None if namespace is None else namespace.row, raw=call.is_msgpack_reply)
         return call.reply({"items": [_told(index, item, name) for index, item in enumerate(items)]})
 

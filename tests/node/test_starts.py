@@ -1,0 +1,149 @@
+"""What a start makes of what it finds: chunks whose parents are lost, after whatever tool looked first; a wrong wrapping key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from real_store import node_settings, running_node
+from s3_driver import Driver
+
+from kvobj.app import node as node_module
+from kvobj.app.node import open_node
+from kvobj.app.offline import fsck, rebuild
+from kvobj.clock import SystemClock, boot_ms
+from kvobj.config.settings import SecuritySettings, Settings
+from kvobj.data_directory import DataDirectory
+from kvobj.errors import ConfigurationError
+from kvobj.metrics import Metrics
+from kvobj.store.chunk_values import Caller
+
+
+@pytest.fixture
+def settings(tmp_path: Path, shm_path: Path) -> Settings:
+    return node_settings(tmp_path / "data", shm_path, dram_mib=16, nvme_mib=64)
+
+
+async def leave_a_chain(settings: Settings) -> None:
+    """A chain of three whose middle is in memory alone; the process ends and leaves the arena. A holder's session is open."""
+    async with running_node(settings) as node:
+        driver = Driver(store=node.store)
+        await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")
+        for key, parent, durability in (("a", "root", "local"), ("b", "a", "memory"), ("c", "b", "local")):
+            put = await driver.put(f"/chunks/{key}", key.encode(), x_kvobj_parent=parent, x_kvobj_durability=durability)
+            assert put.headers["x-kvobj-durability"] == durability
+        await node.catalog.leases.open_session(
+            user="alice", bucket="chunks", holder="h", ttl_ms=60_000, now_boot_ms=boot_ms(SystemClock())
+        )
+
+
+async def found_by_a_start(settings: Settings) -> tuple[list[str], int, bool]:
+    """Live keys, orphans dropped, whether it is quiet time."""
+    async with running_node(settings) as node:
+        keys = [row.key for row in (await node.catalog.list_objects("chunks")).rows]
+        return keys, node.recovery.dropped_orphans, node.catalog.leases.usage().quiet
+
+
+def test_after_a_crash_nothing_is_lost(settings: Settings) -> None:
+    asyncio.run(leave_a_chain(settings))
+    assert asyncio.run(found_by_a_start(settings)) == (["a", "b", "c"], 0, False)
+
+
+def test_after_a_rebuild_beside_a_kept_arena_no_chunk_lacks_its_parent(settings: Settings) -> None:
+    asyncio.run(leave_a_chain(settings))
+    assert rebuild(settings, lambda *_: None).problems == 0
+    assert asyncio.run(found_by_a_start(settings)) == (["a"], 1, True)
+    assert asyncio.run(found_by_a_start(settings))[:2] == (["a"], 0)
+
+
+def test_a_check_of_a_crashed_store_takes_nothing_from_it(settings: Settings) -> None:
+    asyncio.run(leave_a_chain(settings))
+    assert fsck(settings, lambda *_: None).problems == 0
+    assert asyncio.run(found_by_a_start(settings)) == (["a", "b", "c"], 0, False)
+
+
+def test_a_check_after_a_reboot_does_not_hide_from_the_start_what_was_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(node_module, "current_boot_id", lambda: "earlier")
+        asyncio.run(leave_a_chain(settings))
+    assert fsck(settings, lambda *_: None).problems == 0
+    assert asyncio.run(found_by_a_start(settings)) == (["a"], 1, True)
+
+
+# -- the wrapping key --------------------------------------------------------------------------------------------------
+
+
+async def declare(settings: Settings) -> None:
+    async with running_node(settings) as node:
+        await Driver(store=node.store).put("/chunks", b"", x_kvobj_bucket_kind="kv")
+        bucket = await node.catalog.bucket("chunks")
+        assert bucket is not None
+        document = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "kvobj"}
+        await node.kv.book.declare(bucket, "ns", document, caller=Caller(user_id="root", is_owner=True))
+
+
+async def start(settings: Settings) -> None:
+    async with running_node(settings):
+        pass
+
+
+def with_key(settings: Settings, byte: int) -> Settings:
+    return replace(settings, security=SecuritySettings(wrapping_key=bytes([byte]) * 32))
+
+
+def test_a_start_with_another_wrapping_key_says_so(settings: Settings) -> None:
+    asyncio.run(start(with_key(settings, 1)))  # nothing is declared yet: any key will do
+    asyncio.run(declare(with_key(settings, 2)))
+    asyncio.run(start(with_key(settings, 2)))
+    for wrong in (with_key(settings, 3), settings):
+        with pytest.raises(ConfigurationError) as refused:
+            asyncio.run(start(wrong))
+        (problem,) = refused.value.problems
+        assert problem.startswith("security.wrapping_key_env: ")
+        assert "bucket=chunks namespace=ns" in problem
+    asyncio.run(start(with_key(settings, 2)))
+
+
+def test_serving_with_another_wrapping_key_exits_2(settings: Settings, tmp_path: Path, shm_path: Path) -> None:
+    asyncio.run(declare(settings))
+    config = tmp_path / "kvobj.toml"
+    config.write_text(
+        f'[server]\ndata = "{settings.server.data}"\nlisten = "127.0.0.1:0"\n[admin]\nlisten = "127.0.0.1:0"\n'
+        f'[[tiers]]\nkind = "dram"\ncapacity = "16MiB"\nregion_size = "16MiB"\npath = "{shm_path}/arena"\n'
+        '[[tiers]]\nkind = "nvme"\ncapacity = "64MiB"\nsegment_size = "64MiB"\n'
+        '[security]\nwrapping_key_env = "KEY"\n'
+    )
+    command = [sys.executable, "-m", "kvobj", "serve", "--config", str(config)]
+    environment = {**os.environ, "KEY": "07" * 32}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "\n  security.wrapping_key_env: " in ended.stderr
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+async def test_events_have_figures(settings: Settings) -> None:
+    metrics = Metrics()
+    with DataDirectory.open(settings.server.data) as data:
+        async with open_node(
+            settings, data, clock=SystemClock(), metrics=metrics, log=logging.getLogger("test")
+        ) as node:
+            driver = Driver(store=node.store)
+            await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")
+            await driver.put("/chunks/a", b"a")
+            await driver.put("/chunks/b", b"b")
+            text = metrics.render().decode()
+            last = float(node.catalog.history.last_sequence())
+    assert "\nkvobj_events_kept 2.0" in text
+    assert "\nkvobj_events_followers 0.0" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("kvobj_events_last_sequence ")]
+    assert 0 < float(line.split()[1]) <= last
