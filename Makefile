@@ -1,5 +1,7 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
+# make faults   the fault tests at their full size (half an hour)
+# make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
 # make native   compile the native library again, where its sources changed
 #
 # Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.
@@ -8,6 +10,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# Tests start servers and commands by the hundred: each would compile all of kvobj again (0.4 s of CPU).
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,7 +27,7 @@ TEST_ARGS ?=
 # command:package pairs that some tests start
 SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace
 
-.PHONY: help setup native serve test lint format bench client-envs system-tools clean
+.PHONY: help setup native serve test faults mutants lint format bench client-envs system-tools clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -39,10 +43,20 @@ serve: $(SERVE_STAMP) $(NATIVE_STAMP)
 test: $(TEST_STAMP) $(NATIVE_STAMP) system-tools client-envs lint
 	@$(BIN)/python -m pytest --durations=25 $(TEST_ARGS)
 
+# The fault tests of `make test` at their full size; what they count is printed. Half an hour.
+faults: $(TEST_STAMP) $(NATIVE_STAMP) system-tools
+	@KVOBJ_MACHINE=3000 KVOBJ_CRASH_CYCLES=200 KVOBJ_FAULT_CYCLES=50 \
+	  $(BIN)/python -m pytest -s --durations=25 tests/stateful tests/crash tests/faults $(TEST_ARGS)
+	@$(BIN)/python tests/model/explore.py --large --limit 1200000
+
+# Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
+mutants: $(TEST_STAMP) $(NATIVE_STAMP)
+	@$(BIN)/python tests/mutants/run.py
+
 lint: $(TEST_STAMP)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check --quiet
-	@$(BIN)/mypy kvobj tests tools
+	@$(BIN)/mypy kvobj tests tools hatch_build.py
 	@$(BIN)/lint-imports
 
 format: $(TEST_STAMP)

@@ -263,9 +263,9 @@ def parse_stream(body: bytes) -> list[Item]:
 
 
 @asynccontextmanager
-async def kv_node(data: Path, memory: Path) -> AsyncIterator[KvDriver]:
-    """A node with Alice's KV bucket `cache` and her ordinary bucket `files`."""
-    async with running_node(node_settings(data, memory, nvme_mib=64)) as node:
+async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncIterator[KvDriver]:
+    """A node with Alice's KV bucket `cache` and her ordinary bucket `files`. Small, since populating an arena is what costs."""
+    async with running_node(node_settings(data, memory, dram_mib=dram_mib, nvme_mib=64)) as node:
         clock = TurnedClock()
         api = make_kv_api(
             node.settings,

@@ -259,7 +259,7 @@ class _Worker:
                     late += 1
                     continue
                 size_bytes += len(item.data)
-                wrong += item.data != run.content.make(block, run.size_of(block))
+                wrong += bytes(item.data) != run.content.make(block, run.size_of(block))
         except NoSuchKeyError:
             unreadable = 1
         except CorruptionError:

@@ -6,12 +6,15 @@ Run by itself it explores one configuration: python tests/model/explore.py [--la
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import permutations
 from typing import NamedTuple
 
-from protocol_model import Model, State
+from protocol_model import Model, State, Writer
 
 
 class Exploration(NamedTuple):
@@ -26,50 +29,92 @@ class Exploration(NamedTuple):
 def explore(model: Model, *, liveness: bool = True, limit: int | None = None) -> Exploration:
     """Breadth first over all states, so a counterexample is a shortest one; then backwards from the empty ones.
 
-    Collectors are alike and so are holders: states that differ in their order alone are one. `limit` bounds the states (the
-    result then counts as many as were seen).
+    States that are alike (see `representative`) are one. `limit` bounds the states (the result then counts as many as were
+    seen).
     """
-    start = model.start()
-    came_from: dict[State, tuple[State, str] | None] = {start: None}
-    parents_of: dict[State, list[State]] = {}
-    queue = deque([start])
-    while queue:
-        state = queue.popleft()
+    with _without_garbage_collection():
+        return _explore(model, liveness=liveness, limit=limit)
+
+
+def representative(state: State) -> State:
+    """Collectors are alike, and so are holders and writers: of the states that differ in their order alone, one."""
+    collectors, holders = tuple(sorted(state.collectors)), tuple(sorted(state.holders))
+    if collectors != state.collectors or holders != state.holders:
+        state = state._replace(collectors=collectors, holders=holders)
+    if len(state.writers) == 1:
+        return state
+    writers, blobs = min(_orders_of_writers(state))
+    if writers == state.writers and state.blobs.issuperset(blobs):
+        return state
+    return state._replace(writers=writers, blobs=frozenset(blobs))
+
+
+def _orders_of_writers(state: State) -> Iterator[tuple[tuple[Writer, ...], list[tuple[int, int]]]]:
+    for order in permutations(range(len(state.writers))):
+        place = {number: at for at, number in enumerate(order)}
+        writers = tuple(state.writers[number] for number in order)
+        yield writers, sorted((blob, place[number]) for blob, number in state.blobs)
+
+
+def _explore(model: Model, *, liveness: bool, limit: int | None) -> Exploration:
+    start = representative(model.start())
+    number_of: dict[State, int] = {start: 0}
+    states = [start]
+    came_from: list[tuple[int, str] | None] = [None]
+    before: list[list[int]] = [[]]
+    for number, state in enumerate(states):  # it grows meanwhile, in the order of discovery
         broken = model.violation(state)
         if broken is not None:
-            return Exploration(len(came_from), broken, _trace(came_from, state), 0)
+            return Exploration(len(states), broken, _trace(came_from, number), 0)
         for name, raw in model.steps(state):
-            following = raw._replace(collectors=tuple(sorted(raw.collectors)), holders=tuple(sorted(raw.holders)))
-            if following not in came_from:
-                if limit is not None and len(came_from) >= limit:
+            following = representative(raw)
+            at = number_of.get(following)
+            if at is None:
+                at = len(states)
+                if limit is not None and at >= limit:
                     continue
-                came_from[following] = (state, name)
-                queue.append(following)
+                number_of[following] = at
+                states.append(following)
+                came_from.append((number, name))
+                before.append([])
             if liveness:
-                parents_of.setdefault(following, []).append(state)
-    stuck = len(came_from) - _can_be_cleaned(model, came_from, parents_of) if liveness else 0
-    return Exploration(len(came_from), None, (), stuck)
+                before[at].append(number)
+    stuck = len(states) - _can_be_cleaned(model, states, before) if liveness else 0
+    return Exploration(len(states), None, (), stuck)
 
 
-def _can_be_cleaned(
-    model: Model, states: dict[State, tuple[State, str] | None], parents_of: dict[State, list[State]]
-) -> int:
-    reached = {state for state in states if model.is_empty(state)}
-    queue = deque(reached)
-    while queue:
-        for before in parents_of.get(queue.popleft(), ()):
-            if before not in reached:
-                reached.add(before)
-                queue.append(before)
+def _can_be_cleaned(model: Model, states: list[State], before: list[list[int]]) -> int:
+    """How many states an empty one can be reached from."""
+    reached = [number for number, state in enumerate(states) if model.is_empty(state)]
+    is_reached = bytearray(len(states))
+    for number in reached:
+        is_reached[number] = 1
+    for number in reached:  # it grows meanwhile
+        for earlier in before[number]:
+            if not is_reached[earlier]:
+                is_reached[earlier] = 1
+                reached.append(earlier)
     return len(reached)
 
 
-def _trace(came_from: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def _trace(came_from: list[tuple[int, str] | None], number: int) -> tuple[str, ...]:
     steps: list[str] = []
-    while (link := came_from[state]) is not None:
-        state, name = link
+    while (link := came_from[number]) is not None:
+        number, name = link
         steps.append(name)
     return tuple(reversed(steps))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """States are millions of tuples without a cycle: looking for one again and again is a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 LARGE = Model(keys=3, writers=2, holders=2, collectors=3, uploads=4, grants=2, deletes=2, losses=1)

@@ -38,7 +38,7 @@ def test_a_protocol_without_one_of_its_rules_is_found_unsafe(mutant: str) -> Non
 
 @pytest.mark.parametrize("mutant", sorted(LIVENESS_MUTANTS))
 def test_a_protocol_without_its_sweep_leaves_what_nothing_can_clean(mutant: str) -> None:
-    found = explore(Model(mutant=mutant))
+    found = explore(Model(collectors=1, uploads=2, grants=1, deletes=1, losses=0, mutant=mutant))
 
     assert found.violation is None
     assert found.stuck > 0
