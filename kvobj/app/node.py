@@ -162,7 +162,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         history=settings.policy.history,
         write_margin=settings.policy.write_margin,
     )
-    dram_view = DramView(policy, now_ms=clock.now_ms)
+    dram_view = DramView(policy, now_ms=lambda: boot_ms(clock))
     dram = DramTier(arena, database, dram_view, metrics=metrics, high_watermark=settings.dram.high_watermark)
     stack.push_async_callback(dram.aclose)
     nvme = await NvmeTier.open(

@@ -71,7 +71,7 @@ class Choice:
 
     def _victims(self, wanted_bytes: int, limit: int, eligible: Callable[[bytes], bool]) -> list[bytes]:
         return self._policy.victims(
-            CacheTier.NVME, wanted_bytes, now_ms=self._clock.now_ms(), eligible=eligible, limit=limit
+            CacheTier.NVME, wanted_bytes, now_ms=boot_ms(self._clock), eligible=eligible, limit=limit
         )
 
     def _is_free(self) -> Callable[[bytes], bool]:

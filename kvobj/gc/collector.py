@@ -121,7 +121,7 @@ class Collector:
             return
         self._tell_names(row)
         self._forget(chunk_name(row.bucket, row.key))  # of another blob id: its mark and place are not this chunk's
-        self._chunks.add(row, now_ms=self._clock.now_ms(), boot_ms=boot_ms(self._clock))
+        self._chunks.add(row, boot_ms=boot_ms(self._clock))
         self._wanted.set()
 
     def _tell_names(self, row: ObjectRow) -> None:
@@ -147,7 +147,7 @@ class Collector:
         if self._kinds.get(row.bucket) is BucketKind.KV:
             name = chunk_name(row.bucket, row.key)
             self._tell_names(row)
-            self._policy.access(name, now_ms=self._clock.now_ms())
+            self._policy.access(name, now_ms=boot_ms(self._clock))
             self._note_use(name)
 
     def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
@@ -191,7 +191,6 @@ class Collector:
             self._kinds[bucket.name] = bucket.kind
         await self._chunks.load(
             self._catalog,
-            now_ms=self._clock.now_ms,
             boot_ms=lambda: boot_ms(self._clock),
             on_row=self._tell_names_of_cached,
         )
@@ -205,7 +204,7 @@ class Collector:
         self._tell_names(row)
         name = chunk_name(row.bucket, row.key)
         is_admitted = self._policy.admits(
-            name, CacheTier.NVME, size_bytes=row.size_bytes, now_ms=self._clock.now_ms(), parent=parent_name(row)
+            name, CacheTier.NVME, size_bytes=row.size_bytes, now_ms=boot_ms(self._clock), parent=parent_name(row)
         )
         if is_admitted:
             self.counts.admitted += 1
@@ -453,7 +452,7 @@ class Collector:
         return True
 
     def _put_back(self, chunk: HomeChunk) -> None:
-        self._chunks.put_back(chunk, now_ms=self._clock.now_ms())
+        self._chunks.put_back(chunk, boot_ms=boot_ms(self._clock))
 
     # -- looking on ------------------------------------------------------------------------------------------------
     async def plan(self, *, limit: int = BATCH_MAX) -> GcPlan:

@@ -60,12 +60,12 @@ class HomeChunks:
         """Whether a chunk of this name is known to be at home."""
         return name in self._records
 
-    def add(self, row: ObjectRow, *, now_ms: int, boot_ms: int) -> None:
+    def add(self, row: ObjectRow, *, boot_ms: int) -> None:
         """The row's blobs are at home from now on."""
         name = chunk_name(row.bucket, row.key)
         parent = parent_name(row)
         self._insert(name, row, parent, boot_ms)
-        self._policy.stored(name, CacheTier.NVME, parent=parent, size_bytes=row.size_bytes, now_ms=now_ms)
+        self._policy.stored(name, CacheTier.NVME, parent=parent, size_bytes=row.size_bytes, now_ms=boot_ms)
 
     def _insert(self, name: bytes, row: ObjectRow, parent: bytes | None, boot_ms: int) -> None:
         group = self._group(row.bucket, row.namespace)
@@ -115,7 +115,7 @@ class HomeChunks:
         self._policy.dropped(name, CacheTier.NVME)
         return self._decode(name, record)
 
-    def put_back(self, chunk: HomeChunk, *, now_ms: int) -> None:
+    def put_back(self, chunk: HomeChunk, *, boot_ms: int) -> None:
         """A chunk that was taken stays after all, unless the name stands for a newer one already.
 
         Its last use stays what it was, before all others: a parent that was refused because of a child comes up again as soon as
@@ -131,7 +131,9 @@ class HomeChunks:
             + chunk.chunk.key.encode()
         )
         self._records.move_to_end(chunk.name, last=False)
-        self._policy.stored(chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=now_ms)
+        self._policy.stored(
+            chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms
+        )
 
     def is_row(self, row: ObjectRow, name: bytes) -> bool:
         """Whether the name stands for this very row (and not for one that was stored under its key since)."""
@@ -157,7 +159,6 @@ class HomeChunks:
         self,
         catalog: Catalog,
         *,
-        now_ms: Callable[[], int],
         boot_ms: Callable[[], int],
         on_row: Callable[[ObjectRow], None] = lambda _: None,
     ) -> None:
@@ -187,7 +188,7 @@ class HomeChunks:
                 if chunk.used_ms == began_ms // 1000 * 1000:
                     self._records.move_to_end(chunk.name, last=False)
                 self._policy.stored(
-                    chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=now_ms()
+                    chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms()
                 )
 
 

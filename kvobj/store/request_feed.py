@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvobj.catalog.chunk_list import ChunkList
-from kvobj.clock import Clock
+from kvobj.clock import Clock, boot_ms
 
 QUEUED_CHUNKS_MAX: Final = 262_144
 SLICE_CHUNKS: Final = 256
@@ -76,7 +76,7 @@ class RequestFeed:
                 names += [self._name_of(trace.bucket, trace.chunks.key(index)) for index in range(start, stop)]
                 await asyncio.sleep(0)
             self._policy.request(
-                b"".join(names), now_ms=self._clock.now_ms(), partial_last=trace.partial_last, hint=trace.hint
+                b"".join(names), now_ms=boot_ms(self._clock), partial_last=trace.partial_last, hint=trace.hint
             )
 
     async def aclose(self) -> None:

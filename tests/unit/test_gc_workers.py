@@ -282,7 +282,7 @@ async def test_a_state_that_cannot_be_written_is_only_told(tmp_path: Path, caplo
 async def test_after_a_start_chains_expire_from_their_ends_however_few_are_named_at_once(world: GcWorld) -> None:
     rows = await world.chain("a", 12)
     chunks = HomeChunks(world.policy, tracks_use=True)
-    await chunks.load(world.catalog, now_ms=world.clock.now_ms, boot_ms=lambda: boot_ms(world.clock))
+    await chunks.load(world.catalog, boot_ms=lambda: boot_ms(world.clock))
     found = chunks.unused_since(boot_ms(world.clock) + 5000, eligible=lambda _: True, limit=3)
     assert [chunk.chunk.key for chunk in found] == [row.key for row in rows[:-4:-1]]
 
@@ -292,7 +292,7 @@ async def test_expired_chunks_are_named_children_first_whatever_their_order_of_u
     chunks = HomeChunks(world.policy, tracks_use=True)
     for order, permuted in enumerate(itertools.permutations(rows)):
         for row in permuted:
-            chunks.add(row, now_ms=0, boot_ms=order * 1000)
+            chunks.add(row, boot_ms=order * 1000)
         found = chunks.unused_since(1_000_000, eligible=lambda _: True, limit=10)
         assert [chunk.chunk.key for chunk in found] == ["a2", "a1", "a0"]
 
@@ -300,13 +300,13 @@ async def test_expired_chunks_are_named_children_first_whatever_their_order_of_u
 async def test_a_chunk_that_stays_after_all_gives_way_to_a_newer_one_under_its_key(world: GcWorld) -> None:
     chunks = HomeChunks(world.policy, tracks_use=False)
     old = await world.commit("a")
-    chunks.add(old, now_ms=0, boot_ms=0)
+    chunks.add(old, boot_ms=0)
     taken = chunks.take(chunk_name("cache", "a"))
     assert taken is not None
     assert not world.policy.holds(taken.name, CacheTier.NVME)
     newer = msgspec.structs.replace(old, blobs=(msgspec.structs.replace(old.blobs[0], blob_id=b"n" * 16),))
-    chunks.add(newer, now_ms=0, boot_ms=0)
-    chunks.put_back(taken, now_ms=0)
+    chunks.add(newer, boot_ms=0)
+    chunks.put_back(taken, boot_ms=0)
     known = chunks.chunk(taken.name)
     assert known is not None
     assert known.chunk.blob_id == b"n" * 16
