@@ -1,7 +1,7 @@
 """The verbs of the lease machine: each can be run on the real catalog, alone or beside others, and be said to the reference.
 
-`run` gives what the catalog answered, errors by their names; `expect` does the same to the reference, which is told the ids that the
-catalog drew, and gives what the answer should have been.
+`run` gives what the catalog answered, errors by their names; `expect` does the same to the reference, which is told the ids that
+the catalog drew, and gives what the answer should have been.
 """
 
 from __future__ import annotations
@@ -378,4 +378,3 @@ class Race:
         await held
         self.answers = await asyncio.gather(*tasks)
         return self.answers
-

@@ -156,9 +156,7 @@ class Reference:
             return "" if live.size_bytes == given.size_bytes else "ImmutableChunkError"
         return "ParentNotFoundError" if given.parent and self.live(given.parent) is None else ""
 
-    def _become(
-        self, key: str, above: Version | None, below: Version | None, *, may_wait: bool = True
-    ) -> None:
+    def _become(self, key: str, above: Version | None, below: Version | None, *, may_wait: bool = True) -> None:
         """Make the two rows of a key these, and queue what is not named any more."""
         kept = {row.blob for row in (above, below) if row is not None}
         for rows, volatile in ((self.durable, False), (self.volatile, True)):

@@ -101,6 +101,7 @@ class LeaseWorld:
     """See the module's text. One event loop, turned from outside by `run`."""
 
     def __init__(self) -> None:
+        self.sound = True  # until something runs, and again when what it left was found right
         self.directory = Path(tempfile.mkdtemp(prefix="kvobj-machine-", dir="/dev/shm"))
         self.runner = asyncio.Runner()
         self.reference = Reference()
@@ -111,10 +112,12 @@ class LeaseWorld:
         self._random = count(1)
         self._boots = count(1)
         self._boot = next(self._boots)
+        self.reference.alive_ms = self.now_ms
         self._open()
         self.run(self.catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, USER, 1, Durability.LOCAL)))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - what the work returns
+        self.sound = False
         return self.runner.run(work)
 
     @property

@@ -2,21 +2,21 @@
 
 After each step the catalog holds what the reference holds, and `gc-protocol` §2.6 is true: what a holder may rely on is readable
 (S1), a live chunk's parent is live (S2), a row's bytes are there (S3), and after a quiet while nothing is left over (L1, L2).
-Operations that run beside each other must have happened in some order. `KVOBJ_MACHINE` is the number of runs (40 by default).
+Operations that run beside each other must have happened in some order. `KVOBJ_MACHINE` is the number of runs (80 by default).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
 from catalog_consistency import assert_consistent
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lease_operations import (
     Answer,
     Beat,
@@ -52,15 +52,20 @@ LOOSE, BELOW_LOOSE, LONG, LONGER, WILD = "loose", "below", "n" * 500, "n" * 500 
 PARENTS = {A: "", B: A, C: B, D: B, F: "", G: F, LOOSE: None, BELOW_LOOSE: LOOSE, LONG: "", LONGER: LONG, WILD: ""}
 """A forest: two chains of ids that fork, a chunk without a parent and a child of it, long names, and one that hangs anywhere."""
 
-KEYS = st.sampled_from([A, B, B, C, C, D, F, G, LOOSE, BELOW_LOOSE, LONG, LONGER, WILD])
+KEYS = st.sampled_from([C, B, A, C, B, A, D, C, B, G, F, LOOSE, BELOW_LOOSE, LONG, LONGER, WILD])
 WILD_PARENTS = st.sampled_from([A, B, C, LOOSE, LONG, "", None])
 TTLS = st.sampled_from([2_000, 5_000, 30_000])
 OWNERS = st.sampled_from(["main", "main", "other"])
 PAUSES = st.sampled_from([1, 400, 700, 1_000, 2_000, 3_000, 5_000, 30_000])
 JUMPS = st.sampled_from([-3600.0, -1.0, 5.0, 3600.0])
 ROUNDS = st.integers(0, 2)
-RUNS = int(os.environ.get("KVOBJ_MACHINE", "40"))
+ALL_ROUNDS = st.tuples(ROUNDS, ROUNDS, ROUNDS)
+PLACES = st.integers(0, 2)
+MARKS = st.integers(0, 3)
+RUNS = int(os.environ.get("KVOBJ_MACHINE", "80"))
 STEPS = int(os.environ.get("KVOBJ_MACHINE_STEPS", "50"))
+# What comes to light is made smaller, unless it is only asked whether something does (`tests/mutants`).
+PHASES = [phase for phase in Phase if phase is not Phase.shrink or os.environ.get("KVOBJ_MACHINE_SHRINK") != "no"]
 HOLDER_SLACK_MS = 500
 
 
@@ -98,10 +103,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.dead_uploads: list[Version] = []
         self.reapers: list[PausedReaper] = []
         self.lost: set[bytes] = set()
+        self.hot: list[str] = []
 
     def teardown(self) -> None:
         try:
-            self.settle()
+            if self.world.sound:
+                self.settle()
         finally:
             self.world.end()
 
@@ -197,13 +204,47 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- writers ---------------------------------------------------------------------------------------------------
 
+    def a_live_key(self, data: st.DataObject) -> str:
+        """Mostly one that is live; in a race one of those that are fought over."""
+        if self.hot:
+            return data.draw(st.sampled_from(self.hot))
+        live = [key for key in PARENTS if self.reference.live(key) is not None]
+        return data.draw(st.sampled_from([*live, *live, *live, *PARENTS]))
+
+    def a_free_key(self, data: st.DataObject) -> str:
+        """Mostly one that is not there and could be; in a race one of those that are fought over, or right below."""
+        if self.hot:
+            return data.draw(st.sampled_from([*self.hot, *(key for key in PARENTS if PARENTS[key] in self.hot)]))
+        free = [
+            key
+            for key, parent in PARENTS.items()
+            if self.reference.live(key) is None and (not parent or self.reference.live(parent) is not None)
+        ]
+        return data.draw(st.sampled_from([*free, *free, *free, *PARENTS]))
+
     def version(self, key: str, *, in_memory: bool, owner: str = USER, parent: str | None = None) -> Version:
         blob_id = self.world.upload(in_memory=in_memory)
         above = parent if key == WILD else PARENTS[key]
         return Version(key, bytes(blob_id), above, in_memory=in_memory, owner=owner)
 
-    @rule(key=KEYS, in_memory=st.booleans(), owner=OWNERS, parent=WILD_PARENTS)
-    def put(self, key: str, in_memory: bool, owner: str, parent: str | None) -> None:
+    @initialize(
+        tails=st.lists(KEYS, max_size=3, unique=True),
+        classes=st.integers(0, 15),
+        ttls=st.lists(TTLS, max_size=2),
+        pinned=st.lists(KEYS, max_size=2),
+    )
+    def begin(self, tails: list[str], classes: int, ttls: list[int], pinned: list[str]) -> None:
+        """Some chains are stored, some holders have pinned one."""
+        for tail in tails:
+            self.put_chain(tail, classes, "")
+        for ttl_ms in ttls:
+            self.open_session(ttl_ms)
+        for session, tail in zip(self.holders, pinned, strict=False):
+            self.do(Match(tuple(path_to(tail)), self.now_ms, session=session))
+
+    @rule(data=st.data(), in_memory=st.booleans(), owner=OWNERS, parent=WILD_PARENTS)
+    def put(self, *, data: st.DataObject, in_memory: bool, owner: str, parent: str | None) -> None:
+        key = self.a_free_key(data)
         self.do(Commit(self.version(key, in_memory=in_memory, owner=owner, parent=parent)))
 
     @rule(key=KEYS, classes=st.integers(0, 15), parent=WILD_PARENTS)
@@ -215,7 +256,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.do(CommitChain(tuple(versions)))
 
     @rule(key=KEYS, in_memory=st.booleans())
-    def put_another_size(self, key: str, in_memory: bool) -> None:
+    def put_another_size(self, *, key: str, in_memory: bool) -> None:
         version = self.version(key, in_memory=in_memory)
         live = self.reference.live(key)
         if live is not None:
@@ -224,11 +265,11 @@ class LeaseMachine(RuleBasedStateMachine):
             self.dead_uploads.append(version)
 
     @rule(key=KEYS, in_memory=st.booleans(), parent=WILD_PARENTS)
-    def replace_on_condition(self, key: str, in_memory: bool, parent: str | None) -> None:
+    def replace_on_condition(self, *, key: str, in_memory: bool, parent: str | None) -> None:
         self.do(Commit(self.version(key, in_memory=in_memory, parent=parent), replaces=True))
 
     @rule(key=KEYS, in_memory=st.booleans())
-    def upload_and_pause(self, key: str, in_memory: bool) -> None:
+    def upload_and_pause(self, *, key: str, in_memory: bool) -> None:
         self.dead_uploads.append(self.version(key, in_memory=in_memory))
 
     @precondition(lambda self: self.dead_uploads)
@@ -236,9 +277,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def go_on_with_an_upload(self) -> None:
         self.do(Commit(self.dead_uploads.pop(0)))
 
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=2))
-    def delete(self, keys: list[str]) -> None:
-        self.do(Delete(tuple(keys)))
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 2]))
+    def delete(self, data: st.DataObject, count: int) -> None:
+        self.do(Delete(tuple(self.a_live_key(data) for _ in range(count))))
 
     @rule(owner=OWNERS)
     def recall(self, owner: str) -> None:
@@ -251,11 +292,12 @@ class LeaseMachine(RuleBasedStateMachine):
             self.do(Lose(row))
 
     @rule(keys=st.lists(KEYS, max_size=4, unique=True), rescue=st.booleans())
-    def look_up(self, keys: list[str], rescue: bool) -> None:
+    def look_up(self, *, keys: list[str], rescue: bool) -> None:
         self.do(Lookup(tuple(keys), rescue))
 
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=4, unique=True))
-    def read_for_write_behind(self, keys: list[str]) -> None:
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def read_for_write_behind(self, data: st.DataObject, count: int) -> None:
+        keys = sorted({self.a_live_key(data) for _ in range(count)})
         found = self.world.run(self.world.catalog.lookup(BUCKET, keys))
         self.stale_rows = [row for row in found if row is not None]
 
@@ -268,10 +310,12 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def lists(self, data: st.DataObject) -> tuple[str, ...]:
         """A chain, whole or cut, doubled, or with strangers in it; or anything."""
-        keys = path_to(data.draw(KEYS))
-        change = data.draw(st.sampled_from(["none", "none", "none", "insert", "drop", "more", "any"]))
+        keys = path_to(self.a_live_key(data))
+        change = data.draw(st.sampled_from(["none", "none", "none", "insert", "swap", "drop", "more", "any"]))
         if change == "insert":
             keys.insert(data.draw(st.integers(0, len(keys))), data.draw(KEYS))
+        elif change == "swap":
+            keys[data.draw(st.integers(0, len(keys) - 1))] = data.draw(KEYS)
         elif change == "drop":
             keys.pop(data.draw(st.integers(0, len(keys) - 1)))
         elif change == "more":
@@ -289,12 +333,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.do(OpenSession(ttl_ms, self.now_ms))
 
     @rule(data=st.data(), rows=st.booleans())
-    def match(self, data: st.DataObject, rows: bool) -> None:
+    def match(self, *, data: st.DataObject, rows: bool) -> None:
         self.do(Match(self.lists(data), self.now_ms, rows))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), rows=st.booleans())
-    def match_and_pin(self, data: st.DataObject, rows: bool) -> None:
+    def match_and_pin(self, *, data: st.DataObject, rows: bool) -> None:
         self.do(Match(self.lists(data), self.now_ms, rows, self.a_session(data)))
 
     @precondition(lambda self: self.holders)
@@ -310,7 +354,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), counts_well=st.booleans())
-    def renew(self, data: st.DataObject, counts_well: bool) -> None:
+    def renew(self, *, data: st.DataObject, counts_well: bool) -> None:
         session = self.a_session(data)
         holder = self.holders.get(session, Holder(0, 0))
         release = self.some_pins(data, session)
@@ -330,9 +374,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- gc --------------------------------------------------------------------------------------------------------
 
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), in_ms=st.sampled_from([0, 0, 1_000]))
-    def condemn(self, keys: list[str], in_ms: int) -> None:
-        """Children before parents, now and then a blob that the row does not name."""
+    @rule(data=st.data(), count=st.integers(1, 4), in_ms=st.sampled_from([0, 0, 1_000]))
+    def condemn(self, data: st.DataObject, count: int, in_ms: int) -> None:
+        """Children before parents."""
+        keys = [self.a_live_key(data) for _ in range(count)]
         order = sorted(keys, key=lambda key: -len(path_to(key)))
         rows = [self.reference.top(key) for key in order]
         named = [(row.key, row.blob) for row in rows if row is not None]
@@ -359,13 +404,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world.advance(GRACE_MS)
         self.world.run(self.world.collector.collect())
 
-    @rule()
-    def reap(self) -> None:
+    @rule(sweeps=st.booleans())
+    def reap(self, *, sweeps: bool) -> None:
+        if sweeps:
+            self.world.run(self.world.sweep())
         self.world.run(self.world.reap_all())
-
-    @rule()
-    def sweep(self) -> None:
-        self.world.run(self.world.sweep())
 
     @precondition(lambda self: len(self.reapers) < 2)
     @rule()
@@ -389,18 +432,11 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- time and bad luck -----------------------------------------------------------------------------------------
 
-    @rule(ms=PAUSES)
-    def time_passes(self, ms: int) -> None:
+    @rule(ms=PAUSES, beats=st.booleans())
+    def time_passes(self, *, ms: int, beats: bool) -> None:
         self.world.advance(ms)
-
-    @rule(ms=PAUSES)
-    def time_passes_and_sessions_expire(self, ms: int) -> None:
-        self.world.advance(ms)
-        self.do(Beat(self.now_ms))
-
-    @rule()
-    def beat(self) -> None:
-        self.do(Beat(self.now_ms))
+        if beats:
+            self.do(Beat(self.now_ms))
 
     @rule(seconds=JUMPS)
     def wall_clock_jumps(self, seconds: float) -> None:
@@ -411,16 +447,13 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world.kill(away_ms=away_ms)
         self.dead()
 
-    @rule(away_ms=PAUSES)
-    def lose_power(self, away_ms: int) -> None:
-        self.lose_memory()
-        self.world.lose_power(away_ms=away_ms)
-        self.dead()
-
-    @rule(away_ms=PAUSES)
-    def stop(self, away_ms: int) -> None:
-        self.lose_memory(but_live=True)
-        self.world.stop(away_ms=away_ms)
+    @rule(away_ms=PAUSES, is_clean=st.booleans())
+    def lose_power_or_stop(self, *, away_ms: int, is_clean: bool) -> None:
+        self.lose_memory(but_live=is_clean)
+        if is_clean:
+            self.world.stop(away_ms=away_ms)
+        else:
+            self.world.lose_power(away_ms=away_ms)
         self.dead()
 
     def dead(self) -> None:
@@ -436,46 +469,83 @@ class LeaseMachine(RuleBasedStateMachine):
     # -- what runs beside what -------------------------------------------------------------------------------------
 
     def an_operation(self, data: st.DataObject) -> Operation:
-        kinds = ["put", "put", "chain", "delete", "delete", "match", "claim", "look", "beat"]
+        """Anything that may run beside something else."""
+        makers: list[Callable[[st.DataObject], Operation]] = [
+            self.a_commit, self.a_commit, self.a_chain, self.a_delete, self.a_delete, self.a_match, self.a_look_up,
+            lambda _: Claim(self.now_ms), lambda _: Claim(self.now_ms), lambda _: Beat(self.now_ms),
+        ]  # fmt: skip
         if self.stale_rows:
-            kinds += ["write"]
+            makers.append(lambda _: WriteDown(tuple(self.stale_rows)))
         if self.holders:
-            kinds += ["pin", "pin", "pin", "tails", "renew", "close"]
-        kind = data.draw(st.sampled_from(kinds))
-        match kind:
-            case "put":
-                version = self.version(data.draw(KEYS), in_memory=data.draw(st.booleans()), parent=data.draw(WILD_PARENTS))
-                return Commit(version, replaces=data.draw(st.sampled_from([False, False, False, True])))
-            case "chain":
-                in_memory = data.draw(st.booleans())
-                return CommitChain(tuple(self.version(key, in_memory=in_memory) for key in path_to(data.draw(KEYS))))
-            case "delete":
-                return Delete((data.draw(KEYS),))
-            case "match":
-                return Match(self.lists(data), self.now_ms, data.draw(st.booleans()))
-            case "claim":
-                return Claim(self.now_ms)
-            case "look":
-                return Lookup(tuple(path_to(data.draw(KEYS))), rescue=True)
-            case "beat":
-                return Beat(self.now_ms)
-            case "write":
-                return WriteDown(tuple(self.stale_rows))
-        session = self.a_session(data)
-        match kind:
-            case "pin":
-                return Match(tuple(path_to(data.draw(KEYS))), self.now_ms, data.draw(st.booleans()), session)
-            case "tails":
-                return PinTails(session, (data.draw(KEYS),), (), self.now_ms)
-            case "renew":
-                holder = self.holders.get(session, Holder(0, 0))
-                return Renew(session, frozenset(holder.pins), holder.grant, (), self.now_ms)
-            case _:
-                return Close(session)
+            makers += [self.a_pin, self.a_pin, self.some_tails, self.some_tails, self.a_renewal]
+            makers.append(lambda data: Close(self.a_session(data)))
+        return data.draw(st.sampled_from(makers))(data)
 
-    @rule(data=st.data(), rounds=st.tuples(ROUNDS, ROUNDS, ROUNDS), count=st.sampled_from([2, 2, 3]))
-    def several_at_once(self, data: st.DataObject, rounds: tuple[int, int, int], count: int) -> None:
-        self.race([self.an_operation(data) for _ in range(count)], rounds[:count])
+    def a_commit(self, data: st.DataObject) -> Operation:
+        in_memory, parent = data.draw(st.booleans()), data.draw(WILD_PARENTS)
+        version = self.version(self.a_free_key(data), in_memory=in_memory, parent=parent)
+        return Commit(version, replaces=data.draw(st.sampled_from([False, False, False, True])))
+
+    def a_chain(self, data: st.DataObject) -> Operation:
+        in_memory = data.draw(st.booleans())
+        return CommitChain(tuple(self.version(key, in_memory=in_memory) for key in path_to(self.a_free_key(data))))
+
+    def a_delete(self, data: st.DataObject) -> Operation:
+        return Delete((self.a_live_key(data),))
+
+    def a_match(self, data: st.DataObject) -> Operation:
+        return Match(self.lists(data), self.now_ms, data.draw(st.booleans()))
+
+    def a_look_up(self, data: st.DataObject) -> Operation:
+        return Lookup(tuple(path_to(self.a_live_key(data))), rescue=True)
+
+    def a_pin(self, data: st.DataObject) -> Operation:
+        keys = tuple(path_to(self.a_live_key(data)))
+        return Match(keys, self.now_ms, data.draw(st.booleans()), self.a_session(data))
+
+    def some_tails(self, data: st.DataObject) -> Operation:
+        keys = (self.a_live_key(data), self.a_live_key(data))
+        return PinTails(self.a_session(data), keys, (), self.now_ms)
+
+    def a_renewal(self, data: st.DataObject) -> Operation:
+        session = self.a_session(data)
+        holder = self.holders.get(session, Holder(0, 0))
+        return Renew(session, frozenset(holder.pins), holder.grant, (), self.now_ms)
+
+    def fight(
+        self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, makes: Callable[[], Sequence[Operation]]
+    ) -> None:
+        """A race for few keys; some may be condemned before."""
+        self.hot = path_to(self.a_live_key(data))[-2:]
+        try:
+            if marks:
+                self.condemn(data, marks, 0)
+            operations = makes()
+        finally:
+            self.hot = []
+        self.race(operations, rounds[: len(operations)])
+
+    def among_others(self, data: st.DataObject, place: int, one: Callable[[], Operation]) -> list[Operation]:
+        operations = [self.an_operation(data), self.an_operation(data)]
+        operations.insert(place, one())
+        return operations
+
+    @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, count=st.sampled_from([2, 3]))
+    def several_at_once(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, count: int) -> None:
+        self.fight(data, rounds, marks, lambda: [self.an_operation(data) for _ in range(count)])
+
+    @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=PLACES)
+    def others_beside_a_claim(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
+        self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: Claim(self.now_ms)))
+
+    @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=PLACES)
+    def others_beside_a_delete(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
+        self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: self.a_delete(data)))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=PLACES)
+    def others_beside_pins(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
+        self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: self.some_tails(data)))
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -506,7 +576,9 @@ class LeaseMachine(RuleBasedStateMachine):
                 reference.due(),
             ),
         }
-        return "; ".join(f"{what}: {is_so} and not {should}" for what, (is_so, should) in pairs.items() if is_so != should)
+        return "; ".join(
+            f"{what}: {is_so} and not {should}" for what, (is_so, should) in pairs.items() if is_so != should
+        )
 
     @invariant()
     def everything_holds(self) -> None:
@@ -520,6 +592,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 for pin, (targets, above) in holder.pins.items():
                     if not {blob for _, blob in (*targets, *above)} & self.lost:
                         self.assert_readable(session, pin, targets, above)
+        self.world.sound = True
 
     def assert_readable(
         self,
@@ -559,6 +632,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 LeaseMachine.TestCase.settings = settings(
     max_examples=RUNS,
+    phases=PHASES,
     stateful_step_count=STEPS,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -361,7 +361,7 @@ async def test_objects_of_ordinary_buckets_leave_less_to_chunks(make_world: Make
     name = chunk_name("cache", "b")
 
     def admits(size_bytes: int) -> bool:
-        now_ms = world.clock.now_ms()
+        now_ms = boot_ms(world.clock)
         return world.policy.admits(name, CacheTier.NVME, size_bytes=size_bytes, now_ms=now_ms)
 
     await world.collector.collect()
