@@ -15,7 +15,7 @@ from kvobj.clock import Clock
 from kvobj.config.settings import Settings
 from kvobj.errors import ConfigurationError, CorruptionError
 from kvobj.metrics import Metrics
-from kvobj.policy.chunk_policy import chunk_name
+from kvobj.policy.chunk_policy import chunk_names
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunks import ChunkStore
 from kvobj.store.key_wrapping import KeyWrapper, derived_wrapping_key
@@ -57,7 +57,7 @@ def make_kv_api(
     """`hold` is the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden rows."""
     wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
     book = NamespaceBook(catalog.namespaces, wrapper=KeyWrapper(wrapping_key), clock=clock)
-    feed = RequestFeed(policy, name_of=chunk_name, clock=clock)
+    feed = RequestFeed(policy, names_of=chunk_names, clock=clock)
 
     def tiers_of(blob_ids: Sequence[bytes]) -> list[str]:
         return ["dram" if held else "nvme" for held in dram.held(blob_ids)]

@@ -6,7 +6,9 @@ import asyncio
 
 from fakes import ManualClock
 
-from kvobj.catalog.chunk_list import KeyList
+from kvobj.catalog.chunk_list import IdList, KeyList
+from kvobj.ids.chain_sums import key_lanes
+from kvobj.policy.chunk_policy import chunk_name, chunk_names
 from kvobj.store.load_estimate import expected_load_ms
 from kvobj.store.request_feed import QUEUED_CHUNKS_MAX, SLICE_CHUNKS, RequestFeed, RequestTrace
 
@@ -24,10 +26,7 @@ class Told:
 
 
 def feed_of(told: Told) -> RequestFeed:
-    def name_of(bucket: str, key: str) -> bytes:
-        return f"{bucket}/{key}".encode().ljust(16, b".")[:16]
-
-    return RequestFeed(told, name_of=name_of, clock=ManualClock())
+    return RequestFeed(told, names_of=lambda bucket, lanes: bucket.encode() + lanes, clock=ManualClock())
 
 
 async def drained(feed: RequestFeed) -> None:
@@ -43,8 +42,9 @@ async def test_a_request_is_told_whole_and_not_before_its_caller_goes_on() -> No
     feed.tell(RequestTrace("b", KeyList(["x"])))
     assert told.requests == []
     await drained(feed)
-    whole = b"".join(f"b/{key}".encode().ljust(16, b".") for key in keys)
-    assert told.requests == [(whole, True, 3), (b"b/x".ljust(16, b"."), False, 0)]
+    lanes = [key_lanes(key) for key in keys]
+    whole = b"b" + b"".join(lanes[:SLICE_CHUNKS]) + b"b" + lanes[-1]
+    assert told.requests == [(whole, True, 3), (b"b" + key_lanes("x"), False, 0)]
 
 
 async def test_an_empty_request_is_nothing() -> None:
@@ -81,3 +81,12 @@ def test_loading_is_thought_to_take_what_the_tiers_give_and_an_unknown_one_is_sl
     assert expected_load_ms({"dram": 2_500_000_000, "nvme": 1_000_000_000}) == 2000
     assert expected_load_ms({"tape": 1_000_000_000}) == 1000
     assert expected_load_ms({"dram": 1}) == 1
+
+
+def test_a_chunk_has_one_name_a_bucket_however_it_is_asked_for() -> None:
+    chunk_id = bytes(range(32))
+    ids, keys = IdList(chunk_id * 2), KeyList([chunk_id.hex(), "llm/x"])
+    names = chunk_names("a", keys.lanes(0, 2))
+    assert names == chunk_name("a", chunk_id.hex()) + chunk_name("a", "llm/x")
+    assert chunk_names("a", ids.lanes(0, 2)) == chunk_name("a", chunk_id.hex()) * 2
+    assert chunk_name("b", "llm/x") not in {chunk_name("a", "llm/x"), chunk_name("b", "llm/y")}
