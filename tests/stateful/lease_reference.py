@@ -69,6 +69,8 @@ class Reference:
     marked_ttl_ms: int = 0
     alive_ms: int | None = None
     quiet_until_ms: int | None = None
+    absent: frozenset[str] = frozenset()
+    """Keys that a claim has in hand: a look-up or a match beside it may miss them, also where the claim leaves them in the end."""
 
     def copy(self) -> Reference:
         return copy.deepcopy(self)
@@ -85,6 +87,10 @@ class Reference:
     def live(self, key: str) -> Version | None:
         row = self.top(key)
         return row if row is not None and not row.hidden else None
+
+    def found(self, key: str) -> Version | None:
+        """What a look-up finds."""
+        return None if key in self.absent else self.live(key)
 
     def keys(self) -> set[str]:
         return {*self.durable, *self.volatile}
@@ -114,7 +120,7 @@ class Reference:
         """The longest run at the head of a list, one by one."""
         run: list[Version] = []
         for at, key in enumerate(keys):
-            row = self.live(key)
+            row = self.found(key)
             if row is None or (row.parent is not None and row.parent != (keys[at - 1] if at else "")):
                 break
             run.append(row)

@@ -1,0 +1,106 @@
+"""Plants one mutant after another in a copy of the tree and lets the lease machine find it: `make mutants`.
+
+A mutant is a patch beside this file, with its description in front: one rule of `gc-protocol` §4 or `tests/model` left out of the
+real code. All must be found by `tests/stateful/test_lease_machine.py` as it is; nothing there is written for one of them.
+Prints a table; ends with 1 if a mutant lives. `--only NAME`, `--seconds N` for each (600: the goal of F12).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MACHINE = "tests/stateful/test_lease_machine.py"
+KEPT = ("kvobj", "tests", "pyproject.toml")
+RUNS = 100_000
+
+
+class Verdict(NamedTuple):
+    """What became of one mutant: the assertion that found it, and after how many seconds; None: it lives."""
+
+    name: str
+    description: str
+    found_by: str | None
+    seconds: float
+
+
+def judge(patch: Path, limit_seconds: float) -> Verdict:
+    """Run the machine on a mutated copy of the tree."""
+    description = patch.read_text().partition("\n")[0]
+    with tempfile.TemporaryDirectory(prefix="kvobj-mutant-") as directory:
+        copy = Path(directory)
+        for name in KEPT:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+            else:
+                shutil.copy(source, copy / name)
+        command = ["patch", "-p1", "--quiet", "--force", "-d", directory, "-i", str(patch)]
+        if subprocess.run(command, timeout=30, check=False).returncode:
+            return Verdict(patch.stem, f"{description} (the patch does not fit any more)", None, 0)
+        began = time.monotonic()
+        found_by = _run(copy, limit_seconds)
+        return Verdict(patch.stem, description, found_by, time.monotonic() - began)
+
+
+def _run(copy: Path, limit_seconds: float) -> str | None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "KVOBJ_MACHINE": str(RUNS),
+        "KVOBJ_MACHINE_SHRINK": "no",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", MACHINE]
+    process = subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    if process.returncode != 1:  # it passed, or could not even be collected
+        return None
+    errors = [line[1:].strip() for line in output.splitlines() if re.match(r"E\s+[\w.]*(Error|assert)", line)]
+    return _shortened(errors[0]) if errors else output[-200:]
+
+
+def _shortened(error: str) -> str:
+    """What an assertion said, without its values."""
+    text = re.sub(r"\\x[0-9a-f]{2}|[0-9a-f]{12,}", "…", error)
+    return re.split(r"[\[(]", text)[0].strip()[:70]
+
+
+def main() -> None:
+    """Judge all mutants, two at a time, and print what came of it."""
+    parser = argparse.ArgumentParser(description="Plant mutants; the lease machine must find them")
+    parser.add_argument("--only", action="append", help="just this one (may be given again)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long one may live")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    options = parser.parse_args()
+    patches = sorted(path for path in HERE.glob("*.patch") if not options.only or path.stem in options.only)
+    living = 0
+    sys.stdout.write("| mutant | left out | found by | seconds |\n| --- | --- | --- | --- |\n")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for verdict in pool.map(lambda patch: judge(patch, options.seconds), patches):
+            living += verdict.found_by is None
+            found_by = verdict.found_by or "**nobody**"
+            sys.stdout.write(f"| {verdict.name} | {verdict.description} | {found_by} | {verdict.seconds:.0f} |\n")
+            sys.stdout.flush()
+    sys.exit(1 if living else 0)
+
+
+if __name__ == "__main__":
+    main()
