@@ -26,6 +26,23 @@ def first_blob(row: ObjectRow) -> bytes:
     return row.blobs[0].blob_id if row.blobs else b""
 
 
+def without_relied_on(
+    view: ReadView, chunks: Sequence[ChunkName], is_relied_on: Callable[[ChunkName], bool]
+) -> list[ChunkName]:
+    """The chunks, children before parents, less those that something relies on, or with a child row that does not go with them."""
+    roots = {bucket: root_of(view, bucket) for bucket in {chunk.bucket for chunk in chunks}}
+    going: dict[str, set[bytes]] = {bucket: set() for bucket in roots}
+    found: list[ChunkName] = []
+    for chunk in chunks:
+        root, key, gone = roots[chunk.bucket], chunk.key.encode(), going[chunk.bucket]
+        if root is None or is_relied_on(chunk):
+            continue
+        if gone.issuperset(chain_rows.children(view, root, key)):
+            gone.add(key)
+            found.append(chunk)
+    return found
+
+
 def may_condemn(
     view: ReadView, tables: CatalogRows, chunks: Sequence[ChunkName], is_marked: Callable[[str, str], bool]
 ) -> list[bool]:

@@ -127,8 +127,9 @@ class Leases(Protocol):
         `namespace` count as absent (None: of any), for who may read one need not know of another.
 
         By binary search over depth and chain sum where the first chunk has a parent (the root); else one by one. Chunks in the
-        run that policy has condemned are rescued. `pin_for`: a session's id; the tail (each chunk, where they have no parents)
-        is pinned in the same step: one new pin. `PinLimitExceededError` changes nothing. `NoSuchBucketError`.
+        run that policy has condemned are rescued: of a chain the tail, which protects the others. `pin_for`: a session's id; the
+        tail (each chunk, where they have no parents) is pinned in the same step: one new pin. `PinLimitExceededError` changes
+        nothing. `NoSuchBucketError`.
         """
         ...
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import DELETE_QUEUE, DELETE_QUEUE_VOLATILE, decode_queue_entry, number_key
-from kvobj.catalog.flight_keys import removal_keys
-from kvobj.catalog.gc_changes import ClaimChange, may_condemn
+from kvobj.catalog.flight_keys import reliance_key, removal_keys
+from kvobj.catalog.gc_changes import ClaimChange, may_condemn, without_relied_on
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.numbers import NumberLine
 from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
@@ -54,7 +54,11 @@ class LmdbGc(LmdbBase):
             return []
         hidden = await self._on_thread(self._hidden_page, (limit + 1) // 2)
         # From here to the enqueue nothing may come in between: what is being claimed is absent to everybody.
-        marked = self._marks.begin_claim(now_boot_ms=now_boot_ms, limit=limit - len(hidden))
+        taken = self._marks.begin_claim(now_boot_ms=now_boot_ms, limit=limit - len(hidden))
+        marked = self._without_relied_on(taken)
+        if len(marked) < len(taken):
+            claimable = set(marked)
+            self._marks.end_claim([chunk for chunk in taken if chunk not in claimable])
         if not marked and not hidden:
             return []
         names = [*((chunk.bucket, chunk.key) for chunk in marked), *hidden]
@@ -66,6 +70,20 @@ class LmdbGc(LmdbBase):
         # Also where the caller is gone by then.
         claim.add_done_callback(lambda _: self._marks.end_claim(marked))
         return await asyncio.shield(claim)
+
+    def _without_relied_on(self, chunks: Sequence[ChunkName]) -> list[ChunkName]:
+        """Those whose children all go with them, and that no commit or pin on its way to the writer relies on.
+
+        The claim would refuse the others as well, but until then look-ups would miss a parent and find its child.
+        """
+        if not chunks:
+            return []
+
+        def is_relied_on(chunk: ChunkName) -> bool:
+            return self._database.is_in_flight([reliance_key(chunk.bucket, chunk.key)])
+
+        with self._database.read() as view:
+            return without_relied_on(view, chunks, is_relied_on)
 
     def _hidden_page(self, limit: int) -> list[tuple[str, str]]:
         """Some hidden rows that no pin names, going round."""

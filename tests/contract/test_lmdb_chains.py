@@ -139,6 +139,20 @@ async def test_a_child_or_a_pin_before_the_claim_saves_the_chunk(catalog: LmdbCa
     assert claimed == []
 
 
+async def test_a_parent_whose_child_was_rescued_is_absent_at_no_moment_of_the_claim(catalog: LmdbCatalog) -> None:
+    await put_chain(catalog, "abc", [Durability.LOCAL])
+    assert await condemn(catalog, name("c", 3), name("b", 2), name("a", 1)) == [True] * 3
+    await catalog.lookup(KV, ["b"], rescue=True)
+    claiming = asyncio.ensure_future(claim(catalog))
+    while not claiming.done():
+        assert await live_keys(catalog, "ab") == "ab"
+        await asyncio.sleep(0)
+    assert await claiming == ["c"]
+    assert catalog.condemned() == (0, 0)
+    assert await condemn(catalog, name("b", 2), name("a", 1)) == [True] * 2
+    assert await claim(catalog) == ["b", "a"]
+
+
 async def test_a_mark_decided_on_too_early_is_found_out_by_the_claim(catalog: LmdbCatalog) -> None:
     """Long lists are looked at beside the event loop: what happens meanwhile comes before the mark."""
     await put_chain(catalog, "ab")
