@@ -24,6 +24,7 @@ from kvobj.catalog.rows import (
     UserRow,
     WriteCondition,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate, changes_of
 from kvobj.codec.checksums import Digester
 from kvobj.errors import (
     BucketExistsError,
@@ -93,6 +94,18 @@ class FakeCatalog:
         if any(bucket == name for bucket, *_ in (*self.objects, *self.uploads)):
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
         del self.bucket_rows[name]
+
+    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+        self.require(name)
+        row = self.bucket_rows[name] = msgspec.structs.replace(self.bucket_rows[name], **changes_of(update))
+        return row
+
+    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+        self.require(bucket)
+        live = self.objects.get((bucket, key))
+        if live is not None:
+            live = self.objects[bucket, key] = msgspec.structs.replace(live, **changes_of(update))
+        return live
 
     def require(self, name: str) -> None:
         if name not in self.bucket_rows:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from kvobj.catalog.catalog_rows import CatalogRows, require_root
 from kvobj.catalog.encoding import (
     BUCKETS,
@@ -28,8 +30,15 @@ from kvobj.catalog.namespace_changes import drop_namespaces
 from kvobj.catalog.object_changes import AT_ONCE_MS
 from kvobj.catalog.object_rows import NO_ROWS
 from kvobj.catalog.rows import BucketRow, ObjectState, UserRow
+from kvobj.catalog.setting_rows import BucketUpdate, changes_of
 from kvobj.database import WriteView
-from kvobj.errors import BucketExistsError, BucketNotEmptyError, NoSuchUserError, UserExistsError
+from kvobj.errors import (
+    BucketExistsError,
+    BucketNotEmptyError,
+    NoSuchBucketError,
+    NoSuchUserError,
+    UserExistsError,
+)
 
 _HIDDEN_MAX: Final = 1000
 
@@ -101,6 +110,26 @@ class CreateBucket:
         stored = StoredBucket(number_key(self.allocate()), self.bucket)
         view.put(BUCKETS, name, encode_stored_bucket(stored))
         view.log(encode_entry(self.bucket))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBucket:
+    """`Catalog.update_bucket` as a change."""
+
+    name: str
+    update: BucketUpdate
+
+    def __call__(self, view: WriteView) -> BucketRow:
+        """Run it."""
+        name = self.name.encode()
+        value = view.get(BUCKETS, name)
+        if value is None:
+            raise NoSuchBucketError("no such bucket", bucket=self.name)
+        stored = decode_stored_bucket(value)
+        row = msgspec.structs.replace(stored.row, **changes_of(self.update))
+        view.put(BUCKETS, name, encode_stored_bucket(StoredBucket(stored.root, row)))
+        view.log(encode_entry(row))
+        return row
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from kvobj.catalog.bucket_changes import (
     DeleteBucket,
     OpenEpoch,
     RemoveUser,
+    UpdateBucket,
     begin_incarnation,
 )
 from kvobj.catalog.catalog_rows import require_root, root_of
@@ -51,7 +52,14 @@ from kvobj.catalog.lmdb_removals import LmdbRemovals
 from kvobj.catalog.lmdb_uploads import LmdbUploads
 from kvobj.catalog.namespace_protocol import Namespaces
 from kvobj.catalog.numbers import NumberLine
-from kvobj.catalog.object_changes import CommitChainChange, CommitChange, NeedsDurableError, RaiseChange, Refusal
+from kvobj.catalog.object_changes import (
+    CommitChainChange,
+    CommitChange,
+    NeedsDurableError,
+    RaiseChange,
+    Refusal,
+    UpdateObject,
+)
 from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
@@ -65,6 +73,7 @@ from kvobj.catalog.rows import (
     UserRow,
     WriteCondition,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
 from kvobj.catalog.snapshot import snapshot_entries
 from kvobj.clock import SystemClock, boot_ms
 from kvobj.database import Database, SnapshotSource, Table
@@ -82,8 +91,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
 
     def __init__(self, database: Database, numbers: NumberLine, limits: LeaseLimits) -> None:
         super().__init__(database, numbers)
-        # Every request asks for its bucket's row (10 µs a time). Rows never change, this process alone removes them, and it
-        # forgets a row here before it tells anybody of the removal.
+        # Every request asks for its bucket's row (10 µs a time). This process alone changes and removes them, and it forgets a
+        # row here before it tells anybody of the change.
         self._buckets: dict[str, BucketRow] = {}
         self._leases = LmdbLeases(
             database,
@@ -186,6 +195,13 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         """See `Catalog.buckets`."""
         with self._database.read() as view:
             return tuple(decode_stored_bucket(value).row for _, value in view.range(BUCKETS))
+
+    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+        """See `Catalog.update_bucket`."""
+        try:
+            return await self._database.write(UpdateBucket(name, update), [bucket_key(name)])
+        finally:
+            self._buckets.pop(name, None)
 
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
@@ -307,6 +323,10 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             next_after = (page.common_prefixes[-1] if page.ends_in_prefix else page.entries[-1][0]).decode()
         rows = tuple(decode_object(value) for _, value in page.entries)
         return ListPage(rows, tuple(prefix.decode() for prefix in page.common_prefixes), next_after)
+
+    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+        """See `Catalog.update_object`."""
+        return await self._database.write(UpdateObject(self._tables, bucket, key, update), [row_key(bucket, key)])
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """See `Catalog.raise_durability`."""

@@ -36,6 +36,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
     is_same_namespace,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate, changes_of
 from kvobj.errors import (
     BatchTooLargeError,
     BucketExistsError,
@@ -136,6 +137,12 @@ class MemoryCatalog(MemoryUploads):
     async def buckets(self) -> tuple[BucketRow, ...]:
         """See `Catalog.buckets`."""
         return tuple(self._buckets[name] for name in sorted(self._buckets, key=str.encode))
+
+    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+        """See `Catalog.update_bucket`."""
+        self._require_bucket(name)
+        row = self._buckets[name] = msgspec.structs.replace(self._buckets[name], **changes_of(update))
+        return row
 
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
@@ -265,6 +272,17 @@ class MemoryCatalog(MemoryUploads):
                 prefixes.append(common)
             last = row.key if common is None else common
         return ListPage(tuple(rows), tuple(prefixes), None)
+
+    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+        """See `Catalog.update_object`."""
+        self._require_bucket(bucket)
+        name = (bucket, key.encode())
+        live = self._live(name)
+        if live is None:
+            return None
+        row = msgspec.structs.replace(live, **changes_of(update))
+        (self._volatile if name in self._volatile else self._durable)[name] = row
+        return row
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """See `Catalog.raise_durability`."""

@@ -30,6 +30,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
     is_same_namespace,
 )
+from kvobj.catalog.setting_rows import ObjectUpdate, changes_of
 from kvobj.catalog.upload_rows import StoredUpload
 from kvobj.database import ReadView, WriteView
 from kvobj.errors import (
@@ -88,6 +89,8 @@ def failed_condition(live: ObjectRow | None, condition: WriteCondition | None) -
             return NoSuchKeyError("no object to match")
         if wanted not in {"*", live.etag}:
             return PreconditionFailedError("the object has another etag", etag=live.etag)
+    if condition.sequence is not None and (live is None or live.sequence != condition.sequence):
+        return PreconditionFailedError("the object is another")
     return None
 
 
@@ -318,6 +321,8 @@ class RaiseChange:
             tokens=top.tokens,
             chain_bytes=top.chain_bytes,
             chain_tokens=top.chain_tokens,
+            acl=top.acl,
+            tags=top.tags,
         )
         after = RowPair(None, raised)
         objects.change(view, bucket.root, key, before, after)
@@ -325,6 +330,31 @@ class RaiseChange:
         if bucket.row.kind is BucketKind.KV:
             self.tables.history.made_durable(view, raised)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateObject:
+    """`Catalog.update_object` as a change; the durable writer's. A row of class `memory` stays one."""
+
+    tables: CatalogRows
+    bucket: str
+    key: str
+    update: ObjectUpdate
+
+    def __call__(self, view: WriteView) -> ObjectRow | None:
+        """Run it."""
+        bucket = bucket_of(view, self.bucket)
+        if bucket is None:
+            raise NoSuchBucketError("no such bucket", bucket=self.bucket)
+        objects, key = self.tables.objects, self.key.encode()
+        before = objects.pair(view, bucket.root, key)
+        live = before.live
+        if live is None:
+            return None
+        row = msgspec.structs.replace(live, **changes_of(self.update))
+        after = RowPair(None, row) if before.volatile is None else RowPair(row, before.durable)
+        objects.change(view, bucket.root, key, before, after)
+        return row
 
 
 def same_blobs(one: ObjectRow, other: ObjectRow) -> bool:

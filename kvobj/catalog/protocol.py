@@ -33,6 +33,7 @@ from kvobj.catalog.rows import (
     UserRow,
     WriteCondition,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
 from kvobj.errors import KvobjError
 
 
@@ -91,6 +92,11 @@ class Catalog(Protocol):
 
     async def buckets(self) -> tuple[BucketRow, ...]:
         """All buckets, by name."""
+        ...
+
+    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+        """Change what the update names, in one durable step, and return the new row. `NoSuchBucketError`. Who asks for the bucket
+        after this has returned sees the change."""
         ...
 
     async def delete_bucket(self, name: str) -> None:
@@ -212,6 +218,11 @@ class Catalog(Protocol):
         """One page of live rows in key order, strictly after `after`. With a delimiter, keys that share a part up to it
         (past `key_prefix`) are one common prefix, found by a seek and never by a scan; `after` equal to a common prefix
         skips all of it. `NoSuchBucketError`."""
+        ...
+
+    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+        """Change what the update names of the live row, in one step as durable as the row, and return the new one; None: there is
+        none. Its sequence stays, and so do its blobs. `NoSuchBucketError`."""
         ...
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:

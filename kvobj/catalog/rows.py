@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from kvobj.catalog.setting_rows import CorsRule, Grant, LifecycleRule
+
 MAX_KEY_BYTES: Final = 1024
 MAX_PARTS: Final = 10_000
 
@@ -66,7 +68,11 @@ class UserRow(_Row, frozen=True, array_like=True):
 
 
 class BucketRow(_Row, frozen=True, array_like=True):
-    """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store."""
+    """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store.
+
+    `acl` None: private, full control for the owner alone. `policy` is the document as it was put (b"": none), `tags`,
+    `lifecycle` and `cors` are empty where nobody has set them. `Catalog.update_bucket` changes these five.
+    """
 
     name: str
     kind: BucketKind
@@ -75,6 +81,11 @@ class BucketRow(_Row, frozen=True, array_like=True):
     durability: Durability
     codec: str = "raw"
     region: str = "us-east-1"
+    acl: tuple[Grant, ...] | None = None
+    policy: bytes = b""
+    tags: dict[str, str] = {}
+    lifecycle: tuple[LifecycleRule, ...] = ()
+    cors: tuple[CorsRule, ...] = ()
 
 
 class BlobRef(_Row, frozen=True, array_like=True, gc=False):
@@ -143,6 +154,9 @@ class ObjectRow(_Row, frozen=True, array_like=True):
     tokens: int = 0
     chain_bytes: int = 0
     chain_tokens: int = 0
+    # None: private, full control for `owner` alone. `Catalog.update_object` changes these two.
+    acl: tuple[Grant, ...] | None = None
+    tags: dict[str, str] = {}
 
 
 class UploadRow(_Row, frozen=True, array_like=True):
@@ -164,6 +178,9 @@ class UploadRow(_Row, frozen=True, array_like=True):
     parent: str | None = None
     namespace: str = ""
     tokens: int = 0
+    # What the object will have.
+    acl: tuple[Grant, ...] | None = None
+    tags: dict[str, str] = {}
 
 
 class PartRow(_Row, frozen=True, array_like=True):
@@ -196,10 +213,12 @@ class QueueEntry(_Row, frozen=True, array_like=True, gc=False):
 
 
 class WriteCondition(_Row, frozen=True, array_like=True):
-    """Conditions checked in the commit's own transaction. Values are bare ETags or `*`, as S3 has them."""
+    """Conditions checked in the commit's own transaction. Values are bare ETags or `*`, as S3 has them. `sequence`: the row that
+    was read, and no newer one."""
 
     if_match: str | None = None
     if_none_match: str | None = None
+    sequence: int | None = None
 
 
 class CommitMode(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvobj.catalog.protocol import Catalog
@@ -21,6 +22,7 @@ from kvobj.catalog.rows import (
     UserRow,
     WriteCondition,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, Grant, GranteeGroup, LifecycleRule, ObjectUpdate, Permission
 from kvobj.errors import (
     BucketExistsError,
     BucketNotEmptyError,
@@ -185,6 +187,55 @@ class UsersAndBuckets:
         await catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, "main", 9, Durability.MEMORY))
         assert await found(catalog, "k") is None
         assert await catalog.bucket_usage(BUCKET) == BucketUsage(0, 0)
+
+    async def test_an_update_changes_what_it_names_of_a_bucket(self, catalog: Catalog) -> None:
+        before = await catalog.bucket(BUCKET)
+        assert before is not None
+        grant = Grant("", GranteeGroup.ALL_USERS, Permission.READ)
+        rule = LifecycleRule("r", enabled=True, key_prefix="logs/", expire_days=3)
+        await catalog.update_bucket(BUCKET, BucketUpdate(acl=(grant,), lifecycle=(rule,)))
+        after = await catalog.update_bucket(BUCKET, BucketUpdate(tags={"team": "a"}, policy=b"{}"))
+        expected = msgspec.structs.replace(before, acl=(grant,), lifecycle=(rule,), tags={"team": "a"}, policy=b"{}")
+        assert after == expected == await catalog.bucket(BUCKET)
+        assert expected in await catalog.buckets()
+        private = await catalog.update_bucket(BUCKET, BucketUpdate(acl=None, lifecycle=(), tags={}, policy=b""))
+        assert private == before
+
+    async def test_an_update_of_no_bucket_is_refused(self, catalog: Catalog) -> None:
+        with pytest.raises(NoSuchBucketError):
+            await catalog.update_bucket("missing", BucketUpdate(tags={"a": "b"}))
+        with pytest.raises(NoSuchBucketError):
+            await catalog.update_object("missing", "k", ObjectUpdate(tags={"a": "b"}))
+
+    @pytest.mark.parametrize("durability", CLASSES)
+    async def test_an_update_of_an_object_keeps_its_bytes_and_its_number(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        before = await put(catalog, row("k", 1, durability=durability))
+        grant = Grant("other", None, Permission.READ)
+        await catalog.update_object(BUCKET, "k", ObjectUpdate(tags={"a": "b"}))
+        after = await catalog.update_object(BUCKET, "k", ObjectUpdate(acl=(grant,)))
+        assert after == msgspec.structs.replace(before, acl=(grant,), tags={"a": "b"}) == await found(catalog, "k")
+        assert await queued(catalog) == []
+        assert await catalog.bucket_usage(BUCKET) == BucketUsage(1, 10)
+        assert await catalog.update_object(BUCKET, "absent", ObjectUpdate(tags={"a": "b"})) is None
+
+    async def test_what_was_said_of_an_object_outlives_its_write_behind(self, catalog: Catalog) -> None:
+        before = await put(catalog, row("k", 1, durability=Durability.MEMORY))
+        await catalog.update_object(BUCKET, "k", ObjectUpdate(tags={"a": "b"}))
+        raised = msgspec.structs.replace(before, durability=Durability.LOCAL)
+        assert await catalog.raise_durability([raised]) == [True]
+        assert await found(catalog, "k") == msgspec.structs.replace(raised, tags={"a": "b"})
+
+    async def test_a_delete_can_name_the_very_row_that_was_read(self, catalog: Catalog) -> None:
+        first = await put(catalog, row("k", 1))
+        second = await put(catalog, row("k", 2))
+        (refused,) = await catalog.delete(BUCKET, ["k"], conditions=[WriteCondition(sequence=first.sequence)], now_ms=5)
+        assert refused.precondition_failed
+        (outcome,) = await catalog.delete(
+            BUCKET, ["k"], conditions=[WriteCondition(sequence=second.sequence)], now_ms=5
+        )
+        assert outcome.removed == second
 
     async def test_verbs_name_a_missing_bucket(self, catalog: Catalog) -> None:
         with pytest.raises(NoSuchBucketError):
