@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvobj.api import xml
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import parse_announced
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange
@@ -24,7 +25,7 @@ from kvobj.api.operations import (
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability
 from kvobj.config.bucket_name import bucket_name_problem
-from kvobj.errors import BucketExistsError, NoSuchKeyError
+from kvobj.errors import AccessDeniedError, BucketExistsError
 
 MAX_DOCUMENT_BYTES: Final = 64 * 1024
 _KIND_HEADER: Final = "x-kvobj-bucket-kind"
@@ -40,6 +41,8 @@ class Buckets:
     async def list(self, exchange: Exchange, _operation: ListBuckets) -> Reply:
         """The user's own buckets; root's are all."""
         user = exchange.authentication.user
+        if exchange.authentication.is_anonymous:
+            raise AccessDeniedError("buckets are listed for users")
         rows = [row for row in await self._store.catalog.buckets() if user.is_root or row.owner == user.id]
         nodes: list[xml.Node] = [
             ("Owner", [("ID", user.id), ("DisplayName", user.display_name)]),
@@ -52,6 +55,8 @@ class Buckets:
 
     async def create(self, exchange: Exchange, operation: CreateBucket) -> Reply:
         """Create a bucket. One's own with the same settings again is a 200."""
+        if exchange.authentication.is_anonymous:
+            raise AccessDeniedError("buckets are made by users")
         if bucket_name_problem(operation.bucket) is not None:
             raise S3Error("InvalidBucketName", BucketName=operation.bucket)
         fields = exchange.fields
@@ -77,39 +82,46 @@ class Buckets:
 
     async def head(self, exchange: Exchange, operation: HeadBucket) -> Reply:
         """Whether the bucket is there and may be used, and its region."""
-        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        row = exchange.authorise(
+            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.LIST_BUCKET
+        )
         headers = [("x-amz-bucket-region", row.region), ("content-type", "application/xml")]
         return exchange.reply(200, [*headers, (_KIND_HEADER, row.kind.value)])
 
     async def delete(self, exchange: Exchange, operation: DeleteBucket) -> Reply:
         """Remove an empty bucket."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.DELETE_BUCKET)
         await self._store.catalog.delete_bucket(operation.bucket)
         return exchange.reply(204)
 
     async def location(self, exchange: Exchange, operation: GetBucketLocation) -> Reply:
         """The bucket's region; empty for us-east-1."""
-        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        row = exchange.authorise(
+            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.GET_BUCKET_LOCATION
+        )
         region = "" if row.region == "us-east-1" else xml.text(row.region)
         document = f'{xml.PROLOG}<LocationConstraint xmlns="{xml.NAMESPACE}">{region}</LocationConstraint>'
         return exchange.xml(document.encode())
 
     async def versioning(self, exchange: Exchange, operation: GetBucketVersioning) -> Reply:
         """Never enabled: an empty document."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        exchange.authorise(
+            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.GET_BUCKET_VERSIONING
+        )
         return exchange.xml(xml.document("VersioningConfiguration", []))
 
     async def bucket_acl(self, exchange: Exchange, operation: GetBucketAcl) -> Reply:
         """The one ACL there is: full control for the owner."""
-        row = exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        row = exchange.authorise(
+            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.GET_BUCKET_ACL
+        )
         return _acl(exchange, row.owner)
 
     async def object_acl(self, exchange: Exchange, operation: GetObjectAcl) -> Reply:
         """The one ACL there is: full control for the owner."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
-        (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
-        if row is None:
-            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
+        rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        (found,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
+        row = rights.check_row(found, operation.key, Action.GET_OBJECT_ACL)
         return _acl(exchange, row.owner)
 
 

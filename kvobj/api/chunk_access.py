@@ -1,8 +1,8 @@
-"""Who may do what with the chunks of a KV bucket, and to which namespace a key belongs.
+"""Who may do what with the objects of a bucket, and to which namespace a chunk's key belongs.
 
-The bucket's owner and root may do all. Others are granted a namespace, to read or to write: what they are not granted answers as
-if it were absent, and who is granted nothing in a bucket is denied as with any bucket. Deletes and listings are the owner's
-(`Exchange.authorise`).
+In a KV bucket the owner and root may do all. Others are granted a namespace, to read or to write: what they are not granted answers
+as if it were absent, and who is granted nothing in a bucket is denied as with any bucket, and so is who signs nothing. Deletes
+and listings are the owner's (`Exchange.authorise`). In an ordinary bucket `access.BucketAccess` decides.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kvobj.api.access.actions import ROW_ACTIONS, Action
+from kvobj.api.access.bucket_access import BucketAccess
 from kvobj.api.chunk_headers import ChunkHeaders, parse_chunk_headers, refuse_chunk_headers
 from kvobj.api.exchange import Exchange
 from kvobj.catalog.namespace_protocol import NamespaceRow
@@ -32,11 +34,12 @@ _NAME_CHARACTERS_MAX: Final = 128
 class ChunkAccess:
     """One request's rights in one bucket. Made by `open_bucket`."""
 
-    __slots__ = ("_catalog", "_user_id", "bucket", "is_owner")
+    __slots__ = ("_catalog", "_user_id", "bucket", "is_owner", "rights")
 
-    def __init__(self, bucket: BucketRow, catalog: Catalog, *, user_id: str, is_owner: bool) -> None:
-        self.bucket = bucket
-        self.is_owner = is_owner
+    def __init__(self, rights: BucketAccess, catalog: Catalog, *, user_id: str) -> None:
+        self.rights = rights
+        self.bucket = rights.bucket
+        self.is_owner = rights.is_owner
         self._catalog = catalog
         self._user_id = user_id
 
@@ -48,8 +51,10 @@ class ChunkAccess:
             return None  # none can be declared so
         return await self._catalog.namespaces.namespace(self.bucket.name, name)
 
-    async def check_read(self, row: ObjectRow | None, key: str) -> ObjectRow:
+    async def check_read(self, row: ObjectRow | None, key: str, action: Action = Action.GET_OBJECT) -> ObjectRow:
         """The row, if there is one that the user may read. `NoSuchKeyError`, or `AccessDeniedError` for who is granted nothing."""
+        if self.bucket.kind is not BucketKind.KV:
+            return self.rights.check_row(row, key, action)
         if row is not None and (self.is_owner or await self._level(row.namespace) is not None):
             return row
         await self.check_granted_any()
@@ -74,13 +79,14 @@ class ChunkAccess:
         return place_of(namespace, key, parent=headers.parent, tokens=headers.tokens, group=headers.part)
 
     async def check_upload(self, upload: UploadRow | None, upload_id: str) -> UploadRow:
-        """The upload, if the user may go on with it: an owner, or who began it and may still write there."""
+        """The upload, if the user may go on with it: an owner, or who began it and may still write there; in an ordinary bucket
+        whoever `open_bucket` let in for it."""
         if upload is not None and not upload.group_parts:
-            if self.is_owner:
+            if self.is_owner or self.bucket.kind is not BucketKind.KV:
                 return upload
             if upload.owner == self._user_id and await self._level(upload.namespace) == "write":
                 return upload
-        if not self.is_owner:
+        if self.bucket.kind is BucketKind.KV:
             await self.check_granted_any()
         raise NoSuchUploadError("no such upload", upload_id=upload_id)
 
@@ -126,10 +132,19 @@ class ChunkAccess:
         raise AccessDeniedError("not the bucket's owner", bucket=self.bucket.name, user_id=self._user_id)
 
 
-def open_bucket(exchange: Exchange, bucket: BucketRow | None, name: str, catalog: Catalog) -> ChunkAccess:
-    """The user's rights in the bucket of this name. `NoSuchBucketError`; in an ordinary bucket as `Exchange.authorise`."""
-    user = exchange.authentication.user
-    is_owner = exchange.owns(bucket)
-    if bucket is None or is_owner or bucket.kind is not BucketKind.KV:
-        bucket = exchange.authorise(bucket, name)
-    return ChunkAccess(bucket, catalog, user_id=user.id, is_owner=is_owner)
+def open_bucket(
+    exchange: Exchange, bucket: BucketRow | None, name: str, catalog: Catalog, *, action: Action, key: str = ""
+) -> ChunkAccess:
+    """The caller's rights in the bucket of this name, for one action on a key of it ("": on the bucket).
+
+    `NoSuchBucketError`. In an ordinary bucket `AccessDeniedError` where the action is not allowed, unless the object's row has to
+    be known for that (`ROW_ACTIONS`): then `check_read` says so. In a KV bucket who signs nothing is denied, others are told what
+    they are granted by the methods.
+    """
+    rights = exchange.access(bucket, name)
+    if rights.bucket.kind is BucketKind.KV:
+        if exchange.authentication.is_anonymous:
+            raise AccessDeniedError("chunks are for users", bucket=name)
+    elif action not in ROW_ACTIONS:
+        rights.require(action, key=key)
+    return ChunkAccess(rights, catalog, user_id=exchange.authentication.user.id)

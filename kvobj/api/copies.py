@@ -5,6 +5,7 @@ A copy is a new object of its own blobs. Source: S3 API reference, CopyObject an
 
 from __future__ import annotations
 
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import CHECKSUM_BYTES, checksum_headers
 from kvobj.api.chunk_access import open_bucket
 from kvobj.api.chunk_headers import PART_HEADER
@@ -35,7 +36,14 @@ class ObjectCopies:
         """Copy an object, with its headers and metadata or with new ones."""
         fields = exchange.fields
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.PUT_OBJECT,
+            key=operation.key,
+        )
         bucket = access.bucket
         place = await access.place(operation.key, fields)
         if place is not None and place.group is not None:
@@ -89,7 +97,14 @@ class ObjectCopies:
     async def copy_part(self, exchange: Exchange, operation: UploadPartCopy) -> Reply:
         """Copy an object or a range of it as a part of an upload."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.PUT_OBJECT,
+            key=operation.key,
+        )
         found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         upload = await access.check_upload(found, operation.upload_id)
         source = await self._source(exchange, operation.source_bucket, operation.source_key)
@@ -115,7 +130,7 @@ class ObjectCopies:
 
     async def _source(self, exchange: Exchange, bucket: str, key: str) -> ObjectRow:
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(bucket), bucket, catalog)
+        access = open_bucket(exchange, await catalog.bucket(bucket), bucket, catalog, action=Action.GET_OBJECT, key=key)
         (found,) = await catalog.lookup(bucket, [key])
         row = await access.check_read(found, key)
         if access.bucket.kind is BucketKind.KV:

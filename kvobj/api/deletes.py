@@ -5,10 +5,11 @@ Source: S3 API reference, DeleteObjects. Content-MD5 is never required: any chec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvobj.api import xml
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import parse_announced
 from kvobj.api.conditions import bare_etag
 from kvobj.api.errors import S3Error
@@ -21,6 +22,7 @@ from kvobj.catalog.rows import DeleteOutcome, WriteCondition
 
 MAX_DELETE_BYTES: Final = 2 * 1024 * 1024
 MAX_DELETE_KEYS: Final = 1000
+_DENIED: Final = ("AccessDenied", "Access Denied.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,18 @@ class ObjectDeletes:
 
     async def delete(self, exchange: Exchange, operation: DeleteObjects) -> Reply:
         """Delete what the document names, and tell of each key (with Quiet: of failures only)."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        if not rights.bucket.policy:
+            # Grants are the bucket's alone: no need to read what is denied as a whole.
+            rights.require(Action.DELETE_OBJECT)
         announced = parse_announced(exchange.fields, exchange.authentication)
         document = await exchange.read_document(announced, limit_bytes=MAX_DELETE_BYTES)
         entries, is_quiet = parse_delete(document)
+        if rights.bucket.policy:
+            entries = [
+                entry if rights.may(Action.DELETE_OBJECT, key=entry.key) else replace(entry, problem=_DENIED)
+                for entry in entries
+            ]
         wanted = [entry for entry in entries if entry.problem is None]
         outcomes: list[DeleteOutcome] = []
         if wanted:

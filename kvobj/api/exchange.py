@@ -1,7 +1,7 @@
 """One request as the handlers see it: what was parsed and verified, the body, and how replies begin.
 
 `Exchange` is made once a request, after its signature was checked; `body_is_read` says whether the connection may go on;
-`overrides` is the query, of which GET takes response-* (every exchange is signed: an anonymous request has none).
+`overrides` is the query, of which GET takes response-* where the request is signed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvobj.api.access.actions import Action
+from kvobj.api.access.bucket_access import BucketAccess
 from kvobj.api.aws_chunked import AwsChunkedSource
 from kvobj.api.checksums import Announced, check_document, check_trailers
 from kvobj.api.errors import S3Error
@@ -20,7 +22,7 @@ from kvobj.api.sigv4 import Authentication, PayloadMode
 from kvobj.api.users import UserDirectory
 from kvobj.catalog.rows import BucketRow
 from kvobj.clock import Clock
-from kvobj.errors import AccessDeniedError, EntityTooLargeError, IncompleteBodyError, NoSuchBucketError
+from kvobj.errors import EntityTooLargeError, IncompleteBodyError, NoSuchBucketError
 
 DRAIN_BYTES: Final = 256 * 1024
 _DECODED_LENGTH: Final = "x-amz-decoded-content-length"
@@ -90,22 +92,20 @@ class Exchange:
         """The method is HEAD: no reply has a body."""
         return self.head.method == "HEAD"
 
-    def owns(self, bucket: BucketRow | None) -> bool:
-        """Whether the user may do all with the bucket: its owner and root may."""
-        user = self.authentication.user
-        return bucket is not None and (user.is_root or bucket.owner == user.id)
-
-    def authorise(self, bucket: BucketRow | None, name: str) -> BucketRow:
-        """The bucket, if there is one and the user may use it: its owner and root may do all.
-
-        Others may use what they are granted in KV buckets (`chunk_access`). Raises `NoSuchBucketError` and `AccessDeniedError`. S3
-        answers so too: bucket names are no secret.
-        """
+    def access(self, bucket: BucketRow | None, name: str) -> BucketAccess:
+        """The caller's rights in the bucket of this name. Raises `NoSuchBucketError`, as S3 does: bucket names are no secret."""
         if bucket is None:
             raise NoSuchBucketError("no such bucket", bucket=name)
-        if not self.owns(bucket):
-            raise AccessDeniedError("not the bucket's owner", bucket=name, user_id=self.authentication.user.id)
-        return bucket
+        return BucketAccess(bucket, self)
+
+    def authorise(self, bucket: BucketRow | None, name: str, action: Action) -> BucketRow:
+        """The bucket, if there is one and the caller may do this with it. Raises `NoSuchBucketError` and `AccessDeniedError`.
+
+        Others than its owner may use what they are granted of chunks in KV buckets by `chunk_access`.
+        """
+        access = self.access(bucket, name)
+        access.require(action)
+        return access.bucket
 
     def reply(
         self, status: int, headers: list[Header] | tuple[Header, ...] = (), body: bytes | BodyStream = b""

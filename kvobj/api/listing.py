@@ -7,6 +7,7 @@ Source: S3 API reference.
 from __future__ import annotations
 
 from kvobj.api import xml
+from kvobj.api.access.actions import Action
 from kvobj.api.exchange import Exchange
 from kvobj.api.message import Reply
 from kvobj.api.object_store import ObjectStore
@@ -62,7 +63,7 @@ class Listings:
 
     async def versions(self, exchange: Exchange, operation: ListObjectVersions) -> Reply:
         """ListObjectVersions: each object is its own only version, `null`."""
-        page = await self._page(exchange, operation, operation.key_marker)
+        page = await self._page(exchange, operation, operation.key_marker, Action.LIST_BUCKET_VERSIONS)
         markers: list[xml.Node] = [
             ("KeyMarker", _name(operation, operation.key_marker)),
             ("VersionIdMarker", operation.version_id_marker),
@@ -79,7 +80,7 @@ class Listings:
 
     async def uploads(self, exchange: Exchange, operation: ListMultipartUploads) -> Reply:
         """ListMultipartUploads: in (key, upload id) order."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.LIST_UPLOADS)
         rows: tuple[UploadRow, ...] = ()
         common_prefixes: tuple[str, ...] = ()
         next_after = None
@@ -119,8 +120,10 @@ class Listings:
         nodes += _common_prefixes(operation, common_prefixes)
         return exchange.xml(xml.document("ListMultipartUploadsResult", nodes))
 
-    async def _page(self, exchange: Exchange, operation: Listing, after: str) -> ListPage:
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+    async def _page(
+        self, exchange: Exchange, operation: Listing, after: str, action: Action = Action.LIST_BUCKET
+    ) -> ListPage:
+        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, action)
         if not operation.limit:
             return ListPage(rows=(), common_prefixes=(), next_after=None)
         return await self._store.catalog.list_objects(

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from kvobj.api import xml
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import (
     CHECKSUM_BYTES,
     Announced,
@@ -54,7 +55,14 @@ class MultipartUploads:
     async def create(self, exchange: Exchange, operation: CreateMultipartUpload) -> Reply:
         """Begin an upload; its headers and metadata are those the object will have."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.PUT_OBJECT,
+            key=operation.key,
+        )
         bucket, fields = access.bucket, exchange.fields
         place = await access.place(operation.key, fields)
         if place is not None:
@@ -93,7 +101,7 @@ class MultipartUploads:
     async def list_parts(self, exchange: Exchange, operation: ListParts) -> Reply:
         """One page of an upload's parts, by number."""
         catalog = self._store.catalog
-        _, upload = await self._upload(exchange, operation)
+        _, upload = await self._upload(exchange, operation, Action.LIST_PARTS)
         parts = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
         following = [part for part in parts if part.number > operation.after]
         page = following[: operation.limit]
@@ -129,7 +137,7 @@ class MultipartUploads:
     async def complete(self, exchange: Exchange, operation: CompleteMultipartUpload) -> Reply:
         """Make the object of the listed parts. Conditions are evaluated in the commit."""
         catalog = self._store.catalog
-        access, upload = await self._upload(exchange, operation)
+        access, upload = await self._upload(exchange, operation, Action.PUT_OBJECT)
         bucket = access.bucket
         fields = exchange.fields
         # The x-amz-checksum headers of Complete tell of the object, not of this document.
@@ -170,14 +178,23 @@ class MultipartUploads:
 
     async def abort(self, exchange: Exchange, operation: AbortMultipartUpload) -> Reply:
         """Give the upload up; its parts' bytes go."""
-        await self._upload(exchange, operation)
+        await self._upload(exchange, operation, Action.ABORT_UPLOAD)
         await self._store.abort_upload(operation.bucket, operation.key, operation.upload_id)
         return exchange.reply(204)
 
-    async def _upload(self, exchange: Exchange, operation: UploadOperation) -> tuple[ChunkAccess, UploadRow]:
+    async def _upload(
+        self, exchange: Exchange, operation: UploadOperation, action: Action
+    ) -> tuple[ChunkAccess, UploadRow]:
         """The upload, if the user may go on with it, and the user's rights in its bucket."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=action,
+            key=operation.key,
+        )
         upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         return access, await access.check_upload(upload, operation.upload_id)
 

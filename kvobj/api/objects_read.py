@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvobj.api.access.actions import Action
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
 from kvobj.api.chunk_headers import check_accepts_raw, parse_pin
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
@@ -34,7 +35,14 @@ class ObjectReads:
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.GET_OBJECT,
+            key=operation.key,
+        )
         bucket = access.bucket
         if bucket.kind is BucketKind.KV:
             check_accepts_raw(exchange.fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import Announced, check_digests, check_trailers, checksum_headers, parse_announced
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
 from kvobj.api.chunk_headers import PARTS_HEADER
@@ -37,7 +38,14 @@ class ObjectWrites:
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
         """Store the body as the object. A KV bucket's live chunk stands: 200 with x-kvobj-existed, or 409."""
         catalog, fields = self._store.catalog, exchange.fields
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.PUT_OBJECT,
+            key=operation.key,
+        )
         bucket = access.bucket
         place = await access.place(operation.key, fields)
         if "x-amz-rdma-token" in fields and exchange.body.length == 0:
@@ -125,7 +133,14 @@ class ObjectWrites:
     async def upload_part(self, exchange: Exchange, operation: UploadPart) -> Reply:
         """Store the body as a part of an upload."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog)
+        access = open_bucket(
+            exchange,
+            await catalog.bucket(operation.bucket),
+            operation.bucket,
+            catalog,
+            action=Action.PUT_OBJECT,
+            key=operation.key,
+        )
         size_bytes = _checked_size(exchange)
         found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         upload = await access.check_upload(found, operation.upload_id)
@@ -159,7 +174,8 @@ class ObjectWrites:
 
     async def delete(self, exchange: Exchange, operation: DeleteObject) -> Reply:
         """Hide the object, of a chunk with all that follows on it. Absent is fine; If-Match must hold."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
+        rights.require(Action.DELETE_OBJECT, key=operation.key)
         condition = parse_write_condition(exchange.fields)
         if condition is not None and condition.if_none_match is not None:
             raise S3Error("NotImplemented", "If-None-Match on DELETE is not implemented.", Header="If-None-Match")

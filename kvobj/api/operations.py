@@ -44,6 +44,62 @@ class GetBucketAcl(BucketOperation):
     """GET /bucket?acl."""
 
 
+class PutBucketAcl(BucketOperation):
+    """PUT /bucket?acl."""
+
+
+class GetBucketPolicy(BucketOperation):
+    """GET /bucket?policy."""
+
+
+class PutBucketPolicy(BucketOperation):
+    """PUT /bucket?policy."""
+
+
+class DeleteBucketPolicy(BucketOperation):
+    """DELETE /bucket?policy."""
+
+
+class GetBucketPolicyStatus(BucketOperation):
+    """GET /bucket?policyStatus."""
+
+
+class GetBucketTagging(BucketOperation):
+    """GET /bucket?tagging."""
+
+
+class PutBucketTagging(BucketOperation):
+    """PUT /bucket?tagging."""
+
+
+class DeleteBucketTagging(BucketOperation):
+    """DELETE /bucket?tagging."""
+
+
+class GetBucketLifecycle(BucketOperation):
+    """GET /bucket?lifecycle."""
+
+
+class PutBucketLifecycle(BucketOperation):
+    """PUT /bucket?lifecycle."""
+
+
+class DeleteBucketLifecycle(BucketOperation):
+    """DELETE /bucket?lifecycle."""
+
+
+class GetBucketCors(BucketOperation):
+    """GET /bucket?cors."""
+
+
+class PutBucketCors(BucketOperation):
+    """PUT /bucket?cors."""
+
+
+class DeleteBucketCors(BucketOperation):
+    """DELETE /bucket?cors."""
+
+
 class DeleteObjects(BucketOperation):
     """POST /bucket?delete."""
 
@@ -193,6 +249,30 @@ class DeleteObject(ObjectOperation):
 
 class GetObjectAcl(ObjectOperation):
     """GET /bucket/key?acl."""
+
+
+class PutObjectAcl(ObjectOperation):
+    """PUT /bucket/key?acl."""
+
+
+class GetObjectTagging(ObjectOperation):
+    """GET /bucket/key?tagging."""
+
+
+class PutObjectTagging(ObjectOperation):
+    """PUT /bucket/key?tagging."""
+
+
+class DeleteObjectTagging(ObjectOperation):
+    """DELETE /bucket/key?tagging."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetObjectAttributes(ObjectOperation):
+    """GET /bucket/key?attributes. Which ones a header names; `after` and `limit` page through the parts."""
+
+    after: int
+    limit: int
 
 
 class CreateMultipartUpload(ObjectOperation):

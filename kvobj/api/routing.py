@@ -22,11 +22,10 @@ from kvobj.api.operations import (
     DeleteBucket,
     DeleteObject,
     DeleteObjects,
-    GetBucketAcl,
     GetBucketLocation,
     GetBucketVersioning,
     GetObject,
-    GetObjectAcl,
+    GetObjectAttributes,
     HeadBucket,
     ListBuckets,
     ListMultipartUploads,
@@ -41,6 +40,7 @@ from kvobj.api.operations import (
 )
 from kvobj.api.parameters import integer_of, limit_of, name_of, part_number_of
 from kvobj.api.request import Target, check_bucket_name, check_key, decode
+from kvobj.api.sub_resources import bucket_setting, object_setting
 from kvobj.catalog.rows import MAX_KEY_BYTES, MAX_PARTS
 
 _LAYERS: Final = re.compile(r"(\d{1,5})-(\d{1,5})\Z", re.ASCII).match
@@ -110,17 +110,16 @@ def parse_operation(method: str, target: Target, fields: dict[str, str]) -> Oper
 
 def _parse_bucket(method: str, target: Target) -> Operation:
     query, bucket = target.parameters, target.bucket
-    if query and not KV_CALLS.isdisjoint(query):
-        return parse_kv_call(method, target)
-    if query and not _NOT_BUILT_BUCKET.isdisjoint(query):
-        raise _not_built(min(_NOT_BUILT_BUCKET.intersection(query)))
+    named = _parse_named(method, target) if query else None
+    if named is not None:
+        return named
     match method:
         case "GET":
             return _parse_bucket_read(target)
         case "HEAD":
             return HeadBucket(bucket)
-        case "PUT" | "DELETE" if "acl" in query or "versioning" in query:
-            raise _not_built("acl" if "acl" in query else "versioning")
+        case "PUT" | "DELETE" if "versioning" in query:
+            raise _not_built("versioning")
         case "PUT":
             return CreateBucket(bucket)
         case "DELETE":
@@ -135,9 +134,19 @@ def _parse_bucket(method: str, target: Target) -> Operation:
             )
 
 
+def _parse_named(method: str, target: Target) -> Operation | None:
+    """The call of the KV API or the setting that the query names."""
+    query = target.parameters
+    if not KV_CALLS.isdisjoint(query):
+        return parse_kv_call(method, target)
+    if not _NOT_BUILT_BUCKET.isdisjoint(query):
+        raise _not_built(min(_NOT_BUILT_BUCKET.intersection(query)))
+    return bucket_setting(method, target.bucket, query)
+
+
 def _parse_bucket_read(target: Target) -> Operation:
     query, bucket = target.parameters, target.bucket
-    for name, kind in (("location", GetBucketLocation), ("versioning", GetBucketVersioning), ("acl", GetBucketAcl)):
+    for name, kind in (("location", GetBucketLocation), ("versioning", GetBucketVersioning)):
         if name in query:
             return kind(bucket)
     key_prefix, delimiter = name_of(query, "prefix"), name_of(query, "delimiter")
@@ -173,6 +182,9 @@ def _parse_object(method: str, target: Target, fields: dict[str, str]) -> Operat
         if not _NOT_BUILT_OBJECT.isdisjoint(query):
             raise _not_built(min(_NOT_BUILT_OBJECT.intersection(query)))
         _check_version(query.get("versionId"))
+        setting = object_setting(method, bucket, key, query)
+        if setting is not None:
+            return setting
     match method:
         case "GET" | "HEAD":
             return _parse_object_read(method, target)
@@ -191,8 +203,9 @@ def _parse_object(method: str, target: Target, fields: dict[str, str]) -> Operat
 def _parse_object_read(method: str, target: Target) -> Operation:
     query, bucket, key = target.parameters, target.bucket, target.key
     if query:
-        if method == "GET" and "acl" in query:
-            return GetObjectAcl(bucket, key)
+        if method == "GET" and "attributes" in query:
+            after = integer_of(query, "part-number-marker", default=0)
+            return GetObjectAttributes(bucket, key, after, limit_of(query, "max-parts"))
         if method == "GET" and "uploadId" in query:
             after = integer_of(query, "part-number-marker", default=0)
             return ListParts(bucket, key, _upload_id(query), after, limit_of(query, "max-parts"))
@@ -220,8 +233,6 @@ def _parse_object_post(target: Target, fields: dict[str, str]) -> Operation:
 
 def _parse_object_put(target: Target, fields: dict[str, str]) -> Operation:
     query, bucket, key = target.parameters, target.bucket, target.key
-    if "acl" in query:
-        raise _not_built("acl")
     _check_headers(fields)
     source = fields.get("x-amz-copy-source")
     if "uploadId" in query or "partNumber" in query:

@@ -36,10 +36,10 @@ from kvobj.api.objects_read import ObjectReads
 from kvobj.api.objects_write import ObjectWrites
 from kvobj.api.request import Target, parse_fields, parse_target
 from kvobj.api.routing import parse_operation
-from kvobj.api.sigv4 import Authentication, SignatureVerifier
+from kvobj.api.sigv4 import Authentication, SignatureVerifier, anonymous_authentication
 from kvobj.api.users import UserDirectory
 from kvobj.clock import Clock
-from kvobj.errors import AccessDeniedError, KvobjError
+from kvobj.errors import KvobjError
 from kvobj.ids import new_upload_id
 
 # Each handler takes the operation that its key names; the table cannot say so in types.
@@ -162,7 +162,7 @@ class S3Service:
     async def _authenticate(self, method: str, target: Target, fields: dict[str, str]) -> Authentication:
         credential = self._credentials.parse(fields, target)
         if credential is None:
-            raise AccessDeniedError("anonymous requests are not allowed")
+            return anonymous_authentication(fields)
         if "host" not in fields:
             raise S3Error("InvalidRequest", "A Host header is required.")
         user = await self._users.with_access_key(credential.signer.access_key)

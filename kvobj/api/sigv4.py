@@ -3,22 +3,22 @@
 Guarantees: what is verified is what arrived (raw target, raw header values); every header that can change a request's meaning is
 signed; comparison takes constant time; an unknown access key costs the same work as a wrong secret; an unknown kind of
 payload hash is refused. Does not authorise, and does not read bodies. Sources: S3 API reference, "Signature calculations",
-and the published failures of other servers listed in docs/s3.md.
+and the published failures of other servers (tests/security/test_published_cases.py).
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from calendar import timegm
 from dataclasses import dataclass
-from email.utils import parsedate_tz
+from datetime import UTC, datetime
 from enum import Enum
 from hashlib import sha256
 from time import gmtime, strftime
 from typing import Final
 
-from kvobj.api.credential import ALGORITHM, Credential, Signer
+from kvobj.api.conditions import parse_http_date
+from kvobj.api.credential import ALGORITHM, IS_STAMP, Credential, Signer
 from kvobj.api.errors import S3Error
 from kvobj.api.request import Target
 from kvobj.catalog.rows import UserRow
@@ -28,9 +28,10 @@ SKEW_SECONDS: Final = 900
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _KEY_CACHE_ENTRIES: Final = 1024
 _DUMMY_SECRET: Final = "no such user: the work must not tell"  # noqa: S105 - is nobody's secret
-_PRESIGNED_SIGNATURE: Final = "X-Amz-Signature"
 _HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII).match
-_STAMP: Final = re.compile(r"\d{8}T\d{6}Z\Z", re.ASCII).match
+_MANY_SPACES: Final = re.compile(r"[ \t]+").sub
+_NO_DATE: Final = "AWS authentication requires a valid Date or x-amz-date header"
+_LAST_SECONDS: Final = 253_402_300_800  # the year 10000: no stamp has room for it
 _IDENTITY_HEADERS: Final = frozenset(
     f"x-kvobj-{name}" for name in ("namespace", "parent", "part", "tokens", "bucket-kind")
 )
@@ -52,6 +53,7 @@ class PayloadMode(Enum):
 
 
 _MODES: Final = {mode.value: mode for mode in PayloadMode if mode is not PayloadMode.HASHED}
+_SIGNED_MODES: Final = (PayloadMode.CHUNKS_SIGNED, PayloadMode.CHUNKS_SIGNED_TRAILER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,12 @@ class ChunkSigning:
     scope: str
 
 
+ANONYMOUS: Final = UserRow(id="", display_name="", access_key="", secret_key="")
+"""Who signs nothing. No user and no owner has the id "", so that this one owns nothing."""
+
+
 class Authentication:
-    """A verified identity. `payload_sha256` is the hex digest the body must have (None: not promised)."""
+    """A verified identity, or `ANONYMOUS`. `payload_sha256` is the hex digest the body must have (None: not promised)."""
 
     __slots__ = ("chunk_signing", "is_presigned", "payload_mode", "payload_sha256", "user")
 
@@ -84,12 +90,37 @@ class Authentication:
         self.chunk_signing = chunk_signing
         self.is_presigned = is_presigned
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Nobody signed the request: it may do what is granted to everyone."""
+        return self.user is ANONYMOUS
+
+
+def anonymous_authentication(fields: dict[str, str]) -> Authentication:
+    """What a request without credentials is taken for. A digest that it promises must hold all the same.
+
+    Raises `S3Error` for a token or chunk signatures: both claim an identity that nothing proves.
+    """
+    if "x-amz-security-token" in fields:
+        raise S3Error("InvalidToken")
+    content_hash = fields.get("x-amz-content-sha256", UNSIGNED)
+    mode = _payload_mode(content_hash)
+    if mode in _SIGNED_MODES:
+        raise S3Error("InvalidRequest", f"{content_hash} needs a signed request.")
+    return Authentication(
+        ANONYMOUS, mode, content_hash if mode is PayloadMode.HASHED else None, None, is_presigned=False
+    )
+
 
 class SignatureVerifier:
-    """Holds derived keys by (secret, day, region), bounded. Event-loop-only; every call is pure computation, some 15 µs."""
+    """Holds derived keys by (secret, day, region), bounded. Event-loop-only; every call is pure computation, some 10 µs.
 
-    def __init__(self, clock: Clock) -> None:
+    `explain`: a mismatch tells the string to sign and the canonical request, never the signature that was expected.
+    """
+
+    def __init__(self, clock: Clock, *, explain: bool = False) -> None:
         self._clock = clock
+        self._explain = explain
         self._keys: dict[tuple[str, str, str], bytes] = {}
         self._midnights: dict[str, int] = {}
 
@@ -98,37 +129,42 @@ class SignatureVerifier:
     ) -> Authentication:
         """Check one request's signature, its time, and that all that matters is signed. Raises `S3Error`."""
         signer = credential.signer
-        is_presigned = credential.stamp is not None
-        content_hash = fields.get("x-amz-content-sha256")
-        if content_hash is None:
-            if not is_presigned:
-                raise S3Error("MissingSecurityHeader", "The header x-amz-content-sha256 is missing.")
-            content_hash = UNSIGNED
+        content_hash = _content_hash(credential, fields)
         mode = _payload_mode(content_hash)
-        stamp = credential.stamp or _header_stamp(fields)
-        if stamp[:8] != signer.day:
-            raise S3Error("SignatureDoesNotMatch", "The credential's day is not the day of the request.")
-        if is_presigned:
-            self._check_validity(stamp, credential.expires_seconds)
-        else:
+        stamp = credential.stamp
+        is_presigned = stamp is not None
+        if stamp is None:
+            stamp = _header_stamp(fields)
             self._check_skew(stamp)
+        else:
+            self._check_validity(stamp, credential.expires_seconds)
+        if stamp[:8] != signer.day:
+            raise _another_day(stamp, signer, is_presigned=is_presigned)
         _check_signed_headers(signer, fields, is_presigned=is_presigned)
         key = self._signing_key(_DUMMY_SECRET if user is None else user.secret_key, signer)
-        request_hash = sha256(
-            _canonical_request(
-                method, target, fields, signer=signer, content_hash=content_hash, is_presigned=is_presigned
-            )
-        ).hexdigest()
-        expected = hmac.digest(key, f"{ALGORITHM}\n{stamp}\n{signer.scope}\n{request_hash}".encode(), "sha256").hex()
+        canonical_request = _canonical_request(method, target, fields, credential, content_hash)
+        request_hash = sha256(canonical_request).hexdigest()
+        string_to_sign = f"{ALGORITHM}\n{stamp}\n{signer.scope}\n{request_hash}"
+        expected = hmac.digest(key, string_to_sign.encode(), "sha256").hex()
         matches = hmac.compare_digest(expected, credential.signature)
         if user is None:
             raise S3Error("InvalidAccessKeyId", AWSAccessKeyId=signer.access_key)
         if not matches:
-            raise S3Error("SignatureDoesNotMatch")
+            explanation = (
+                {"StringToSign": string_to_sign, "CanonicalRequest": canonical_request.decode("latin-1")}
+                if self._explain
+                else {}
+            )
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                AWSAccessKeyId=signer.access_key,
+                SignatureProvided=credential.signature,
+                **explanation,
+            )
         if "x-amz-security-token" in fields:
             raise S3Error("InvalidToken")
         chunk_signing = None
-        if mode in (PayloadMode.CHUNKS_SIGNED, PayloadMode.CHUNKS_SIGNED_TRAILER):
+        if mode in _SIGNED_MODES:
             chunk_signing = ChunkSigning(key, credential.signature, stamp, signer.scope)
         payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
         return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned)
@@ -149,33 +185,58 @@ class SignatureVerifier:
         day = stamp[:8]
         midnight = self._midnights.get(day)
         if midnight is None:
+            try:
+                midnight = int(datetime(int(day[:4]), int(day[4:6]), int(day[6:]), tzinfo=UTC).timestamp())
+            except ValueError as error:
+                raise S3Error("AccessDenied", _NO_DATE) from error
             if len(self._midnights) >= _KEY_CACHE_ENTRIES:
                 self._midnights.clear()
-            midnight = self._midnights[day] = timegm((int(day[:4]), int(day[4:6]), int(day[6:]), 0, 0, 0))
+            self._midnights[day] = midnight
         return midnight + int(stamp[9:11]) * 3600 + int(stamp[11:13]) * 60 + int(stamp[13:15])
 
     def _check_skew(self, stamp: str) -> None:
         now_seconds = self._clock.now_ms() // 1000
-        if abs(self._stamp_seconds(stamp) - now_seconds) > SKEW_SECONDS:
+        if abs(self._seconds(stamp) - now_seconds) > SKEW_SECONDS:
             raise S3Error(
                 "RequestTimeTooSkewed",
                 RequestTime=stamp,
-                ServerTime=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(now_seconds)),
+                ServerTime=_iso_seconds(now_seconds),
                 MaxAllowedSkewMilliseconds=SKEW_SECONDS * 1000,
             )
 
     def _check_validity(self, stamp: str, expires_seconds: int) -> None:
-        age_seconds = self._clock.now_ms() // 1000 - self._stamp_seconds(stamp)
-        if age_seconds < -SKEW_SECONDS:
-            raise S3Error("AccessDenied", "Request is not yet valid.")
-        if age_seconds > expires_seconds:
-            raise S3Error("AccessDenied", "Request has expired.")
+        now_ms = self._clock.now_ms()
+        begin_seconds = self._seconds(stamp)
+        if begin_seconds - now_ms // 1000 > SKEW_SECONDS:
+            raise S3Error(
+                "AccessDenied",
+                "Request is not yet valid",
+                **{"X-Amz-Date": stamp, "ServerTime": _iso_seconds(now_ms // 1000)},
+            )
+        end_seconds = begin_seconds + expires_seconds
+        if now_ms > end_seconds * 1000 or not expires_seconds:
+            raise S3Error(
+                "AccessDenied",
+                "Request has expired",
+                **{
+                    "X-Amz-Expires": expires_seconds,
+                    "Expires": _iso_seconds(end_seconds),
+                    "ServerTime": _iso_seconds(now_ms // 1000),
+                },
+            )
 
-    def _stamp_seconds(self, stamp: str) -> int:
-        try:
-            return self._seconds(stamp)
-        except ValueError as error:
-            raise S3Error("AccessDenied", "The request's date is not a date.") from error
+
+def _content_hash(credential: Credential, fields: dict[str, str]) -> str:
+    """What the request says of its payload. A presigned one may say it in its query, and need not."""
+    in_header = fields.get("x-amz-content-sha256")
+    if credential.stamp is None:
+        if in_header is None:
+            raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
+        return in_header
+    in_query = credential.content_sha256
+    if in_query is not None and in_header is not None and in_query != in_header:
+        raise S3Error("InvalidArgument", "x-amz-content-sha256 was sent twice.", ArgumentName="x-amz-content-sha256")
+    return in_query or in_header or UNSIGNED
 
 
 def _payload_mode(content_hash: str) -> PayloadMode:
@@ -185,68 +246,73 @@ def _payload_mode(content_hash: str) -> PayloadMode:
     if mode is None:
         raise S3Error(
             "InvalidArgument",
-            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a known STREAMING- value or a valid sha256 value.",
+            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-UNSIGNED-PAYLOAD-TRAILER, "
+            "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER or a valid sha256 value.",
             ArgumentName="x-amz-content-sha256",
+            ArgumentValue=content_hash,
         )
     return mode
 
 
 def _header_stamp(fields: dict[str, str]) -> str:
+    """The time of a request, which goes into what is signed: x-amz-date, else Date as an HTTP date or in ISO 8601."""
     stamp = fields.get("x-amz-date")
-    if stamp is not None:
-        if not _STAMP(stamp):
-            raise S3Error("AccessDenied", "x-amz-date must be in the ISO8601 basic format.")
-        return stamp
-    parsed = parsedate_tz(fields.get("date", ""))
-    if parsed is None:
-        raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header.")
-    try:
-        return strftime("%Y%m%dT%H%M%SZ", gmtime(timegm(parsed[:9]) - (parsed[9] or 0)))
-    except (ValueError, OverflowError, OSError) as error:
-        raise S3Error("AccessDenied", "The Date header is not a date.") from error
+    if stamp is None:
+        stamp = fields.get("date", "")
+        if not IS_STAMP(stamp):
+            seconds = parse_http_date(stamp)
+            if seconds is None or not 0 <= seconds < _LAST_SECONDS:
+                raise S3Error("AccessDenied", _NO_DATE)
+            return strftime("%Y%m%dT%H%M%SZ", gmtime(seconds))
+    elif not IS_STAMP(stamp):
+        raise S3Error("AccessDenied", _NO_DATE)
+    return stamp
+
+
+def _iso_seconds(seconds: int) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def _another_day(stamp: str, signer: Signer, *, is_presigned: bool) -> S3Error:
+    text = f'Invalid credential date "{signer.day}". This date is not the same as X-Amz-Date: "{stamp[:8]}".'
+    if is_presigned:
+        return S3Error("AuthorizationQueryParametersError", text)
+    return S3Error("AuthorizationHeaderMalformed", f"The authorization header is malformed; {text}")
 
 
 def _check_signed_headers(signer: Signer, fields: dict[str, str], *, is_presigned: bool) -> None:
-    signed = signer.signed_headers
-    for name in fields:
-        if name in signed:
-            continue
-        # Unsigned, any of these could be added in flight and would change what the request does. A presigned URL's user
-        # cannot know them when it is signed, which is why only its Content-Type and Content-MD5 may be free.
-        if (
-            name.startswith("x-amz-")
-            or name in _IDENTITY_HEADERS
-            or (not is_presigned and name in ("content-type", "content-md5"))
-            or name == "host"
-        ):
-            raise S3Error(
-                "AccessDenied",
-                "There were headers present in the request which were not signed.",
-                HeadersNotSigned=name,
-            )
+    # Unsigned, any of these could be added in flight and would change what the request does. A presigned URL's user
+    # cannot know them when it is signed, which is why only its Content-Type and Content-MD5 may be free.
+    unsigned = [
+        name
+        for name in fields.keys() - signer.signed_names
+        if name.startswith("x-amz-")
+        or name in _IDENTITY_HEADERS
+        or name == "host"
+        or (not is_presigned and name in ("content-type", "content-md5"))
+    ]
+    if unsigned:
+        raise S3Error(
+            "AccessDenied",
+            "There were headers present in the request which were not signed",
+            HeadersNotSigned=", ".join(sorted(unsigned)),
+        )
 
 
 def _canonical_request(
-    method: str, target: Target, fields: dict[str, str], *, signer: Signer, content_hash: str, is_presigned: bool
+    method: str, target: Target, fields: dict[str, str], credential: Credential, content_hash: str
 ) -> bytes:
-    lines = [
-        method,
-        target.canonical_path,
-        target.canonical_query(without=_PRESIGNED_SIGNATURE if is_presigned else None),
-    ]
+    lines = [method, target.canonical_path, target.canonical_query(without=credential.signature_parameter)]
+    signer = credential.signer
     for name in signer.signed_headers:
-        value = fields.get(name)
-        if value is None:
-            # A client may sign a header that an intermediary dropped (rclone behind a proxy): S3 takes it as empty.
-            value = ""
-        elif "  " in value or "\t" in value:
-            value = " ".join(value.split())
-        else:
-            value = value.strip()
+        # A client may sign a header that an intermediary dropped (rclone behind a proxy): S3 takes it as empty.
+        value = fields.get(name, "").strip(" \t")
+        if "  " in value or "\t" in value:
+            value = _MANY_SPACES(" ", value)
         lines.append(f"{name}:{value}")
     lines += ("", signer.signed_headers_text, content_hash)
     text = "\n".join(lines)
     try:
         return text.encode("latin-1")  # header values are bytes that were decoded as latin-1; all else is ASCII
     except UnicodeEncodeError as error:
-        raise S3Error("SignatureDoesNotMatch") from error
+        raise S3Error("SignatureDoesNotMatch", AWSAccessKeyId=signer.access_key) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvobj.api.access.actions import Action
 from kvobj.api.checksums import parse_announced
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
 from kvobj.api.errors import S3Error
@@ -78,7 +79,7 @@ async def begin(exchange: Exchange, operation: KvOperation, store: ObjectStore, 
     Raises `NoSuchBucketError`, `AccessDeniedError` (an ordinary bucket of somebody else's) and `S3Error` InvalidRequest.
     """
     bucket = await store.catalog.bucket(operation.bucket)
-    access = open_bucket(exchange, bucket, operation.bucket, store.catalog)
+    access = open_bucket(exchange, bucket, operation.bucket, store.catalog, action=Action.LIST_BUCKET)
     if access.bucket.kind is not BucketKind.KV:
         raise S3Error("InvalidRequest", "The KV API works on buckets of kind kv, and this one is ordinary.")
     caller = Caller(user_id=exchange.authentication.user.id, is_owner=access.is_owner)
