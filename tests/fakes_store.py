@@ -327,6 +327,8 @@ class FakeStore:
             metadata=dict(request.metadata),
             checksums=checksums,
             digest=digest,
+            acl=request.acl,
+            tags=dict(request.tags),
         )
         row, existed = self.catalog.commit(row, kind=request.bucket.kind, condition=request.condition)
         self.blobs[bytes(blob_id)] = data
@@ -417,6 +419,8 @@ class FakeStore:
             metadata=upload.metadata,
             checksums=checksums,
             parts=part_infos(chosen),
+            acl=upload.acl,
+            tags=upload.tags,
         )
         row, existed = self.catalog.commit(row, kind=bucket.kind, condition=condition)
         await self.abort_upload(bucket.name, upload.key, upload.upload_id)

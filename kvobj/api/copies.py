@@ -6,7 +6,7 @@ A copy is a new object of its own blobs. Source: S3 API reference, CopyObject an
 from __future__ import annotations
 
 from kvobj.api.access.actions import Action
-from kvobj.api.checksums import CHECKSUM_BYTES, checksum_headers
+from kvobj.api.checksums import CHECKSUM_BYTES, COMPOSITE, FULL_OBJECT, checksum_headers
 from kvobj.api.chunk_access import open_bucket
 from kvobj.api.chunk_headers import PART_HEADER
 from kvobj.api.conditions import judge_copy, parse_write_condition
@@ -18,6 +18,7 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.objects_write import MAX_PUT_BYTES, check_same_chunk
 from kvobj.api.operations import CopyObject, UploadPartCopy
 from kvobj.api.ranges import parse_copy_range
+from kvobj.api.settings.tags import tags_of_header
 from kvobj.api.timestamps import iso_time
 from kvobj.api.xml import Node, document
 from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow, PartRow
@@ -49,7 +50,8 @@ class ObjectCopies:
         if place is not None and place.group is not None:
             raise S3Error("InvalidRequest", "A part of a chunk is put, not copied.", ArgumentName=PART_HEADER)
         source = await self._source(exchange, operation.source_bucket, operation.source_key)
-        replaces = _replaces_metadata(fields)
+        replaces = _replaces(fields, "metadata")
+        replaces_tags = _replaces(fields, "tagging")
         is_self = (operation.source_bucket, operation.source_key) == (operation.bucket, operation.key)
         if (
             is_self
@@ -66,7 +68,9 @@ class ObjectCopies:
             raise EntityTooLargeError("the source is too large to be copied at once", size_bytes=source.size_bytes)
         if place is not None:
             check_size(place, source.size_bytes)
-        algorithm = _algorithm(fields)
+        # A composite checksum counts parts, which a copy does not have: it is computed anew, as S3 does.
+        composite = next((each.algorithm for each in source.checksums if each.type == COMPOSITE), None)
+        algorithm = _algorithm(fields) or composite
         request = PutRequest(
             bucket=bucket,
             key=operation.key,
@@ -78,9 +82,9 @@ class ObjectCopies:
             condition=parse_write_condition(fields),
             algorithms=frozenset() if algorithm is None else frozenset({algorithm.lower()}),
             place=place,
+            tags=tags_of_header(fields) if replaces_tags else source.tags,
         )
-        # A composite checksum counts parts, which a copy does not have: it is computed anew, as S3 does.
-        kept = tuple(checksum for checksum in source.checksums if checksum.type == "FULL_OBJECT")
+        kept = tuple(checksum for checksum in source.checksums if checksum.type == FULL_OBJECT)
         result = _found(
             await self._store.copy(source, 0, source.size_bytes, request, checksums=kept, checksum_algorithm=algorithm),
             source,
@@ -146,10 +150,11 @@ def _found(result: PutResult | None, source: ObjectRow) -> PutResult:
     return result
 
 
-def _replaces_metadata(fields: dict[str, str]) -> bool:
-    directive = fields.get("x-amz-metadata-directive", "COPY").strip().upper()
+def _replaces(fields: dict[str, str], what: str) -> bool:
+    name = f"x-amz-{what}-directive"
+    directive = fields.get(name, "COPY").strip().upper()
     if directive not in ("COPY", "REPLACE"):
-        raise S3Error("InvalidArgument", "Unknown metadata directive.", ArgumentName="x-amz-metadata-directive")
+        raise S3Error("InvalidArgument", f"Unknown {what} directive.", ArgumentName=name)
     return directive == "REPLACE"
 
 

@@ -36,6 +36,7 @@ from kvobj.api.operations import (
     UploadOperation,
 )
 from kvobj.api.request import encode_key
+from kvobj.api.settings.tags import tags_of_header
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import MAX_PARTS, Checksum, ObjectRow, UploadRow
 from kvobj.store.multipart import CompletedPart, choose_parts
@@ -85,6 +86,7 @@ class MultipartUploads:
             parent=None if place is None else place.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=0 if place is None else place.tokens,
+            tags=tags_of_header(fields),
         )
         await catalog.create_upload(upload)
         reply = exchange.xml(

@@ -18,7 +18,7 @@ from kvobj.api.object_headers import entity_headers, object_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
-from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow
+from kvobj.catalog.rows import BucketKind, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import layer_span
 
@@ -74,7 +74,7 @@ class ObjectReads:
             status = 206 if stop > start else 200  # Content-Range cannot say "no bytes"
         else:
             status, start, stop = _span(fields, row)
-        headers = self._headers(exchange, operation, row, bucket, is_whole=status == 200)  # noqa: PLR2004 - a status
+        headers = self._headers(exchange, operation, row, access, is_whole=status == 200)  # noqa: PLR2004 - a status
         if status == 206:  # noqa: PLR2004 - a status
             headers.append(("content-range", f"bytes {start}-{stop - 1}/{row.size_bytes}"))
         if exchange.is_head:
@@ -105,13 +105,15 @@ class ObjectReads:
 
     @staticmethod
     def _headers(
-        exchange: Exchange, operation: GetObject, row: ObjectRow, bucket: BucketRow, *, is_whole: bool
+        exchange: Exchange, operation: GetObject, row: ObjectRow, access: ChunkAccess, *, is_whole: bool
     ) -> list[Header]:
         fields = exchange.fields
         wants_checksums = is_whole and fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-        headers = object_headers(row, bucket, overrides=exchange.overrides, with_checksums=wants_checksums)
+        headers = object_headers(row, access.bucket, overrides=exchange.overrides, with_checksums=wants_checksums)
         if (operation.part_number is not None or operation.part is not None) and row.parts:
             headers.append(("x-amz-mp-parts-count", str(len(row.parts))))
+        if row.tags and access.rights.may(Action.GET_OBJECT_TAGGING, key=row.key, row=row):
+            headers.append(("x-amz-tagging-count", str(len(row.tags))))
         if "x-amz-rdma-token" in fields:
             headers.append(("x-amz-rdma-reply", "501"))  # declined: the bytes come over HTTP
         return headers

@@ -20,6 +20,7 @@ from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import DeleteObject, PutObject, UploadPart
+from kvobj.api.settings.tags import tags_of_header
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionFailedError
 from kvobj.store.groups import check_same_part
@@ -66,6 +67,7 @@ class ObjectWrites:
             condition=parse_write_condition(fields),
             algorithms=announced.digests,
             place=place,
+            tags=tags_of_header(fields),
         )
         if place is not None and place.group is not None:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)

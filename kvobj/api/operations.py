@@ -267,12 +267,8 @@ class DeleteObjectTagging(ObjectOperation):
     """DELETE /bucket/key?tagging."""
 
 
-@dataclass(frozen=True, slots=True)
 class GetObjectAttributes(ObjectOperation):
-    """GET /bucket/key?attributes. Which ones a header names; `after` and `limit` page through the parts."""
-
-    after: int
-    limit: int
+    """GET /bucket/key?attributes. Headers name which ones, and the page of parts."""
 
 
 class CreateMultipartUpload(ObjectOperation):

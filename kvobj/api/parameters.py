@@ -25,7 +25,7 @@ def name_of(query: dict[str, str], name: str) -> str:
 
 
 def integer_of(query: dict[str, str], name: str, *, default: int) -> int:
-    """An integer of at most 31 bits; `default` where it is absent or empty."""
+    """An integer of at most 31 bits, of a query or of headers; `default` where it is absent or empty."""
     value = query.get(name)
     if value is None or value == "":
         return default

@@ -68,19 +68,16 @@ _NOT_BUILT_BUCKET: Final = frozenset(
         "replication",
         "requestPayment",
         "session",
-        "tagging",
         "website",
     }
 )
 _NOT_BUILT_OBJECT: Final = frozenset(
     {
-        "attributes",
         "follow",
         "legal-hold",
         "restore",
         "retention",
         "select",
-        "tagging",
         "torrent",
         "renameObject",
     }
@@ -89,7 +86,6 @@ _NOT_BUILT_HEADERS: Final = (
     "x-amz-server-side-encryption",
     "x-amz-object-lock-",
     "x-amz-website-redirect-location",
-    "x-amz-tagging",
     "x-amz-grant-",
     "x-amz-write-offset-bytes",
     "x-amz-copy-source-server-side-encryption",
@@ -204,8 +200,7 @@ def _parse_object_read(method: str, target: Target) -> Operation:
     query, bucket, key = target.parameters, target.bucket, target.key
     if query:
         if method == "GET" and "attributes" in query:
-            after = integer_of(query, "part-number-marker", default=0)
-            return GetObjectAttributes(bucket, key, after, limit_of(query, "max-parts"))
+            return GetObjectAttributes(bucket, key)
         if method == "GET" and "uploadId" in query:
             after = integer_of(query, "part-number-marker", default=0)
             return ListParts(bucket, key, _upload_id(query), after, limit_of(query, "max-parts"))

@@ -36,6 +36,8 @@ from kvobj.api.objects_read import ObjectReads
 from kvobj.api.objects_write import ObjectWrites
 from kvobj.api.request import Target, parse_fields, parse_target
 from kvobj.api.routing import parse_operation
+from kvobj.api.settings.attributes import ObjectAttributes
+from kvobj.api.settings.tagging import Tagging
 from kvobj.api.sigv4 import Authentication, SignatureVerifier, anonymous_authentication
 from kvobj.api.users import UserDirectory
 from kvobj.clock import Clock
@@ -173,7 +175,7 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
     """Which handler answers which operation: complete, or a request of that operation is a defect."""
     buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
-    uploads = MultipartUploads(store, new_upload_id=upload_ids)
+    uploads, tagging = MultipartUploads(store, new_upload_id=upload_ids), Tagging(store)
     return {
         ops.ListBuckets: buckets.list,
         ops.CreateBucket: buckets.create,
@@ -198,6 +200,13 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
         ops.AbortMultipartUpload: uploads.abort,
         ops.UploadPart: writes.upload_part,
         ops.UploadPartCopy: copies.copy_part,
+        ops.GetObjectAttributes: ObjectAttributes(store).get,
+        ops.GetBucketTagging: tagging.get_bucket,
+        ops.PutBucketTagging: tagging.put_bucket,
+        ops.DeleteBucketTagging: tagging.delete_bucket,
+        ops.GetObjectTagging: tagging.get_object,
+        ops.PutObjectTagging: tagging.put_object,
+        ops.DeleteObjectTagging: tagging.delete_object,
     }
 
 

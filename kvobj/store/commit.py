@@ -183,6 +183,8 @@ class CommitStep:
             parent=None if place is None else place.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=0 if place is None else place.tokens,
+            acl=request.acl,
+            tags=dict(request.tags) if request.tags else {},
         )
 
     async def conclude(self, transfer: PutTransfer, outcome: CommitOutcome | None) -> None:

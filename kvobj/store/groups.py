@@ -62,6 +62,7 @@ def group_upload(
         parent=place.parent,
         namespace=place.namespace.name,
         tokens=place.tokens,
+        tags=dict(request.tags),
     )
 
 

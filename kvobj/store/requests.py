@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvobj.catalog.rows import BucketRow, Durability, ObjectRow, PartInfo, PartRow, WriteCondition
+from kvobj.catalog.setting_rows import Grant
 from kvobj.store.places import ChunkPlace
 
 
@@ -29,7 +30,7 @@ class UploadEnd:
 class PutRequest:
     """One object or part to be written. `size_bytes` is exact; `algorithms` names the digests the caller will ask for
     (`sha256`, `crc32`, …; `md5` is added by the store where an ETag needs it). `place`: where a chunk belongs; every write into a
-    KV bucket has one."""
+    KV bucket has one. `acl` and `tags` as in `ObjectRow`."""
 
     bucket: BucketRow
     key: str
@@ -43,6 +44,8 @@ class PutRequest:
     part: PartTarget | None = None
     place: ChunkPlace | None = None
     ends: UploadEnd | None = None
+    acl: tuple[Grant, ...] | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,8 @@ class UploadEnds:
             parent=upload.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=upload.tokens,
+            acl=upload.acl,
+            tags=upload.tags,
         )
         outcome = await self._catalog.commit(
             row,
@@ -272,6 +274,8 @@ class UploadEnds:
             condition=condition,
             place=place,
             ends=UploadEnd(upload.upload_id, part_infos(parts)),
+            acl=upload.acl,
+            tags=upload.tags,
         )
         transfer = await self._start_whole(request, upload.durability)
         if transfer is None:
