@@ -52,12 +52,20 @@ class EntityTooLargeError(InvalidRequestError):
     """A body, part or object is larger than its bound."""
 
 
+class DocumentTooLargeError(EntityTooLargeError):
+    """A document of parameters is larger than its bound."""
+
+
 class DigestMismatchError(InvalidRequestError):
     """The bytes that arrived do not have the digest that the client announced."""
 
 
 class IncompleteBodyError(InvalidRequestError):
     """The body ended before, or went on after, its declared length."""
+
+
+class BodyTimeoutError(IncompleteBodyError):
+    """The body came too slowly and was given up."""
 
 
 class BatchTooLargeError(InvalidRequestError):

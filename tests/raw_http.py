@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -151,17 +152,25 @@ def signed_chunks(credentials: Credentials, seed: SignedHead, chunks: Iterable[b
 
 @dataclass(slots=True)
 class RawConnection:
-    """One keep-alive connection. Not thread-safe. Every wait ends after `timeout_seconds` with TimeoutError."""
+    """One keep-alive connection, with TLS where a context is given. Not thread-safe. Every wait ends after `timeout_seconds`
+    with TimeoutError."""
 
     host: str
     port: int
     timeout_seconds: float = 30.0
+    tls: ssl.SSLContext | None = None
     _socket: socket.socket = field(init=False, repr=False)
     _unread: bytearray = field(init=False, repr=False, default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self._socket = socket.create_connection((self.host, self.port), timeout=self.timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls is not None:
+            try:
+                self._socket = self.tls.wrap_socket(self._socket, server_hostname=self.host)
+            except BaseException:
+                self._socket.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -239,6 +248,7 @@ class RawS3:
     port: int
     credentials: Credentials
     timeout_seconds: float = 30.0
+    tls: ssl.SSLContext | None = None
     _connection: RawConnection | None = field(init=False, repr=False, default=None)
 
     def __enter__(self) -> Self:
@@ -262,7 +272,7 @@ class RawS3:
 
     def connect(self) -> RawConnection:
         """A connection of the caller's own."""
-        return RawConnection(self.host, self.port, self.timeout_seconds)
+        return RawConnection(self.host, self.port, self.timeout_seconds, self.tls)
 
     def head(
         self,

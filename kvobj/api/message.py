@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 
@@ -100,3 +101,39 @@ class Reply:
 
 Handler = Callable[[RequestHead, RequestBody], Awaitable[Reply]]
 """The S3 layer's entry. It never raises but for cancellation: errors are replies."""
+
+
+class HttpFault(Enum):
+    """Why the HTTP layer answers a request by itself, each with its HTTP status."""
+
+    MALFORMED = "malformed", 400
+    BAD_TARGET = "bad target", 400
+    LINE_TOO_LONG = "request line too long", 414
+    HEAD_TOO_LONG = "head too long", 400
+    UNKNOWN_METHOD = "unknown method", 405
+    UNKNOWN_VERSION = "unknown version", 505
+    TIMEOUT = "timeout", 400
+    INCOMPLETE_BODY = "incomplete body", 400
+    BUSY = "busy", 503
+    DEFECT = "defect", 500
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the answer."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the HTTP layer answers by itself. `detail` may be told to the client; method and raw target are empty where the
+    request was not read so far."""
+
+    fault: HttpFault
+    detail: str
+    request_id: str
+    method: str = ""
+    target: str = ""
+
+
+RenderRefusal = Callable[[Refusal], Reply]
+"""Says it in the words of the protocol above HTTP. It never raises."""

@@ -10,13 +10,16 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from kvobj.api.errors import refusal_reply
 from kvobj.api.http import HttpServer, HttpSettings
 from kvobj.api.http.body_handover import ReceiveMode
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.metrics import Metrics
 
 TIMEOUT_SECONDS = 20.0
+HOST_ID = "HOST"
 
 
 @dataclass
@@ -96,10 +99,15 @@ class Served:
     ssl_context: ssl.SSLContext | None = None
     peers: list[Peer] = field(default_factory=list)
 
-    async def connect(self) -> Peer:
+    async def connect(self, source: str | None = None) -> Peer:
+        """`source`: the client's own address, another of the loopback's than the server's to be no client of this machine."""
         context = self.ssl_context
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.server.ports[0], ssl=context, server_hostname="localhost" if context else None
+            "127.0.0.1",
+            self.server.ports[0],
+            ssl=context,
+            server_hostname="localhost" if context else None,
+            local_addr=(source, 0) if source else None,
         )
         peer = Peer(reader, writer)
         self.peers.append(peer)
@@ -146,6 +154,7 @@ async def serving(
         clock=clock,
         new_request_id=lambda: f"REQUEST{next(ids)}",
         log=log,
+        render_refusal=partial(refusal_reply, host_id=HOST_ID),
         receive_mode=receive_mode,
     )
     listener = socket.create_server(("127.0.0.1", 0))
@@ -199,15 +208,22 @@ async def echo(head: RequestHead, body: RequestBody) -> Reply:
 class Views:
     """A body stream over one buffer that its owner overwrites as soon as it may."""
 
-    def __init__(self, contents: list[bytes], *, fail_after: int | None = None, length: int | None = None) -> None:
+    def __init__(
+        self,
+        contents: list[bytes],
+        *,
+        fail_after: int | None = None,
+        length: int | None = None,
+        is_measured: bool = True,
+    ) -> None:
         self.contents = contents
         self.fail_after = fail_after
         self.closed = 0
-        self._length = sum(map(len, contents)) if length is None else length
+        self._length = (sum(map(len, contents)) if length is None else length) if is_measured else None
         self.memory = memoryview(bytearray(max(map(len, contents), default=0)))
 
     @property
-    def length(self) -> int:
+    def length(self) -> int | None:
         return self._length
 
     async def views(self) -> AsyncIterator[memoryview]:

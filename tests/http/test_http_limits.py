@@ -3,56 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
-from http_peers import Served, Views, echo, pattern, serving, until
+from http_peers import Peer, Served, Views, echo, pattern, serving, until
 
 from kvobj.api.http import HttpSettings
+from kvobj.api.http.limits import address_group
 from kvobj.api.message import Reply, RequestBody, RequestHead
 
 MIB = 1024 * 1024
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
-        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999999999999\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: identity\r\n\r\n", 400),
-        (b"GET / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX : y\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX: y\r\n z\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX: y\rz\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\nHost: h\n\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX: \x00\r\n\r\n", 400),
-        (b"GET / HTTP/2.0\r\nHost: h\r\n\r\n", 505),
-        (b"GET /\r\n\r\n", 505),
-        (b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n", 405),
-        (b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414),
-        (b"GET /" + b"a" * 20_000, 414),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 41_000 + b"\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: a\r\n" * 100 + b"\r\n", 400),
-    ],
-)
-async def test_what_is_not_plain_http_is_refused_and_the_connection_closed(request_bytes: bytes, status: int) -> None:
-    async with serving(echo) as served:
-        peer = await served.connect()
-        await peer.send(request_bytes)
-        peer.writer.write_eof()
-        answer = await peer.answer()
-        assert (answer.status, answer.headers["connection"]) == (status, "close")
-        assert b"REQUEST1" in answer.body
-        assert await peer.rest() == b""
 
 
 async def test_long_but_allowed_heads_pass() -> None:
@@ -72,20 +34,33 @@ async def test_a_head_sent_byte_by_byte_is_read() -> None:
         assert (await peer.answer()).status == 200
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: h\r\n"])
-async def test_a_head_that_is_not_complete_in_time_ends_the_connection(sent: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"GET / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n"])
+async def test_a_head_that_is_not_complete_in_time_is_told_so_and_the_connection_closed(sent: bytes) -> None:
     async with serving(echo) as served:
         peer = await served.connect()
         await peer.send(sent)
-        await until(
-            lambda: (
-                sum(each.wire.bytes_in for each in served.server._connections) == len(sent)
-                and bool(served.server._connections)
-            )
-        )
+        await until(partial(_has_received, served, len(sent) - 1))
         served.turn(9)
         served.turn(2)
-        assert await peer.is_cut()
+        answer = await peer.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert b"<Code>RequestTimeout</Code><Message>Your socket connection to the server was not read" in answer.body
+        peer.writer.write_eof()
+        assert await peer.rest() == b""
+        (line,) = map(json.loads, served.lines)
+        assert line["request_id"] == answer.headers["x-amz-request-id"]
+        assert line["method"] == "GET"
+        await until(lambda: not served.server._connections)
+
+
+async def test_a_connection_on_which_nothing_was_ever_said_is_closed_without_an_answer() -> None:
+    async with serving(echo) as served:
+        peer = await served.connect()
+        await until(lambda: bool(served.server._connections))
+        served.turn(9)
+        served.turn(2)
+        assert await peer.rest() == b""
+        assert served.lines == []
 
 
 async def test_an_idle_connection_is_kept_for_a_while_and_then_closed() -> None:
@@ -100,15 +75,55 @@ async def test_an_idle_connection_is_kept_for_a_while_and_then_closed() -> None:
         assert await peer.rest() == b""
 
 
-async def test_a_body_that_stalls_is_given_up() -> None:
+PUTS = {
+    "length": b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nabc",
+    "chunked": b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nabc",
+    "never sent": b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("begun", list(PUTS))
+async def test_a_body_that_stalls_is_given_up_and_its_client_told(begun: str) -> None:
     async with serving(echo) as served:
         peer = await served.connect()
-        await peer.send(b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nabc")
-        await until(
-            lambda: any(each.wire.is_awaiting_bytes and each.is_in_flight for each in served.server._connections)
-        )
+        await peer.send(PUTS[begun])
+        await until(partial(_awaits_a_body, served))
         served.turn(31)
-        assert await peer.is_cut()
+        answer = await peer.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert b"<Code>RequestTimeout</Code>" in answer.body
+        peer.writer.write_eof()
+        assert await peer.rest() == b""
+        await until(lambda: not served.server._connections)
+        (line,) = map(json.loads, served.lines)
+        assert (line["error"], line["request_id"]) == ("RequestTimeout", "REQUEST1")
+        assert b"kvobj_s3_stalled_connections_total 1.0" in served.metrics.render()
+
+
+async def test_a_body_that_trickles_is_given_up() -> None:
+    async with serving(echo) as served:
+        peer = await served.connect()
+        await peer.send(PUTS["length"])
+        await until(partial(_awaits_a_body, served))
+        for count in range(1, 5):
+            served.turn(7)
+            await peer.send(b"x" * 100)
+            await until(partial(_has_received, served, len(PUTS["length"]) + 100 * count - 1))
+        served.turn(7)
+        assert (await peer.answer()).status == 400
+
+
+async def test_an_unread_body_that_never_comes_ends_the_connection() -> None:
+    async def handle(_head: RequestHead, _body: RequestBody) -> Reply:
+        return Reply(403)
+
+    async with serving(handle) as served:
+        peer = await served.connect()
+        await peer.send(PUTS["never sent"])
+        assert (await peer.answer()).status == 403
+        await until(lambda: any(each.wire.is_awaiting_bytes for each in served.server._connections))
+        served.turn(31)
+        assert await peer.rest() == b""
         await until(lambda: not served.server._connections)
 
 
@@ -166,12 +181,53 @@ async def test_connections_over_the_limit_are_told_so_and_those_far_over_are_res
         assert (await first.answer()).status == 200
         second = await served.connect()
         answer = await second.answer()
-        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert (answer.status, answer.headers["connection"], answer.headers["retry-after"]) == (503, "close", "1")
+        assert b"<Code>SlowDown</Code>" in answer.body
+        assert json.loads(served.lines[-1])["request_id"] == answer.headers["x-amz-request-id"]
         third = await served.connect()
         assert await third.is_cut()
         await second.aclose()
         await first.send(GET)
         assert (await first.answer()).status == 200
+
+
+async def test_one_address_cannot_take_all_connections_and_this_machine_can() -> None:
+    settings = HttpSettings(sweep_seconds=3600.0, connections=20, address_connections=2)
+    async with serving(echo, settings) as served:
+
+        async def status(peer: Peer) -> int:
+            await peer.send(GET)
+            return (await peer.answer()).status
+
+        greedy = [await served.connect("127.0.0.2") for _ in range(2)]
+        assert [await status(peer) for peer in greedy] == [200, 200]
+        refused = await served.connect("127.0.0.2")
+        assert (await refused.answer()).status == 503
+        assert "one address" in json.loads(served.lines[-1])["cause"]
+        assert [await status(await served.connect("127.0.0.3")) for _ in range(2)] == [200, 200]
+        assert [await status(await served.connect()) for _ in range(5)] == [200] * 5
+        await greedy[0].aclose()
+        await until(lambda: served.server._of_address["127.0.0.2"] == 1)
+        assert await status(await served.connect("127.0.0.2")) == 200
+        for peer in served.peers:
+            await peer.aclose()
+        await until(lambda: not served.server._connections)
+        assert served.server._of_address == {}
+
+
+@pytest.mark.parametrize(
+    ("remote", "group"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("", ""),
+    ],
+)
+def test_an_ipv6_client_is_counted_by_its_network(remote: str, group: str) -> None:
+    assert address_group(remote) == group
 
 
 async def test_a_full_queue_of_requests_is_answered_slow_down() -> None:
@@ -215,6 +271,10 @@ async def test_a_request_that_queues_too_long_is_answered_slow_down() -> None:
 
 def _has_received(served: Served, count: int) -> bool:
     return any(each.wire.bytes_in > count for each in served.server._connections)
+
+
+def _awaits_a_body(served: Served) -> bool:
+    return any(each.wire.is_awaiting_bytes and each.is_in_flight for each in served.server._connections)
 
 
 def _serves(served: Served, count: int) -> bool:

@@ -423,7 +423,7 @@ async def test_the_target_and_fields_reach_the_handler_as_sent() -> None:
         target = "/b//x/../%2F%7e+a?uploads=&a=b+c&&x"
         await peer.send(f"GET {target} HTTP/1.1\r\nHost: h\r\nX-A:  one \r\nX-A: tw\xf6\r\n\r\n".encode("latin-1"))
         await peer.answer()
-        await peer.send(b"GET http://other:80/p?q HTTP/1.1\r\nHost: h\r\n\r\n")
+        await peer.send(b"GET http://H:80/p?q HTTP/1.1\r\nHost: h:80\r\n\r\n")
         await peer.answer()
     assert seen[0].target == target
     assert seen[0].header_all("x-a") == ["one", "tw\xf6"]
@@ -561,6 +561,32 @@ async def test_tls_serves_bodies_and_streams(tls_contexts: tuple[SSLContext, SSL
         await sending
         assert first.body == body
         assert second.body == b"".join(contents)
+
+
+async def test_over_tls_refusals_and_timeouts_are_told_and_departures_leave_nothing(
+    tls_contexts: tuple[SSLContext, SSLContext],
+) -> None:
+    server_context, client_context = tls_contexts
+    async with serving(echo, server_context=server_context, client_context=client_context) as served:
+        for sent, code in (
+            (b"GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", b"BadRequest"),
+            (b"GET / HTTP/1.1\r\nHost: h\r\n", b"RequestTimeout"),
+            (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\nabc", b"RequestTimeout"),
+        ):
+            peer = await served.connect()
+            await peer.send(sent)
+            await until(lambda sent=sent: any(each.wire.bytes_in == len(sent) for each in served.server._connections))  # type: ignore[misc]
+            served.turn(31)
+            answer = await peer.answer()
+            assert (answer.status, answer.headers["connection"]) == (400, "close")
+            assert b"<Code>" + code in answer.body
+            await peer.aclose()
+        for count in range(0, len(put(b"hello")), 7):
+            peer = await served.connect()
+            await peer.send(put(b"hello")[:count])
+            peer.vanish()
+        await until(lambda: not served.server._connections)
+        assert [line for line in served.lines if not line.startswith("{")] == []
 
 
 async def test_the_admin_port_is_the_same_server_under_another_name() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 
 import pytest
+from fakes import ManualClock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.api.http.chunked_framing import ChunkedFraming
 from kvobj.api.http.limits import HttpSettings
+from kvobj.api.http.reply_writer import ReplyWriter
 from kvobj.api.http.request_head import HeadError, HeadReader, ParsedHead
 from kvobj.api.http.request_log import without_secrets
+from kvobj.api.message import Reply
 from kvobj.errors import InvalidRequestError
 
 
@@ -137,6 +141,23 @@ def test_names_seen_are_remembered_within_bounds(loop: asyncio.AbstractEventLoop
     for index in range(2000):
         HeadReader(loop, HttpSettings(), names=names).feed(b"GET / HTTP/1.1\r\nHost: h\r\nX-%d: y\r\n\r\n" % index)
     assert len(names) <= 512
+
+
+@given(
+    fields=st.lists(st.tuples(st.from_regex(r"[a-z-]{1,10}", fullmatch=True), st.text(max_size=20)), max_size=5),
+)
+def test_a_reply_has_the_lines_it_was_given_or_is_refused(fields: list[tuple[str, str]]) -> None:
+    writer = ReplyWriter(ManualClock(), logging.getLogger("test"))
+    try:
+        head = writer.head(Reply(200, tuple(fields), b"12345"), keep_alive=False, is_http_10=False)
+    except ValueError:
+        assert any(set(value) & set("\r\n\0") or max(value, default="") > "\xff" for _, value in fields)
+        return
+    status, *lines = head.decode("latin-1").split("\r\n")
+    assert status == "HTTP/1.1 200 OK"
+    assert lines[: len(fields)] == [f"{name}: {value}" for name, value in fields]
+    assert lines[len(fields) : -4] == ["content-length: 5", "connection: close"]
+    assert lines[-2:] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
+from xml.etree import ElementTree as ET
+
 import pytest
 
 from kvobj import errors as kinds
-from kvobj.api.errors import S3Error, bad_request, describe, error_reply
+from kvobj.api.errors import S3Error, describe, error_reply, refusal_reply
+from kvobj.api.message import HttpFault, Refusal
 from kvobj.errors import KvobjError
 
 
@@ -52,6 +55,10 @@ def test_an_error_has_the_code_that_s3_gives_it(error: KvobjError, code: str, st
     assert describe(error)[:2] == (code, status)
 
 
+def test_a_failed_condition_is_told_in_the_words_that_s3fs_looks_for() -> None:
+    assert "pre-conditions" in describe(kinds.PreconditionFailedError("not so"))[2]
+
+
 def test_a_reply_tells_the_request_id_in_header_and_body() -> None:
     error = kinds.NoSuchKeyError("no such key", bucket="b", key="a<b\x01")
     reply = error_reply(error, request_id="ID1", host_id="host", resource="/b/a<b", is_head=False, close=True)
@@ -80,8 +87,18 @@ def test_a_head_has_no_body_and_a_busy_store_says_when_to_come_back() -> None:
     assert dict(reply.headers)["retry-after"] == "1"
 
 
-def test_what_the_http_layer_refuses_is_xml_too() -> None:
-    reply = bad_request(431, "RequestHeaderSectionTooLarge", "Too long.", "ID2")
+@pytest.mark.parametrize("fault", list(HttpFault))
+def test_what_the_http_layer_answers_by_itself_is_xml_too(fault: HttpFault) -> None:
+    reply = refusal_reply(Refusal(fault, "a <detail>", "ID2", "PUT", "/b/k?X-Amz-Signature=1"), host_id="host")
     assert isinstance(reply.body, bytes)
-    assert b"<Code>RequestHeaderSectionTooLarge</Code>" in reply.body
-    assert reply.close
+    root = ET.fromstring(reply.body)  # noqa: S314 - our own output
+    headers = dict(reply.headers)
+    assert reply.status == fault.status
+    assert (root.findtext("RequestId"), headers["x-amz-request-id"]) == ("ID2", "ID2")
+    assert (root.findtext("HostId"), headers["x-amz-id-2"]) == ("host", "host")
+    assert root.findtext("Code") == reply.log["error"]
+    assert root.findtext("Resource") == "/b/k"
+
+
+def test_a_refused_head_request_gets_no_body() -> None:
+    assert refusal_reply(Refusal(HttpFault.BUSY, "", "ID2", "HEAD", "/"), host_id="host").body == b""

@@ -49,6 +49,74 @@ def test_entities_depth_and_malformed_documents_are_refused(document: bytes) -> 
     assert caught.value.code == "MalformedXML"
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        "<a>x</a>".encode("utf-16"),
+        "<a>x</a>".encode("utf-16-le"),
+        "<a>x</a>".encode("utf-16-be"),
+        "<a>x</a>".encode("utf-32"),
+        b'<?xml version="1.0" encoding="UTF-16"?><a>x</a>',
+        b'<?xml version="1.0" encoding="ISO-8859-1"?><a>\xe9</a>',
+        b'<?xml version="1.0" encoding="windows-1252"?><a>x</a>',
+        b'<?xml version="1.0" encoding="UTF-7"?><a>+ADw-</a>',
+        b"<a>\xe9</a>",
+        b"<a>\xc0\xbc</a>",
+        b"<a>\xed\xa0\x80</a>",
+        b"<a>\0</a>",
+        b"<a>x</a>\0",
+        b"<a>&#0;</a>",
+        b"<a>&#xD800;</a>",
+        b"<a>&nbsp;</a>",
+        b"<a>&a;</a>",
+    ],
+)
+def test_what_is_not_utf8_text_is_refused(document: bytes) -> None:
+    with pytest.raises(xml.XmlSyntaxError):
+        xml.parse(document, root="a")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "<a>\u00e9</a>".encode(),
+        "\ufeff<a>\u00e9</a>".encode(),
+        '<?xml version="1.0" encoding="utf-8"?><a>\u00e9</a>'.encode(),
+        '<?xml version="1.0" encoding="UTF8" standalone="yes"?>\n<a>\u00e9</a>\n'.encode(),
+        b'<?xml version="1.0" encoding="US-ASCII"?><a>&#xe9;</a>',
+        "<a><![CDATA[\u00e9]]></a>".encode(),
+    ],
+)
+def test_utf8_is_read_with_and_without_mark_and_declaration(document: bytes) -> None:
+    assert xml.parse(document, root="a").text == "\u00e9"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"<a " + b" ".join(b'b%d=""' % index for index in range(xml.MAX_ATTRIBUTES + 1)) + b"/>",
+        b"<a " + b" ".join(b'b%d=""' % index for index in range(10_000)) + b"/>",
+        b'<a b="' + b"c" * 200_000 + b'"/>',
+        b"<a><!--" + b"c" * 200_000 + b"--></a>",
+        b"<" + b"a" * 200_000,
+        b"<a></a" + b" " * 200_000,
+        b"<a>" + b"&#" + b"0" * 200_000,
+    ],
+)
+def test_a_tag_without_end_is_refused_before_it_ends(document: bytes) -> None:
+    with pytest.raises(xml.XmlSyntaxError):
+        xml.parse(document, root="a")
+
+
+@pytest.mark.parametrize("size", [16_383, 16_384, 16_385, 70_000, 1_000_000])
+def test_long_text_is_whole_wherever_it_is_cut(size: int) -> None:
+    value = ("\u00e9\u20ac" * size)[:size]
+    assert xml.parse(f"<a><b>{value}</b><b><![CDATA[{value}]]></b></a>".encode(), root="a").children == [
+        xml.Element("b", value),
+        xml.Element("b", value),
+    ]
+
+
 def test_too_many_elements_are_refused() -> None:
     with pytest.raises(xml.XmlSyntaxError):
         xml.parse(b"<a>" + b"<b/>" * xml.MAX_ELEMENTS + b"</a>", root="a")

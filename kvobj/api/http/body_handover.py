@@ -13,6 +13,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import cast
 
@@ -21,6 +22,8 @@ from kvobj.errors import IncompleteBodyError
 # Pieces in which transports that copy (TLS, the stock loop) are fed: bounds what they hold.
 _COPIED_PIECE_BYTES = 256 * 1024
 _FIRST_BYTES = 4096
+_FULL_SEGMENT_BYTES = 32 * 1024
+_TCP_INFO_SEGMENTS = struct.Struct("20xI60xI")  # rcv_mss and advmss of linux/tcp.h, struct tcp_info
 _LONG_VIEW_BYTES = 4 * 1024 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -43,6 +46,7 @@ class Wire(asyncio.BufferedProtocol):
         "_fill_waiter",
         "_flush_waiter",
         "_held",
+        "_held_from",
         "_is_reading",
         "_is_tls",
         "_long_send_bytes",
@@ -50,8 +54,10 @@ class Wire(asyncio.BufferedProtocol):
         "_lost",
         "_low_water",
         "_low_water_now",
+        "_needed",
         "_on_bytes",
         "_on_connected",
+        "_pauses_after",
         "_read_waiter",
         "_shared",
         "_target",
@@ -79,10 +85,13 @@ class Wire(asyncio.BufferedProtocol):
         self._copies_writes = True
         self._is_reading = True
         self._held = b""
+        self._held_from = 0
         self._eof = False
         self._lost = False
         self._closed: asyncio.Event = asyncio.Event()
         self._target: memoryview | None = None
+        self._needed = 0
+        self._pauses_after = False
         self._on_bytes: Callable[[int], None] | None = None
         self._read_waiter: asyncio.Future[None] | None = None
         self._fill_waiter: asyncio.Future[None] | None = None
@@ -133,11 +142,15 @@ class Wire(asyncio.BufferedProtocol):
             nbytes = taken
         self.filled += nbytes
         waiter, on_bytes = self._fill_waiter, self._on_bytes
-        remaining = len(target) - self.filled
+        remaining = self._needed - self.filled
         if remaining < self._low_water_now:
             self._set_low_water(0)
-        if not remaining:
+        elif nbytes >= _FULL_SEGMENT_BYTES and not self._low_water_now:
+            self._await_much(remaining)
+        if remaining <= 0:
             self._target = None
+            if self._pauses_after:
+                self._pause_reading()
         if waiter is None or on_bytes is None or waiter.done():
             return
         try:
@@ -196,45 +209,80 @@ class Wire(asyncio.BufferedProtocol):
     async def read_segment(self) -> bytes:
         """Some bytes, at most twice the shared buffer's size, or b"" when the client sends no more."""
         if not self._held and not self._eof:
+            await self.arrive()
+        return self.take_unread()
+
+    async def read_some(self, limit: int) -> bytes:
+        """As `read_segment`, at most `limit` bytes: the rest stays unread and is not copied."""
+        if not self._held and not self._eof:
+            await self.arrive()
+        start = self._held_from
+        some = self._held[start : start + limit]
+        self.advance(start + len(some))
+        return some
+
+    def take_unread(self) -> bytes:
+        """What has been received and not yet taken, without waiting."""
+        segment, start = self._held, self._held_from
+        self._held = b""
+        self._held_from = 0
+        return segment[start:] if start else segment
+
+    def peek(self) -> tuple[bytes, int]:
+        """What `take_unread` would give, and from where on, without copying; `advance` tells how far it was used."""
+        return self._held, self._held_from
+
+    def advance(self, position: int) -> None:
+        """Take what lies before `position` of what `peek` gave."""
+        if position < len(self._held):
+            self._held_from = position
+        else:
+            self._held = b""
+            self._held_from = 0
+
+    def push_back(self, rest: bytes) -> None:
+        """Return the end of what `read_segment` gave, to be read first."""
+        if rest:
+            self._held = rest + self.take_unread() if self._held else rest
+
+    async def arrive(self) -> bool:
+        """Wait until there is something unread; False when the client sends no more."""
+        if not self._held and not self._eof:
             self._resume_reading()
             waiter = self._read_waiter = self._loop.create_future()
             try:
                 await waiter
             finally:
                 self._read_waiter = None
-        return self.take_unread()
+        return bool(self._held)
 
-    def take_unread(self) -> bytes:
-        """What has been received and not yet taken, without waiting."""
-        segment, self._held = self._held, b""
-        return segment
-
-    def push_back(self, rest: bytes) -> None:
-        """Return the end of what `read_segment` gave, to be read first."""
-        if rest:
-            self._held = rest + self._held if self._held else rest
-
-    async def fill(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+    async def fill(
+        self, buffer: memoryview, on_bytes: Callable[[int], None], *, at_least: int | None = None, has_more: bool = False
+    ) -> None:
         """Fill `buffer` (bytes, not empty) from what is held, then from the socket. `on_bytes(n)`: the first n are there.
 
+        `at_least`: it is enough when so many bytes are there (1 or more), though it takes what else has come; None: all. `has_more`:
+        another `fill` follows, so that nothing is read ahead of it (uvloop asks again at once when a buffer was filled to its end).
         Once it has returned, raised or been cancelled nothing writes to the buffer; `filled` says how far it got.
         Raises `IncompleteBodyError` when the client goes before the buffer is full.
         """
-        held = self._held
-        self.filled = taken = min(len(held), len(buffer))
+        held, start = self._held, self._held_from
+        self.filled = taken = min(len(held) - start, len(buffer))
         if taken:
-            buffer[:taken] = held[:taken]
-            self._held = held[taken:]
+            buffer[:taken] = held if taken == len(held) else held[start : start + taken]
+            self.advance(start + taken)
             on_bytes(taken)
-            if taken == len(buffer):
-                return
+        needed = len(buffer) if at_least is None else at_least
+        if taken >= needed:
+            return
         if self._eof:
-            raise IncompleteBodyError("the client went in the middle of the body", received=taken, expected=len(buffer))
+            raise IncompleteBodyError("the client went in the middle of the body", received=taken, expected=needed)
         self._on_bytes = on_bytes
+        self._needed = needed
+        self._pauses_after = has_more
         self._target = buffer
         self._fill_waiter = waiter = self._loop.create_future()
-        if self._low_water and len(buffer) - taken >= 2 * self._low_water:
-            self._set_low_water(self._low_water)
+        self._await_much(needed - taken)
         self._resume_reading()
         try:
             await waiter
@@ -242,14 +290,19 @@ class Wire(asyncio.BufferedProtocol):
             self._target = self._on_bytes = self._fill_waiter = None
             if self._low_water_now:
                 self._set_low_water(0)
-        if self.filled < len(buffer):
+        if self.filled < needed:
             raise IncompleteBodyError(
-                "the client went in the middle of the body", received=self.filled, expected=len(buffer)
+                "the client went in the middle of the body", received=self.filled, expected=needed
             )
 
+    def fail_reader(self, error: Exception) -> None:
+        """End the present wait for the client's bytes, if there is one, with `error`."""
+        for waiter in (self._read_waiter, self._fill_waiter):
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
+
     def _hold(self, segment: memoryview) -> None:
-        held = self._held
-        self._held = held + segment if held else bytes(segment)
+        self._held = self.take_unread() + segment if self._held else bytes(segment)
         if len(self._held) >= len(self._shared):
             self._pause_reading()
         if self._read_waiter is not None and not self._read_waiter.done():
@@ -348,6 +401,17 @@ class Wire(asyncio.BufferedProtocol):
         if size is not None and self._transport is not None:
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
+    def _await_much(self, remaining: int) -> None:
+        # Only where full segments were seen. The kernel also wakes a reader once the window it offers is less than one segment, but
+        # of the size that it has seen: after small ones, sender and reader would wait for each other until the sender's probe,
+        # 200 ms later (awscrt: HEAD, then PUT, on one connection).
+        if self._low_water and remaining >= 2 * self._low_water and self._transport is not None:
+            connection = self._transport.get_extra_info("socket")
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
+            seen, full = _TCP_INFO_SEGMENTS.unpack(told)
+            if seen >= full:
+                self._set_low_water(self._low_water)
+
     def _set_low_water(self, size: int) -> None:
         self._low_water_now = size
         if self._transport is not None and not self._transport.is_closing():
@@ -371,7 +435,8 @@ class Wire(asyncio.BufferedProtocol):
     def finish_sending(self) -> None:
         """Shut the sending half once all is sent, so that the client sees the end while its own bytes still drain."""
         if not self._is_tls and self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection, which is not told yet
+                self._transport.write_eof()
 
     def close(self) -> None:
         """Close once everything written has been sent."""

@@ -19,15 +19,9 @@ from kvobj.api.http.reply_writer import ReplyWriter, content_length
 from kvobj.api.http.request_body import ChunkedBody, LengthBody
 from kvobj.api.http.request_head import HeadError, HeadReader, ParsedHead
 from kvobj.api.http.request_log import RequestLog
-from kvobj.api.message import Handler, Reply, RequestHead
+from kvobj.api.message import Handler, HttpFault, Refusal, RenderRefusal, Reply, RequestHead
 from kvobj.clock import Clock
-from kvobj.errors import IncompleteBodyError
-
-BadRequest = Callable[[int, str, str, str], Reply]
-"""Renders a refusal of the HTTP layer: status, S3 code, message, request id."""
-
-_BUSY = (503, "SlowDown", "Reduce your request rate.")
-_FAILED = (500, "InternalError", "We encountered an internal error. Please try again.")
+from kvobj.errors import BodyTimeoutError, IncompleteBodyError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +32,7 @@ class Serving:
     settings: HttpSettings
     clock: Clock
     new_request_id: Callable[[], str]
-    bad_request: BadRequest
+    render_refusal: RenderRefusal
     gate: RequestGate
     writer: ReplyWriter
     request_log: RequestLog
@@ -50,9 +44,11 @@ class Connection:
     """Serves one wire. `serve` runs as a task; `sweep`, `drain` and `reset` are called by the server, on the same loop."""
 
     __slots__ = (
+        "_has_stalled",
         "_is_draining",
         "_is_fresh",
         "_is_in_head",
+        "_is_parting",
         "_mark",
         "_reader",
         "_remote",
@@ -73,6 +69,8 @@ class Connection:
         self._is_in_head = True
         self._is_fresh = True
         self._is_draining = False
+        self._is_parting = False
+        self._has_stalled = False
         self.is_in_flight = False
         self._stage: tuple[str, int] = ("", 0)
         self._since = serving.clock.monotonic()
@@ -90,24 +88,30 @@ class Connection:
             self.wire.close()
             await self.wire.wait_closed()
 
-    async def refuse(self) -> None:
-        """Answer that the server is busy, without reading a request, and close."""
-        serving = self._serving
+    async def refuse(self, detail: str) -> None:
+        """Answer that there are too many connections, without reading a request, and close."""
         self._is_in_head = False
-        request_id = serving.new_request_id()
-        reply = serving.bad_request(*_BUSY, request_id)
         try:
             with suppress(ConnectionError):
-                await serving.writer.send(self.wire, reply, self._head(reply, keep_alive=False), is_head=False)
-                await self._linger()
+                await self._refuse(HttpFault.BUSY, detail)
         finally:
             self.wire.close()
             await self.wire.wait_closed()
 
-    def drain(self) -> None:
-        """Close when the request in flight, if any, is answered: at once when idle."""
+    def drain(self, now: float, *, idle_seconds: float) -> None:
+        """Tell the client with the next reply that it is the last one; close at once what has been idle for so long.
+
+        A client that uses its connection often would else send a request into the close, and see a reset. `part` ends the rest.
+        """
         self._is_draining = True
-        if not self.is_in_flight and not self.wire.has_unread:
+        stage, _ = self._present()
+        if stage == self._stage and now - self._since >= idle_seconds:
+            self.part()
+
+    def part(self) -> None:
+        """Close when the request in flight or on its way, if any, is answered: at once when idle."""
+        self._is_parting = self._is_draining = True
+        if not self.is_in_flight and not self.wire.has_unread and not self._reader.is_within_head:
             self.wire.close()
 
     def sweep(self, now: float) -> None:
@@ -123,16 +127,21 @@ class Connection:
             case "idle" if waited >= settings.keep_alive_seconds:
                 wire.close()
             case "head" if waited >= settings.header_seconds:
-                self._stall("no complete request head in time")
+                if self._reader.is_within_head:
+                    self._stall(self._reader.overdue())
+                else:
+                    wire.close()
             case "body" if waited >= settings.body_stall_seconds:
                 if progress - self._mark < settings.body_stall_bytes:
-                    self._stall("the body came too slowly")
+                    self._stall(BodyTimeoutError("the body came too slowly"))
                 self._since, self._mark = now, progress
             case "send":
                 if progress > self._mark:
                     self._since, self._mark = now, progress
                 elif waited >= settings.send_stall_seconds:
-                    self._stall("the reply was not taken")
+                    self._serving.instruments.stalled_connections.inc()
+                    self._serving.log.info("connection reset: the reply was not taken, remote %s", self._remote)
+                    wire.reset()
             case _:
                 pass
 
@@ -148,10 +157,11 @@ class Connection:
             return ("body", self._requests), wire.bytes_in
         return ("", self._requests), 0
 
-    def _stall(self, reason: str) -> None:
+    def _stall(self, error: InvalidRequestError) -> None:
+        """Give up waiting for the client to send; whoever waits answers with the error, and the connection ends."""
+        self._has_stalled = True
         self._serving.instruments.stalled_connections.inc()
-        self._serving.log.info("connection reset: %s, remote %s", reason, self._remote)
-        self.wire.reset()
+        self.wire.fail_reader(error)
 
     async def _serve_one(self) -> bool:
         """Serve the next request; False when the connection is to be closed."""
@@ -161,7 +171,7 @@ class Connection:
             head = await self._read_head()
         except HeadError as error:
             self._is_in_head = self._is_fresh = False
-            await self._refuse_head(error)
+            await self._refuse(error.fault, error.message, error.method, error.target)
             return False
         self._is_in_head = self._is_fresh = False
         if head is None:
@@ -179,16 +189,22 @@ class Connection:
             and not reply.close
             and not (head.is_http_10 and content_length(reply) is None)
             and not self._is_draining
+            and not self._has_stalled
             and not self.wire.is_at_end
             and (is_complete or body.can_be_dropped(serving.settings.unread_body_bytes))
         )
-        head_bytes, reply = self._checked_head(reply, request_id, keep_alive=keep_alive, is_http_10=head.is_http_10)
+        try:
+            head_bytes = serving.writer.head(reply, keep_alive=keep_alive, is_http_10=head.is_http_10)
+        except ValueError:
+            serving.log.exception("a reply that cannot be sent, request_id %s", request_id)
+            head_bytes, reply = await self._replaced(head, reply, request_id, keep_alive=keep_alive)
         sent_before = self.wire.bytes_out
         is_whole = await serving.writer.send(
             self.wire, reply, head_bytes, is_head=head.method == "HEAD", is_http_10=head.is_http_10
         )
         self._account(
-            head,
+            head.method,
+            head.target,
             reply,
             request_id,
             started=started,
@@ -204,17 +220,16 @@ class Connection:
                 return False
             await body.drop()
         self.is_in_flight = False
-        return keep_alive and not self._is_draining
+        return keep_alive and not self._is_parting
 
     async def _read_head(self) -> ParsedHead | None:
-        while True:
-            segment = await self.wire.read_segment()
-            if not segment:
-                return None
-            head, rest = self._reader.feed(segment)
+        wire = self.wire
+        while await wire.arrive():
+            head, rest = self._reader.feed(wire.take_unread())
             if head is not None:
-                self.wire.push_back(rest)
+                wire.push_back(rest)
                 return head
+        return None
 
     def _body(self, head: ParsedHead) -> LengthBody | ChunkedBody:
         if head.length is None:
@@ -224,41 +239,50 @@ class Connection:
     async def _answer(self, head: ParsedHead, body: LengthBody | ChunkedBody, request_id: str) -> Reply:
         serving = self._serving
         if not await serving.gate.enter():
-            return serving.bad_request(*_BUSY, request_id)
+            return self._refusal(HttpFault.BUSY, "too many requests", head, request_id)
         try:
             request = RequestHead(head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls)
             return await serving.handler(request, body)
-        except (ConnectionError, IncompleteBodyError):
-            # The client went, or sent less than it announced. If it still listens it gets to know.
-            return serving.bad_request(400, "IncompleteBody", "The body is shorter than announced.", request_id)
+        except (ConnectionError, IncompleteBodyError) as error:
+            # The client went, or sent less than it announced, or too slowly. If it still listens it gets to know.
+            fault = HttpFault.TIMEOUT if isinstance(error, BodyTimeoutError) else HttpFault.INCOMPLETE_BODY
+            return self._refusal(fault, str(error), head, request_id)
         except Exception:  # handlers answer their own errors; one that does not must not take the server's word with it
             serving.log.exception("the handler failed, request_id %s", request_id)
-            return serving.bad_request(*_FAILED, request_id)
+            return self._refusal(HttpFault.DEFECT, "the handler failed", head, request_id)
         finally:
             serving.gate.leave()
 
-    def _checked_head(
-        self, reply: Reply, request_id: str, *, keep_alive: bool, is_http_10: bool
+    def _refusal(self, fault: HttpFault, detail: str, head: ParsedHead, request_id: str) -> Reply:
+        return self._serving.render_refusal(Refusal(fault, detail, request_id, head.method, head.target))
+
+    async def _replaced(
+        self, head: ParsedHead, reply: Reply, request_id: str, *, keep_alive: bool
     ) -> tuple[bytes, Reply]:
-        try:
-            return self._head(reply, keep_alive=keep_alive, is_http_10=is_http_10), reply
-        except ValueError:
-            self._serving.log.exception("a reply that cannot be sent, request_id %s", request_id)
-            failed = self._serving.bad_request(*_FAILED, request_id)
-            return self._head(failed, keep_alive=keep_alive, is_http_10=is_http_10), failed
+        """What is answered instead of a reply whose head cannot be written."""
+        if not isinstance(reply.body, bytes):
+            await reply.body.aclose()
+        failed = self._refusal(HttpFault.DEFECT, "the reply cannot be sent", head, request_id)
+        return self._serving.writer.head(failed, keep_alive=keep_alive, is_http_10=head.is_http_10), failed
 
-    def _head(self, reply: Reply, *, keep_alive: bool, is_http_10: bool = False) -> bytes:
-        return self._serving.writer.head(reply, keep_alive=keep_alive, is_http_10=is_http_10)
-
-    async def _refuse_head(self, error: HeadError) -> None:
+    async def _refuse(self, fault: HttpFault, detail: str, method: str = "", target: str = "") -> None:
+        """Answer what never reaches the handler, and log it as any request; the connection is to be closed after it."""
         serving = self._serving
-        request_id = serving.new_request_id()
-        reply = serving.bad_request(error.status, error.code, error.message, request_id)
-        head_bytes = self._head(reply, keep_alive=False)
-        is_whole = await serving.writer.send(self.wire, reply, head_bytes, is_head=False)
         started = serving.clock.monotonic()
+        request_id = serving.new_request_id()
+        reply = serving.render_refusal(Refusal(fault, detail, request_id, method, target))
+        head_bytes = serving.writer.head(reply, keep_alive=False, is_http_10=False)
+        sent_before = self.wire.bytes_out
+        is_whole = await serving.writer.send(self.wire, reply, head_bytes, is_head=method == "HEAD")
         self._account(
-            None, reply, request_id, started=started, bytes_in=0, bytes_out=len(head_bytes), is_whole=is_whole
+            method,
+            target,
+            reply,
+            request_id,
+            started=started,
+            bytes_in=0,
+            bytes_out=self.wire.bytes_out - sent_before,
+            is_whole=is_whole,
         )
         await self._linger()
 
@@ -267,7 +291,7 @@ class Connection:
         settings = self._serving.settings
         self.wire.finish_sending()
         remaining = settings.unread_body_bytes
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, IncompleteBodyError):
             async with asyncio.timeout(settings.linger_seconds):
                 while remaining > 0:
                     segment = await self.wire.read_segment()
@@ -277,7 +301,8 @@ class Connection:
 
     def _account(
         self,
-        head: ParsedHead | None,
+        method: str,
+        target: str,
         reply: Reply,
         request_id: str,
         *,
@@ -288,7 +313,6 @@ class Connection:
     ) -> None:
         serving = self._serving
         seconds = serving.clock.monotonic() - started
-        method = head.method if head else "other"
         serving.instruments.count(method, reply.status, seconds=seconds, bytes_in=bytes_in, bytes_out=bytes_out)
         if not is_whole:
             serving.instruments.cut_replies.inc()
@@ -296,7 +320,8 @@ class Connection:
             serving.request_log.write(
                 request_id,
                 self._remote,
-                head,
+                method,
+                target,
                 reply,
                 bytes_in=bytes_in,
                 bytes_out=bytes_out,

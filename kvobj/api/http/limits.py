@@ -7,6 +7,7 @@ the handler at once and how many wait for that; who finds the queue full, or wai
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from dataclasses import dataclass
 
 _KIB = 1024
@@ -33,11 +34,15 @@ class HttpSettings:
     linger_seconds: float = 2.0
     """How long a connection that is being closed under an unread body is read, so that the reply is not lost to a reset."""
     connections: int = 1024
+    address_connections: int = 512
+    """Of one client's address, or IPv6 network of 64 bits; clients on this machine, which share one, have no such bound."""
     refused_connections: int = 64
-    """How many connections past `connections` are answered 503; any further one is reset."""
+    """How many connections past `connections`, or past one address's, are answered 503; any further one is reset."""
     handler_requests: int = 512
     queued_requests: int = 512
     queue_seconds: float = 10.0
+    parting_seconds: float = 1.0
+    """How long a drain waits for the next request of clients that sent one lately, so as to tell them that it is the last."""
     listen_backlog: int = 1024
     local_send_bytes: int | None = 256 * _KIB
     """The kernel's send buffer for long replies to clients on this machine; None, and those of all others, are left to the
@@ -51,6 +56,19 @@ class HttpSettings:
     """The buffer, shared by all connections, that heads and copied bodies are read into, and what a connection may hold unread."""
     sweep_seconds: float = 1.0
     """How often deadlines are checked: their resolution."""
+
+
+def address_group(remote: str) -> str:
+    """What counts as one client: an IPv4 address, also one mapped into IPv6, or the network of 64 bits that one IPv6 host gets."""
+    try:
+        address = ipaddress.ip_address(remote)
+    except ValueError:
+        return remote
+    if isinstance(address, ipaddress.IPv4Address):
+        return remote
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
 class RequestGate:

@@ -14,6 +14,10 @@ from kvobj.api.http.chunked_framing import ChunkedFraming
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# How much of many short chunks is received at once: enough for few calls, and still in the cache when its gaps are closed.
+_WINDOW_BYTES = 512 * 1024
+# The end of one chunk, the size line of the next, and some: these bytes are moved.
+_LINE_BYTES = 32
 
 
 class _Body:
@@ -88,19 +92,15 @@ class LengthBody(_Body):
         await self.accept()
         wire = self._wire
         try:
-            await wire.fill(buffer, on_bytes)
+            await wire.fill(buffer, on_bytes, has_more=len(buffer) < self._remaining)
         finally:
             self._remaining -= wire.filled
             self.received += wire.filled
 
     async def _read_some(self, limit: int) -> bytes:
-        segment = await self._wire.read_segment()
+        segment = await self._wire.read_some(min(limit, self._remaining))
         if not segment:
             raise IncompleteBodyError("the client went in the middle of the body", remaining=self._remaining)
-        most = min(limit, self._remaining)
-        if len(segment) > most:
-            self._wire.push_back(segment[most:])
-            segment = segment[:most]
         self._remaining -= len(segment)
         self.received += len(segment)
         return segment
@@ -135,41 +135,103 @@ class ChunkedBody(_Body):
         """See `RequestBody.read_some`."""
         if not await self._reach_data():
             return b""
-        segment = await self._next_segment()
-        most = min(limit, self._framing.data_left)
-        if len(segment) > most:
-            self._wire.push_back(segment[most:])
-            segment = segment[:most]
+        segment = await self._wire.read_some(min(limit, self._framing.data_left))
+        if not segment:
+            raise self._gone()
         self._took(len(segment))
         return segment
 
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""
         filled = 0
-        wire = self._wire
+        if self._awaits_continue or self._is_expired:
+            await self.accept()
         while filled < len(buffer):
-            if not await self._reach_data():
+            if self._is_broken:
+                raise InvalidRequestError("malformed chunked body")
+            if self._framing.is_ended:
                 raise IncompleteBodyError("the body is shorter than expected", received=filled, expected=len(buffer))
-            stop = min(len(buffer), filled + self._framing.data_left)
-            try:
-                await wire.fill(buffer[filled:stop], partial(_report, on_bytes, filled))
-            finally:
-                filled += wire.filled
-                self._took(wire.filled)
+            before = filled
+            if self._wire.has_unread:
+                filled = self._take_held(buffer, filled)
+            else:
+                filled = await self._receive_in_place(buffer, filled, on_bytes)
+            # Of many small chunks that came together the receiver is told once, or each would cost it a call.
+            if filled > before:
+                on_bytes(filled)
+
+    async def _receive_in_place(self, buffer: memoryview, filled: int, on_bytes: Callable[[int], None]) -> int:
+        """Receive the next bytes, framing and data, to where the data belongs, and close the gaps that the framing leaves; returns
+        how far the buffer is filled then.
+
+        Of a long chunk only the framing behind it comes along, so that its data is not moved; of short ones, many come at once.
+        """
+        framing, wire = self._framing, self._wire
+        left = framing.data_left
+        room = max(left, _WINDOW_BYTES) if self.received else 0
+        window = buffer[filled : filled + room + _LINE_BYTES]
+        # The end of a line follows a chunk for certain, and what follows that may be the end of the body.
+        needed = min(len(window), left + 2) if left else 1
+        told = partial(_report, on_bytes, filled, left) if left else _tell_nobody
+        await wire.fill(window, told, at_least=needed, has_more=True)
+        came, start, at = wire.filled, filled, 0
+        while at < came and not framing.is_ended:
+            if framing.data_left:
+                count = min(framing.data_left, came - at)
+                if start + at > filled:
+                    buffer[filled : filled + count] = window[at : at + count]
+                self._took(count)
+                filled += count
+                at += count
+            else:
+                at += self._framing_of(bytes(window[at : min(came, at + _LINE_BYTES)]))
+        wire.push_back(bytes(window[at:came]))
+        return filled
+
+    def _take_held(self, buffer: memoryview, filled: int) -> int:
+        """Copy data from all chunks that are here, in one pass over them; returns how far the buffer is filled then."""
+        framing, wire = self._framing, self._wire
+        held, at = wire.peek()
+        source = memoryview(held)
+        try:
+            while filled < len(buffer) and at < len(held):
+                if not framing.data_left:
+                    at = self._framing_of(held, at)
+                    if framing.is_ended:
+                        break
+                count = min(len(buffer) - filled, framing.data_left, len(held) - at)
+                if count:
+                    buffer[filled : filled + count] = source[at : at + count]
+                    self._took(count)
+                    filled += count
+                    at += count
+        finally:
+            wire.advance(at)
+        return filled
 
     def _took(self, count: int) -> None:
-        if count:
-            self._framing.took(count)
-            self.received += count
+        self._framing.took(count)
+        self.received += count
+
+    def _framing_of(self, segment: bytes, start: int = 0) -> int:
+        """Read framing from `start` on; returns where it ends."""
+        try:
+            return self._framing.consume(segment, start)
+        except InvalidRequestError:
+            self._is_broken = True
+            raise
 
     async def _reach_data(self) -> bool:
         """Read framing until data is next (True) or the body has ended (False)."""
-        await self.accept()
+        if self._awaits_continue or self._is_expired:
+            await self.accept()
         framing = self._framing
         while not framing.data_left and not framing.is_ended:
             if self._is_broken:
                 raise InvalidRequestError("malformed chunked body")
-            self._consume(await self._next_segment())
+            if not await self._wire.arrive():
+                raise self._gone()
+            self._consume()
         return not framing.is_ended
 
     def _look_ahead(self) -> None:
@@ -177,25 +239,22 @@ class ChunkedBody(_Body):
         framing, wire = self._framing, self._wire
         while wire.has_unread and not (framing.data_left or framing.is_ended or self._is_broken):
             try:
-                self._consume(wire.take_unread())
+                self._consume()
             except InvalidRequestError:
                 return
 
-    def _consume(self, segment: bytes) -> None:
-        try:
-            at = self._framing.consume(segment)
-        except InvalidRequestError:
-            self._is_broken = True
-            raise
-        self._wire.push_back(segment[at:])
+    def _consume(self) -> None:
+        held, at = self._wire.peek()
+        self._wire.advance(self._framing_of(held, at))
 
-    async def _next_segment(self) -> bytes:
-        segment = await self._wire.read_segment()
-        if not segment:
-            raise IncompleteBodyError("the client went in the middle of the body", received=self.received)
-        return segment
+    def _gone(self) -> IncompleteBodyError:
+        return IncompleteBodyError("the client went in the middle of the body", received=self.received)
 
 
-def _report(on_bytes: Callable[[int], None], before: int, count: int) -> None:
-    """Tell the receiver of a whole buffer about a piece that starts at `before`."""
-    on_bytes(before + count)
+def _report(on_bytes: Callable[[int], None], before: int, limit: int, count: int) -> None:
+    """Tell the receiver of a whole buffer about a piece that starts at `before` and of which `limit` bytes are data."""
+    on_bytes(before + min(count, limit))
+
+
+def _tell_nobody(_count: int) -> None:
+    """Nothing is known of the bytes yet."""

@@ -12,7 +12,6 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from kvobj.api.http.request_head import ParsedHead
 from kvobj.api.message import Reply
 from kvobj.clock import Clock
 
@@ -43,7 +42,8 @@ class RequestLog:
         self,
         request_id: str,
         remote: str,
-        head: ParsedHead | None,
+        method: str,
+        target: str,
         reply: Reply,
         *,
         bytes_in: int,
@@ -51,15 +51,15 @@ class RequestLog:
         duration_seconds: float,
         is_whole: bool,
     ) -> None:
-        """Log one request. `head` is None for one that could not be parsed; `is_whole` False when the reply was cut."""
+        """Log one request. Method and target are empty where it was not read so far; `is_whole` False when the reply was cut."""
         if not self.is_enabled:
             return
         line: dict[str, object] = {
             "time_ms": self._clock.now_ms(),
             "request_id": request_id,
             "remote": remote,
-            "method": head.method if head else "",
-            "target": without_secrets(head.target) if head else "",
+            "method": method,
+            "target": without_secrets(target),
             "status": reply.status,
             "bytes_in": bytes_in,
             "bytes_out": bytes_out,

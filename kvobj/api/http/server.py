@@ -14,29 +14,35 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from kvobj.api.http.body_handover import ReceiveMode, Wire
-from kvobj.api.http.connection import BadRequest, Connection, Serving
+from kvobj.api.http.connection import Connection, Serving
 from kvobj.api.http.instruments import HttpInstruments
-from kvobj.api.http.limits import HttpSettings, RequestGate
+from kvobj.api.http.limits import HttpSettings, RequestGate, address_group
 from kvobj.api.http.receive_check import choose_receive_mode
 from kvobj.api.http.reply_writer import ReplyWriter
 from kvobj.api.http.request_head import HeadReader, require_compiled_parser
 from kvobj.api.http.request_log import RequestLog
-from kvobj.api.message import Handler, Reply
+from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
 
 
-def plain_bad_request(status: int, code: str, message: str, request_id: str) -> Reply:
+def plain_refusal(refusal: Refusal) -> Reply:
     """A refusal as plain text, for servers that speak no S3."""
-    body = f"{code}: {message} (request {request_id})\n".encode()
-    return Reply(status, (("content-type", "text/plain; charset=utf-8"),), body)
+    name, status = refusal.fault.value
+    body = f"{name}: {refusal.detail} (request {refusal.request_id})\n".encode()
+    return Reply(
+        status,
+        (("content-type", "text/plain; charset=utf-8"),),
+        b"" if refusal.method == "HEAD" else body,
+        log={"error": name, "cause": refusal.detail},
+    )
 
 
 class HttpServer:
     """Serves `handler`. Make it anywhere; everything else on one running event loop.
 
-    `log` gets the request lines (INFO, JSON) and, as its child `errors`, what went wrong. `bad_request` renders what is refused
-    before the handler sees it.
+    `log` gets the request lines (INFO, JSON) and, as its child `errors`, what went wrong. `render_refusal` words what
+    this layer answers by itself.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class HttpServer:
         clock: Clock,
         new_request_id: Callable[[], str],
         log: logging.Logger,
-        bad_request: BadRequest = plain_bad_request,
+        render_refusal: RenderRefusal = plain_refusal,
         receive_mode: ReceiveMode | None = None,
         write_line: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -68,7 +74,7 @@ class HttpServer:
             settings=settings,
             clock=clock,
             new_request_id=new_request_id,
-            bad_request=bad_request,
+            render_refusal=render_refusal,
             gate=RequestGate(
                 running=settings.handler_requests, queued=settings.queued_requests, seconds=settings.queue_seconds
             ),
@@ -79,7 +85,11 @@ class HttpServer:
         )
         self._receive_mode = receive_mode
         self._servers: list[asyncio.Server] = []
+        self._gone: list[asyncio.Task[None]] = []
+        self._is_draining = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._of_address: dict[str, int] = {}
+        self._refusing = 0
         self._header_names: dict[bytes, str] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._shared = memoryview(bytearray(settings.receive_buffer_bytes))
@@ -111,19 +121,39 @@ class HttpServer:
                 ssl_shutdown_timeout=None if ssl_context is None else self._settings.linger_seconds,
             )
             self._servers.append(server)
+            # Done when the server is closed and no transport of it is left: TLS handshakes count, and no connection yet.
+            self._gone.append(loop.create_task(server.wait_closed()))
         self._ports = tuple(bound.getsockname()[1] for bound in sockets)
         self._schedule_sweep()
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Accept no more, close idle connections, finish what is in flight; True when all was finished in time."""
+        """Accept no more and finish what is in flight; True when all was finished in time.
+
+        Connections that were used lately, or just made, are kept for one more request (up to `parting_seconds`), whose reply
+        says that the connection ends; others that are idle are closed at once.
+        """
+        self._is_draining = True
         self._stop_accepting()
+        now = self._clock.monotonic()
+        parting = min(self._settings.parting_seconds, timeout_seconds)
         for connection in self._connections:
-            connection.drain()
-        tasks = list(self._connections.values())
-        if not tasks:
+            connection.drain(now, idle_seconds=self._settings.parting_seconds)
+        if await self._ended_within(parting, and_handshakes=True):
             return True
-        _, pending = await asyncio.wait(tasks, timeout=timeout_seconds)
-        return not pending
+        for connection in self._connections:
+            connection.part()
+        return await self._ended_within(timeout_seconds - parting)
+
+    async def _ended_within(self, seconds: float, *, and_handshakes: bool = False) -> bool:
+        """Wait for the end of all connections, also of those that are still in their TLS handshake where asked to."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        also = self._gone if and_handshakes else ()
+        while tasks := [*self._connections.values(), *(gone for gone in also if not gone.done())]:
+            _, pending = await asyncio.wait(tasks, timeout=max(deadline - loop.time(), 0))
+            if pending:
+                return False
+        return True
 
     async def aclose(self) -> None:
         """Stop at once: what is still open is reset, handlers are cancelled. Idempotent."""
@@ -138,6 +168,10 @@ class HttpServer:
         await asyncio.gather(*connections.values(), return_exceptions=True)
         for connection in connections:
             await connection.wire.wait_closed()
+        for gone in self._gone:
+            gone.cancel()
+        await asyncio.gather(*self._gone, return_exceptions=True)
+        self._gone.clear()
         for server in self._servers:
             await server.wait_closed()
         self._servers.clear()
@@ -168,25 +202,45 @@ class HttpServer:
 
     def _connected(self, wire: Wire) -> None:
         loop = asyncio.get_running_loop()
+        settings = self._settings
+        group = ""
         if wire.is_local:
-            settings = self._settings
             wire.tune(send_bytes=settings.local_send_bytes, low_water_bytes=settings.local_low_water_bytes)
-        connection = Connection(wire, HeadReader(loop, self._settings, names=self._header_names), self._serving)
-        count = len(self._connections)
-        if count < self._settings.connections:
-            work = connection.serve()
         else:
+            group = address_group(wire.remote)
+        connection = Connection(wire, HeadReader(loop, settings, names=self._header_names), self._serving)
+        too_many = self._too_many(group)
+        if too_many:
             self._instruments.refused_connections.inc()
-            if count >= self._settings.connections + self._settings.refused_connections:
+            if self._refusing >= settings.refused_connections:
                 wire.reset()
                 return
-            work = connection.refuse()
-        task = loop.create_task(work)
+            self._refusing += 1
+        else:
+            self._of_address[group] = self._of_address.get(group, 0) + 1
+        if self._is_draining:  # its TLS handshake had begun before
+            connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
+        task = loop.create_task(connection.refuse(too_many) if too_many else connection.serve())
         self._connections[connection] = task
-        task.add_done_callback(lambda done: self._ended(connection, done))
+        task.add_done_callback(lambda done: self._ended(connection, done, group=group, was_served=not too_many))
 
-    def _ended(self, connection: Connection, task: asyncio.Task[None]) -> None:
+    def _too_many(self, group: str) -> str:
+        """Why one more connection of this group of addresses is refused, or nothing."""
+        settings = self._settings
+        if len(self._connections) - self._refusing >= settings.connections:
+            return "too many connections"
+        if group and self._of_address.get(group, 0) >= settings.address_connections:
+            return "too many connections of one address"
+        return ""
+
+    def _ended(self, connection: Connection, task: asyncio.Task[None], *, group: str, was_served: bool) -> None:
         del self._connections[connection]
+        if was_served:
+            self._of_address[group] -= 1
+            if not self._of_address[group]:
+                del self._of_address[group]
+        else:
+            self._refusing -= 1
         if not task.cancelled() and task.exception() is not None:
             self._errors.error("a connection's task failed", exc_info=task.exception())
             connection.wire.reset()
