@@ -27,13 +27,11 @@ def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, st
         sys.stdout.write(example_text())
         return 0
     try:
-        settings = load_settings(
-            options.config,
-            environment=os.environ if environment is None else environment,
-            data=options.data,
-            listen=options.listen,
-        )
-        return _run(settings)
+        environment = os.environ if environment is None else environment
+        settings = load_settings(options.config, environment=environment, data=options.data, listen=options.listen)
+        if options.hold_sockets:
+            return _hold(settings, options, environment)
+        return _run(settings, environment)
     except ConfigurationError as error:
         sys.stderr.write("kvobj: this configuration cannot be used:\n")
         sys.stderr.writelines(f"  {problem}\n" for problem in error.problems)
@@ -43,11 +41,21 @@ def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, st
         return 1
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, environment: Mapping[str, str]) -> int:
     # Imported here, so that a wrong configuration is told at once and `--help` does not load the server.
-    from kvobj.app import run  # noqa: PLC0415 - see above
+    from kvobj.app.serve import run  # noqa: PLC0415 - see above
 
-    return run(settings)
+    return run(settings, environment)
+
+
+def _hold(settings: Settings, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    from kvobj.app.holder import hold  # noqa: PLC0415 - see above
+
+    command = [sys.executable, "-m", "kvobj", "serve"]
+    for option, value in (("--config", options.config), ("--data", options.data), ("--listen", options.listen)):
+        if value is not None:
+            command += [option, str(value)]
+    return hold(settings, command, environment)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,5 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", type=Path, metavar="FILE", help="TOML configuration (default: the embedded default)")
     serve.add_argument("--data", metavar="DIR", help="data directory (default: ./kvobj-data)")
     serve.add_argument("--listen", metavar="HOST:PORT", help="address of the S3 API (default: 127.0.0.1:9000)")
+    serve.add_argument(
+        "--hold-sockets",
+        action="store_true",
+        help="start the server as a child, and again whenever it ends; clients that connect meanwhile wait",
+    )
     commands.add_parser("example-config", help="print the annotated example configuration")
     return parser

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
+from urllib.parse import urlsplit
 
 from raw_http import Credentials, RawS3
 
 MIB: Final = 1024 * 1024
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
-_READY: Final = "kvobj ready http://"
+_READY: Final = "kvobj ready "
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -60,18 +61,34 @@ class BucketSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class UserSetting:
+    """One `[[users]]` entry; a display name that differs from the id shows where which of them is told."""
+
+    id: str
+    access_key: str
+    secret_key: str
+
+    @property
+    def display_name(self) -> str:
+        """What listings call the user."""
+        return f"The {self.id}"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """What a test's server is given. Small by default; `sections` is more TOML by section name."""
 
     dram_bytes: int = 128 * MIB
     nvme_bytes: int = 1024 * MIB
     buckets: Sequence[BucketSetting] = ()
+    users: Sequence[UserSetting] = ()
     domains: Sequence[str] = ("localhost",)
     nvme_path: Path | None = None
     nvme_segment_bytes: int | None = None
     dram_path: Path | None = None
     sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
 
 
 def write_configuration(
@@ -93,6 +110,14 @@ def write_configuration(
             f'name = "{bucket.name}"',
             f'kind = "{bucket.kind}"',
             f'durability = "{bucket.durability}"',
+        ]
+    for user in settings.users:
+        lines += [
+            "[[users]]",
+            f'id = "{user.id}"',
+            f'display_name = "{user.display_name}"',
+            f'access_key = "{user.access_key}"',
+            f'secret_key = "{user.secret_key}"',
         ]
     lines += [
         "[[tiers]]",
@@ -128,6 +153,7 @@ class ServerProcess:
         self.admin_port = free_port()
         self.host = "127.0.0.1"
         self.port = 0
+        self.scheme = "http"
         self.starts = 0
         self.start_seconds = 0.0
         self.log_path = directory / "server.log"
@@ -151,7 +177,7 @@ class ServerProcess:
     @property
     def endpoint(self) -> str:
         """The S3 endpoint's URL."""
-        return f"http://{self.host}:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -178,7 +204,15 @@ class ServerProcess:
             admin_port=self.admin_port,
         )
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.settings.environment}
-        command = [sys.executable, "-m", "kvobj", "serve", "--config", str(self.configuration)]
+        command = [
+            sys.executable,
+            "-m",
+            "kvobj",
+            "serve",
+            "--config",
+            str(self.configuration),
+            *self.settings.arguments,
+        ]
         ready = threading.Event()
         began = time.monotonic()
         with self.log_path.open("a") as log:
@@ -202,7 +236,8 @@ class ServerProcess:
                 log.write(line)
                 log.flush()
                 if line.startswith(_READY):
-                    self.port = int(line[len(_READY) :].split()[0].rstrip("/").rpartition(":")[2])
+                    url = urlsplit(line[len(_READY) :].strip())
+                    self.scheme, self.port = url.scheme, url.port or 0
                     ready.set()
         ready.set()
 

@@ -1,5 +1,4 @@
-"""The composition root: the one place that names concrete classes and wires them."""
+"""The composition root: the one place that names concrete classes and wires them.
 
-from kvobj.app.serve import run
-
-__all__ = ["run"]
+`kvobj.app.serve.run` is the server, `kvobj.app.holder.hold` its parent where it has one; the latter loads nothing of the former.
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 
 from kvobj import __version__
 from kvobj.api.admin_view import (
@@ -179,7 +180,14 @@ class NodeView:
 
     async def gc_plan(self, limit: int) -> GcPlan:
         """See `AdminView.gc_plan`."""
-        return await self._node.collector.plan(limit=limit)
+        plan = await self._node.collector.plan(limit=limit)
+        expired = await self._node.upkeep.lifecycle.plan()
+        return replace(
+            plan,
+            victims=(*plan.victims, *expired)[:limit],
+            chunks=plan.chunks + len(expired),
+            size_bytes=plan.size_bytes + sum(victim.size_bytes for victim in expired),
+        )
 
     async def collect(self) -> GcReport:
         """See `AdminView.collect`."""

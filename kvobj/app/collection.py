@@ -17,6 +17,7 @@ from kvobj.gc.copies import Copies, MarkedTier
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.holds import Holds
 from kvobj.gc.instruments import GcParts, register
+from kvobj.gc.lifecycle import Lifecycle
 from kvobj.gc.lost import LostObjects
 from kvobj.gc.pacing import Pace
 from kvobj.gc.reaper import Reaper
@@ -58,6 +59,7 @@ class Upkeep:
     copies: Copies
     recall: Recall
     lost: LostObjects
+    lifecycle: Lifecycle
     parts: GcParts
 
 
@@ -136,7 +138,8 @@ def make_upkeep(
     metrics: Metrics,
     log: logging.Logger,
 ) -> Upkeep:
-    """Everything else of gc. `tiers` is all of them as one; `directory` keeps the policy's tables and the scrub's position."""
+    """Everything else of gc. `tiers` is all of them as one; `directory` keeps the policy's tables and how far
+    scrub and lifecycle are."""
     gc = settings.gc
     lost = LostObjects(catalog=catalog, clock=clock, on_removed=on_removed, log=log)
     copies = Copies(cache=cache, home=home, run=run, in_use=in_use, corrupt=corrupt, settled=settled)
@@ -159,6 +162,14 @@ def make_upkeep(
         reconcile_interval_seconds=gc.reconcile_interval_seconds,
         history_retention_seconds=settings.events.retention_seconds,
     )
+    lifecycle = Lifecycle(
+        catalog=catalog,
+        clock=clock,
+        pace=collection.pace,
+        day_seconds=settings.debug.lifecycle_day_seconds,
+        on_removed=on_removed,
+        log=log,
+    )
     parts = GcParts(
         catalog=catalog,
         collector=collection.collector,
@@ -168,15 +179,17 @@ def make_upkeep(
         scrub=scrub,
         reconcile=reconcile,
         lost=lost,
+        lifecycle=lifecycle,
     )
     register(metrics, parts)
     return Upkeep(
         sweep=sweep,
         scrub=scrub,
         expiry=expiry,
-        state_files=StateFiles(directory, {"policy": policy, "scrub": scrub}, run=run, log=log),
+        state_files=StateFiles(directory, {"policy": policy, "scrub": scrub, "lifecycle": lifecycle}, run=run, log=log),
         copies=copies,
         recall=Recall(catalog=catalog, clock=clock, pace=collection.pace, on_removed=on_removed),
         lost=lost,
+        lifecycle=lifecycle,
         parts=parts,
     )

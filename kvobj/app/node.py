@@ -399,7 +399,7 @@ def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     for worker in (node.write_behind, node.reaper, node.collector, upkeep.expiry, upkeep.state_files):
         worker.start()
         stack.push_async_callback(worker.aclose)
-    for later in (upkeep.sweep, upkeep.scrub):
+    for later in (upkeep.sweep, upkeep.scrub, upkeep.lifecycle):
         stack.push_async_callback(later.aclose)
     stack.push_async_callback(upkeep.recall.cancel)
     stack.push_async_callback(node.kv.feed.aclose)
@@ -431,12 +431,14 @@ async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
 
 @asynccontextmanager
 async def housekeeping(node: Node) -> AsyncIterator[None]:
-    """What a start does once requests are being answered: populate the arena, learn what is at home, sweep, scrub.
+    """What a start does once requests are being answered: populate the arena, learn what is at home, sweep,
+    scrub, expire.
 
     Before that it would take seconds from the first answer where there are many objects.
     """
     node.upkeep.sweep.start()
     node.upkeep.scrub.start()
+    node.upkeep.lifecycle.start()
     background = [
         asyncio.create_task(node.arena.populate(), name="populate"),
         asyncio.create_task(node.collector.load(), name="load-home-chunks"),

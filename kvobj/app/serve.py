@@ -2,7 +2,8 @@
 
 SIGTERM and SIGINT drain: no new connections, requests in flight finish, what is only in memory is written down, exit 0. A
 second interrupt from the keyboard ends at once (a second SIGTERM changes nothing); nothing that was acknowledged is lost
-then either, since a start adopts what is in memory.
+then either, since a start adopts what is in memory. SIGUSR2 counts on that: it drains and ends, and the next start has it all,
+dram still warm. SIGHUP reads the TLS certificate and its key again.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
-import socket
-import ssl
+import os
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import NoReturn
 
 import uvloop
 
 from kvobj.announcement import announcement
 from kvobj.api.admin_api import AdminService
 from kvobj.api.admin_authentication import AdminAuthentication
-from kvobj.api.errors import bad_request
+from kvobj.api.errors import refusal_reply
 from kvobj.api.exchange import S3Settings
 from kvobj.api.http import HttpServer, HttpSettings
 from kvobj.api.request import HostRules
@@ -29,26 +31,31 @@ from kvobj.api.service import S3Service
 from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.app.admin_state import NodeView
+from kvobj.app.listening import Listeners, address_of
 from kvobj.app.log import line_writer, start_logging
 from kvobj.app.node import Node, flush, housekeeping, open_node
+from kvobj.app.open_files import allow_open_files
+from kvobj.app.readiness import READY, STOPPING, tell
+from kvobj.app.signals import ServerSignals
+from kvobj.app.tls import ServedCertificate
 from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
-from kvobj.config.settings import ListenAddress, Settings, TlsSettings
+from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
-from kvobj.errors import ConfigurationError
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
 
 FLUSH_SECONDS = 600.0
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal says to stop; the process's exit status."""
+def run(settings: Settings, environment: Mapping[str, str]) -> int:
+    """Serve until a signal says to stop; the process's exit status. `environment` may name sockets to take over."""
     log = start_logging(settings.log)
+    allow_open_files(settings.limits, log)
     # A start makes a million objects that all stay: collections that walk them again and again took a third of its time.
     gc.disable()
     with DataDirectory.open(settings.server.data) as data, uvloop_runner() as runner:
-        runner.run(_serve(settings, data, log))
+        runner.run(_serve(settings, data, environment, log))
     return 0
 
 
@@ -57,21 +64,49 @@ def uvloop_runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def _serve(settings: Settings, data: DataDirectory, log: logging.Logger) -> None:
+async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[str, str], log: logging.Logger) -> None:
     clock, metrics = SystemClock(), Metrics()
-    stop = _stop_on_signals()
-    sockets = _Sockets.bind(settings)
+    tls = None if settings.server.tls is None else ServedCertificate.load(settings.server.tls, clock, metrics, log)
+    signals = ServerSignals.listen(on_hangup=_nothing_to_reload(log) if tls is None else tls.reload)
+    listeners = Listeners.open(settings, environment)
     try:
         async with open_node(settings, data, clock=clock, metrics=metrics, log=log) as node:
-            await _serve_node(node, sockets, stop=stop, clock=clock, metrics=metrics, log=log)
+            await _serve_node(
+                node,
+                listeners,
+                tls=tls,
+                signals=signals,
+                environment=environment,
+                clock=clock,
+                metrics=metrics,
+                log=log,
+            )
+            if signals.keeps_memory:
+                _end_as_it_is(log)
             if not await flush(node, timeout_seconds=FLUSH_SECONDS):
                 log.warning("not everything could be written down before the stop")
     finally:
-        sockets.close()
+        listeners.close()
+
+
+def _end_as_it_is(log: logging.Logger) -> NoReturn:
+    """End as a crash does, which every start copes with: the arena stays, and nothing waits to be written down."""
+    log.info("stopped: the next start takes over what is in memory")
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 async def _serve_node(
-    node: Node, sockets: _Sockets, *, stop: asyncio.Event, clock: Clock, metrics: Metrics, log: logging.Logger
+    node: Node,
+    listeners: Listeners,
+    *,
+    tls: ServedCertificate | None,
+    signals: ServerSignals,
+    environment: Mapping[str, str],
+    clock: Clock,
+    metrics: Metrics,
+    log: logging.Logger,
 ) -> None:
     settings = node.settings
     async with AsyncExitStack() as stack:
@@ -82,7 +117,7 @@ async def _serve_node(
             clock=clock,
             new_request_id=new_request_id,
             log=log.getChild("s3"),
-            bad_request=bad_request,
+            render_refusal=partial(refusal_reply, host_id=node.data.store_id.hex()),
             write_line=line_writer(),
         )
         stack.push_async_callback(s3.aclose)
@@ -112,26 +147,30 @@ async def _serve_node(
             log=log.getChild("admin"),
         )
         stack.push_async_callback(admin.aclose)
-        await admin.start([sockets.admin])
-        await s3.start([sockets.s3], _tls(settings.server.tls))
+        await admin.start([listeners.admin])
+        await s3.start(listeners.s3, None if tls is None else tls.context)
         # Start-up's objects live as long as the process: collections need not walk them again.
         gc.freeze()
         gc.enable()
-        _announce(node, sockets)
         view.ready = True
+        tell(environment, READY)  # before the ready line: who reads that may end the process at once
+        _announce(node, listeners)
         async with housekeeping(node):
-            await stop.wait()
+            await signals.wait_for_stop()
             view.ready = False
+        tell(environment, STOPPING)
         log.info("stopping: finishing requests in flight")
+        # What connects from here on waits for the next process where another holds the sockets, and else is better refused.
+        listeners.close_s3()
         await node.kv.events.aclose()  # readers that follow would hold up the drain until its deadline
         await s3.drain(settings.limits.drain_timeout_seconds)
 
 
-def _announce(node: Node, sockets: _Sockets) -> None:
+def _announce(node: Node, listeners: Listeners) -> None:
     settings = node.settings
     scheme = "http" if settings.server.tls is None else "https"
-    url = f"{scheme}://{_address(sockets.s3)}"
-    node.data.write_endpoints(s3=url, admin=f"http://{_address(sockets.admin)}")
+    url = f"{scheme}://{address_of(listeners.s3[0])}"
+    node.data.write_endpoints(s3=url, admin=f"http://{address_of(listeners.admin)}")
     sys.stdout.write(announcement(settings, url, node.data.credentials_path) + "\n")
     sys.stdout.flush()
 
@@ -144,7 +183,15 @@ def _s3_service(node: Node, clock: Clock, log: logging.Logger) -> S3Service:
         path_style=frozenset({"localhost", server.listen.host.lower()}),
         default_bucket=server.default_bucket,
     )
-    settings = S3Settings(region=server.region, host_rules=rules, host_id=node.data.store_id.hex())
+    settings = S3Settings(
+        region=server.region,
+        host_rules=rules,
+        host_id=node.data.store_id.hex(),
+        unsigned_payload_needs_tls=server.unsigned_payload_needs_tls,
+        explain_signatures=node.settings.debug.explain_signatures,
+        trusted_proxies=server.trusted_proxies,
+        bucket_uploads=node.settings.limits.bucket_uploads,
+    )
     return S3Service(
         node.store,
         settings,
@@ -172,73 +219,11 @@ def _http_settings(settings: Settings, name: str) -> HttpSettings:
         body_stall_seconds=limits.progress_timeout_seconds,
         send_stall_seconds=limits.progress_timeout_seconds,
         connections=limits.connections,
+        address_connections=limits.address_connections,
         handler_requests=limits.concurrent_requests,
         queue_seconds=limits.reserve_timeout_seconds,
     )
 
 
-def _tls(settings: TlsSettings | None) -> ssl.SSLContext | None:
-    if settings is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.certificate, settings.key)
-    except OSError as error:
-        raise ConfigurationError([f"server.tls_certificate: cannot be loaded: {error}"]) from error
-    return context
-
-
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_interrupt() -> None:
-        if stop.is_set():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGINT)
-        stop.set()
-
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    return stop
-
-
-class _Sockets:
-    """Both listening sockets, bound before anything is opened, so that a port in use is told at once."""
-
-    def __init__(self, s3: socket.socket, admin: socket.socket) -> None:
-        self.s3 = s3
-        self.admin = admin
-
-    @classmethod
-    def bind(cls, settings: Settings) -> _Sockets:
-        s3 = _bound(settings.server.listen, "server.listen")
-        try:
-            return cls(s3, _bound(settings.admin.listen, "admin.listen"))
-        except BaseException:
-            s3.close()
-            raise
-
-    def close(self) -> None:
-        self.s3.close()
-        self.admin.close()
-
-
-def _bound(address: ListenAddress, path: str) -> socket.socket:
-    try:
-        ((family, _, _, _, where), *_) = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(where)
-        except BaseException:
-            bound.close()
-            raise
-    except OSError as error:
-        raise ConfigurationError([f"{path}: cannot listen on {address}: {error.strerror}"]) from error
-    return bound
-
-
-def _address(bound: socket.socket) -> ListenAddress:
-    host, port = bound.getsockname()[:2]
-    return ListenAddress(host, port)
+def _nothing_to_reload(log: logging.Logger) -> Callable[[], None]:
+    return lambda: log.info("hangup: there is no TLS certificate to read again")

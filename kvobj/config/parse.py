@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from kvobj.config.settings import (
     GcSettings,
     LimitSettings,
     LogSettings,
+    Network,
     PolicySettings,
     RootCredentials,
     SecuritySettings,
@@ -116,9 +118,23 @@ def _read_server(reader: TableReader) -> ServerSettings:
         default_bucket=default_bucket,
         workers=workers,
         tls=TlsSettings(Path(certificate), Path(key)) if certificate and key else None,
+        unsigned_payload_needs_tls=reader.flag(
+            "unsigned_payload_needs_tls", default=default.unsigned_payload_needs_tls
+        ),
+        trusted_proxies=_read_networks(reader, "trusted_proxies"),
     )
     reader.finish()
     return settings
+
+
+def _read_networks(reader: TableReader, key: str) -> tuple[Network, ...]:
+    networks: list[Network] = []
+    for position, text in enumerate(reader.texts(key)):
+        try:
+            networks.append(ip_network(text))
+        except ValueError:
+            reader.report(f"{key}[{position}]", f"must be a network such as 10.0.0.0/8, not {text!r}")
+    return tuple(networks)
 
 
 def _read_bucket(reader: TableReader) -> BucketSettings:
@@ -273,6 +289,9 @@ def _read_limits(reader: TableReader) -> LimitSettings:
     default = LimitSettings()
     settings = LimitSettings(
         connections=reader.whole_number("connections", default.connections, low=1, high=1_000_000),
+        address_connections=reader.whole_number(
+            "address_connections", default.address_connections, low=1, high=1_000_000
+        ),
         concurrent_requests=reader.whole_number(
             "concurrent_requests", default.concurrent_requests, low=1, high=1_000_000
         ),
@@ -284,6 +303,7 @@ def _read_limits(reader: TableReader) -> LimitSettings:
         idle_timeout_seconds=reader.seconds("idle_timeout", default.idle_timeout_seconds),
         progress_timeout_seconds=reader.seconds("progress_timeout", default.progress_timeout_seconds),
         reserve_timeout_seconds=reader.seconds("reserve_timeout", default.reserve_timeout_seconds),
+        bucket_uploads=reader.whole_number("bucket_uploads", default.bucket_uploads, low=1, high=10_000_000),
         drain_timeout_seconds=reader.seconds("drain_timeout", default.drain_timeout_seconds),
     )
     reader.finish()
@@ -301,7 +321,8 @@ def _read_log(reader: TableReader) -> LogSettings:
 
 def _read_debug(reader: TableReader) -> DebugSettings:
     settings = DebugSettings(
-        lifecycle_day_seconds=reader.seconds("lifecycle_day", DebugSettings().lifecycle_day_seconds)
+        lifecycle_day_seconds=reader.seconds("lifecycle_day", DebugSettings().lifecycle_day_seconds),
+        explain_signatures=reader.flag("explain_signatures", default=DebugSettings().explain_signatures),
     )
     reader.finish()
     return settings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ DurabilityName = Literal["memory", "local", "shared"]
 CodecName = Literal["raw", "zp"]
 PolicyName = Literal["gipe", "lru"]
 LogLevelName = Literal["debug", "info", "warning", "error"]
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The S3 listener and the data directory. Host rules are those of design §8."""
+    """The S3 listener and the data directory. Host rules are those of design §8; `trusted_proxies` may say who a client is."""
 
     listen: ListenAddress = ListenAddress("127.0.0.1", 9000)
     data: Path = Path("kvobj-data")
@@ -48,6 +50,8 @@ class ServerSettings:
     default_bucket: str | None = None
     workers: int = 1
     tls: TlsSettings | None = None
+    unsigned_payload_needs_tls: bool = False
+    trusted_proxies: tuple[Network, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,7 @@ class LimitSettings:
     """Bounds of the server. What goes over one is refused, never queued without end."""
 
     connections: int = 1024
+    address_connections: int = 512
     concurrent_requests: int = 512
     request_line_bytes: int = 8 * 2**10
     header_bytes: int = 32 * 2**10
@@ -180,6 +185,7 @@ class LimitSettings:
     idle_timeout_seconds: float = 60.0
     progress_timeout_seconds: float = 60.0
     reserve_timeout_seconds: float = 10.0
+    bucket_uploads: int = 10_000
     drain_timeout_seconds: float = 30.0
 
 
@@ -193,9 +199,11 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class DebugSettings:
-    """For tests: how long lifecycle rules take a day to be."""
+    """For tests and for who debugs a client: how long lifecycle rules take a day to be; whether a signature that does not match is
+    answered with what was to be signed (never with the signature)."""
 
     lifecycle_day_seconds: float = 86400.0
+    explain_signatures: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,14 @@ from kvobj.errors import UnavailableError
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Stands in for the server: keeps the settings it was started with."""
     settings: list[Settings] = []
-    app = types.ModuleType("kvobj.app")
+    serve = types.ModuleType("kvobj.app.serve")
 
-    def run(given: Settings) -> int:
+    def run(given: Settings, _environment: Mapping[str, str]) -> int:
         settings.append(given)
         return 0
 
-    app.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "kvobj.app", app)
-    monkeypatch.setattr("kvobj.app", app, raising=False)
+    serve.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvobj.app.serve", serve)
     return settings
 
 
@@ -67,10 +67,10 @@ def test_a_bad_configuration_exits_2_with_every_problem(
 def test_a_store_that_cannot_run_exits_1(
     started: list[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(_settings: Settings) -> int:
+    def run(_settings: Settings, _environment: Mapping[str, str]) -> int:
         raise UnavailableError("data directory is in use by another process", pid=1)
 
-    monkeypatch.setattr("kvobj.app.run", run)
+    monkeypatch.setattr(sys.modules["kvobj.app.serve"], "run", run)
     assert main(["serve"], environment={}) == 1
     assert capsys.readouterr().err == "kvobj: data directory is in use by another process pid=1\n"
     assert started == []
@@ -92,10 +92,10 @@ def test_the_announcement_begins_with_the_ready_line_and_keeps_the_secret() -> N
     assert "--data /data credentials" in announcement(Settings(), "http://x", Path("/data/credentials"))
 
 
-def test_importing_the_package_and_the_client_imports_nothing_heavy() -> None:
+def test_importing_the_package_the_client_and_the_holder_of_sockets_imports_nothing_heavy() -> None:
     # msgspec, the msgpack of the client, takes about as long as http.client, and no server is behind it.
     script = (
-        "import sys, kvobj, kvobj.client, kvobj.cli\n"
+        "import sys, kvobj, kvobj.client, kvobj.cli, kvobj.app.holder\n"
         "heavy = {'torch', 'cupy', 'aiohttp', 'asyncpg', 'lmdb', 'botocore', 'uvloop', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
