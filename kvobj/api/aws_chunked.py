@@ -1,7 +1,7 @@
 """Takes the aws-chunked framing off a body: a `ByteSource` of the payload, and the trailers after its end.
 
-Guarantees: payload goes straight into the receiver's buffer (only what came in one read with a chunk's header is copied, at most
-512 bytes a chunk); every line, chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature
+Guarantees: payload goes straight into the receiver's buffer, and so does the framing between chunks, which is taken out of it in place:
+of long chunks a few bytes are moved, of short ones (under 512 KiB) each at most once, while still in the cache; every line, chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature
 was checked; exactly the declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
 Source: S3 API reference, "Signature calculations: transferring payload in multiple chunks" and "including trailing headers".
 """
@@ -13,6 +13,7 @@ import hmac
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -30,6 +31,10 @@ MINIMUM_CHUNK_BYTES: Final = 8192
 MAX_SIGNED_CHUNK_BYTES: Final = 16 * 1024 * 1024
 _INLINE_HASH_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 512
+_WINDOW_BYTES: Final = 512 * 1024
+"""How much of many short chunks is received at once."""
+_FRAMING_BYTES: Final = 128
+"""More than can stand between two chunks: two line ends, 16 hex digits, a signature."""
 _SMALL_BODY_BYTES: Final = 64 * 1024
 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})\Z").match
@@ -65,12 +70,12 @@ class AwsChunkedSource:
         self._signing = signing
         self._with_trailer = with_trailer
         self._executor = executor
-        small = body.length is not None and body.length <= _SMALL_BODY_BYTES
-        self._read_bytes = _SMALL_BODY_BYTES if small else _READ_BYTES
+        self._is_small = (size_bytes if body.length is None else body.length) <= _SMALL_BODY_BYTES
         self._pending = b""
         self._position = 0
         self._chunk_left_bytes = 0
         self._chunk_bytes: int | None = None
+        self._chunk_count = 0
         self._chunk_signature = ""
         self._previous_signature = "" if signing is None else signing.seed_signature
         self._hash = sha256()
@@ -83,21 +88,12 @@ class AwsChunkedSource:
         """
         filled = 0
         while filled < len(buffer):
-            if not self._chunk_left_bytes:
-                if not await self._next_chunk():
-                    raise IncompleteBodyError(
-                        "the body ended before its decoded length", missing_bytes=self._left_bytes
-                    )
-                continue
-            piece = buffer[filled : filled + min(len(buffer) - filled, self._chunk_left_bytes)]
-            await self._receive_piece(piece, filled, on_bytes)
-            filled += len(piece)
-            self._chunk_left_bytes -= len(piece)
-            self._left_bytes -= len(piece)
-            if self._signing is not None:
-                await self._add_to_hash(piece)
-                if not self._chunk_left_bytes:
-                    self._check_chunk_signature(self._signing)
+            before = filled
+            if self._is_small or self._position < len(self._pending):
+                filled = await self._take_pending(buffer, filled, on_bytes)
+            else:
+                filled = await self._receive_in_place(buffer, filled, on_bytes)
+            if self._signing is None and filled > before:
                 on_bytes(filled)
 
     async def finish(self) -> dict[str, str]:
@@ -108,7 +104,7 @@ class AwsChunkedSource:
         if self._chunk_left_bytes or await self._next_chunk():
             raise IncompleteBodyError("the body is longer than its decoded length")
         if self._left_bytes:
-            raise IncompleteBodyError("the body ended before its decoded length", missing_bytes=self._left_bytes)
+            raise self._ended_early()
         if self._signing is not None:
             self._check_chunk_signature(self._signing)
         trailers = await self._read_trailers()
@@ -116,25 +112,88 @@ class AwsChunkedSource:
             raise IncompleteBodyError("bytes follow the end of the aws-chunked body")
         return trailers
 
-    async def _receive_piece(self, piece: memoryview, filled: int, on_bytes: Callable[[int], None]) -> None:
-        told = on_bytes if self._signing is None else _tell_nobody
-        taken = min(len(piece), len(self._pending) - self._position)
-        if taken:
-            piece[:taken] = self._pending[self._position : self._position + taken]
-            self._position += taken
-            told(filled + taken)
-        if taken < len(piece):
-            offset = filled + taken
-            await self._body.receive_into(piece[taken:], lambda count: told(offset + count))
+    async def _take_pending(self, buffer: memoryview, filled: int, on_bytes: Callable[[int], None]) -> int:
+        """Copy payload from what was read ahead, reading more where that is nothing; returns how far the buffer is filled then."""
+        if not self._chunk_left_bytes and not await self._next_chunk():
+            raise self._ended_early()
+        if self._position == len(self._pending):
+            if not self._is_small:
+                return filled
+            await self._read_more()
+        end = min(len(buffer), filled + self._chunk_left_bytes, filled + len(self._pending) - self._position)
+        taken = self._position + end - filled
+        buffer[filled:end] = self._pending[self._position : taken]
+        self._position = taken
+        await self._took(buffer, filled, end, on_bytes)
+        return end
+
+    async def _receive_in_place(self, buffer: memoryview, filled: int, on_bytes: Callable[[int], None]) -> int:
+        """Receive what comes next, framing and payload, to where the payload belongs, and close the gaps that the framing leaves;
+        returns how far the buffer is filled then. A chunk's header that is not whole stays pending.
+
+        It asks for no more bytes than payload is still to come, so a body that keeps its word is never waited for in vain.
+        """
+        left = self._chunk_left_bytes
+        room = 0 if self._chunk_bytes is None else max(left, _WINDOW_BYTES)
+        window = buffer[filled : filled + room + _FRAMING_BYTES]
+        is_told = left and self._signing is None
+        await self._body.receive_into(window, partial(_report, on_bytes, filled, left) if is_told else _tell_nobody)
+        start, at = filled, 0
+        while at < len(window):
+            if not self._chunk_left_bytes:
+                self._pending = bytes(window[at : at + _FRAMING_BYTES])
+                self._position = 0
+                found = self._parse_chunk_header()
+                if found is None:
+                    if len(self._pending) == _FRAMING_BYTES:
+                        raise _malformed("a line is too long")
+                    break
+                if not found:
+                    raise self._ended_early()
+                at += self._position
+                self._position = len(self._pending)
+            end = filled + min(self._chunk_left_bytes, len(window) - at)
+            if start + at > filled:
+                buffer[filled:end] = window[at : at + end - filled]
+            at += end - filled
+            await self._took(buffer, filled, end, on_bytes)
+            filled = end
+        return filled
+
+    async def _took(self, buffer: memoryview, start: int, end: int, on_bytes: Callable[[int], None]) -> None:
+        """Note that payload lies in the buffer from `start` to `end`. A signed chunk's end is told once its signature is right."""
+        self._chunk_left_bytes -= end - start
+        self._left_bytes -= end - start
+        if self._signing is None or start == end:
+            return
+        await self._add_to_hash(buffer[start:end])
+        if not self._chunk_left_bytes:
+            self._check_chunk_signature(self._signing)
+        if not self._chunk_left_bytes or end == len(buffer):
+            on_bytes(end)
 
     async def _next_chunk(self) -> bool:
         """Read a chunk's header; False for the last one, of no bytes."""
+        while (is_chunk := self._parse_chunk_header()) is None:
+            await self._read_more()
+        return is_chunk
+
+    def _parse_chunk_header(self) -> bool | None:
+        """Take the line end of the chunk before and a chunk's header from what is pending; False for the last chunk, of no bytes, None
+        where the header is not whole."""
+        start = self._position
         if self._chunk_bytes is not None:
-            if await self._read_exactly(2) != b"\r\n":
-                raise _malformed("no line end after a chunk")
+            line_end = self._pending[start : start + 2]
+            if line_end != b"\r\n":
+                if len(line_end) == 2:  # noqa: PLR2004 - CR and LF
+                    raise _malformed("no line end after a chunk")
+                return None
             if self._chunk_bytes == 0:
-                raise IncompleteBodyError("the body ended before its decoded length", missing_bytes=self._left_bytes)
-        line = await self._read_line()
+                raise self._ended_early()
+            start += 2
+        line = self._line_from(start)
+        if line is None:
+            return None
         found = _SIZE_LINE(line) if self._signing is None else _SIGNED_LINE(line)
         if found is None:
             raise _malformed("a chunk's header is not as its mode has it")
@@ -147,7 +206,8 @@ class AwsChunkedSource:
             if size_bytes > MAX_SIGNED_CHUNK_BYTES:
                 raise _malformed("a signed chunk is too large")
         if size_bytes and self._chunk_bytes is not None and self._chunk_bytes < MINIMUM_CHUNK_BYTES:
-            raise S3Error("InvalidChunkSizeError", BadChunkSizeInBytes=self._chunk_bytes)
+            raise S3Error("InvalidChunkSizeError", Chunk=self._chunk_count, BadChunkSize=self._chunk_bytes)
+        self._chunk_count += 1
         self._chunk_bytes = self._chunk_left_bytes = size_bytes
         return size_bytes > 0
 
@@ -195,39 +255,45 @@ class AwsChunkedSource:
 
     async def _read_line(self) -> bytes:
         """The next line without its CRLF."""
-        while True:
-            end = self._pending.find(b"\r\n", self._position)
-            if end >= 0:
-                line = self._pending[self._position : end]
-                self._position = end + 2
-                if b"\n" in line or b"\r" in line:
-                    raise _malformed("a bare line end")
-                return line
-            if len(self._pending) - self._position > MAX_LINE_BYTES:
-                raise _malformed("a line is too long")
+        while (line := self._line_from(self._position)) is None:
             await self._read_more()
+        return line
 
-    async def _read_exactly(self, count: int) -> bytes:
-        while len(self._pending) - self._position < count:
-            await self._read_more()
-        taken = self._pending[self._position : self._position + count]
-        self._position += count
-        return taken
+    def _line_from(self, start: int) -> bytes | None:
+        """Take the pending line that begins at `start`; it comes without its CRLF, and None where its end is not there."""
+        end = self._pending.find(b"\r\n", start)
+        if (len(self._pending) if end < 0 else end) - start > MAX_LINE_BYTES:  # however the line was cut into reads
+            raise _malformed("a line is too long")
+        if end < 0:
+            return None
+        line = self._pending[start:end]
+        self._position = end + 2
+        if b"\n" in line or b"\r" in line:
+            raise _malformed("a bare line end")
+        return line
 
     async def _read_more(self) -> None:
-        more = await self._body.read_some(self._read_bytes)
+        more = await self._body.read_some(_SMALL_BODY_BYTES if self._is_small else _READ_BYTES)
         if not more:
             raise IncompleteBodyError("the body ended inside its aws-chunked framing")
         self._pending = self._pending[self._position :] + more
         self._position = 0
 
+    def _ended_early(self) -> IncompleteBodyError:
+        return IncompleteBodyError("the body ended before its decoded length", missing_bytes=self._left_bytes)
+
+
+def _report(on_bytes: Callable[[int], None], before: int, limit: int, count: int) -> None:
+    """Tell the receiver of a whole buffer about a window that starts at `before` and begins with `limit` bytes of payload."""
+    on_bytes(before + min(count, limit))
+
 
 def _tell_nobody(_count: int) -> None:
-    """Signed bytes are announced by the chunk, not as they arrive."""
+    """What came is not known to be payload, or is signed: that is told by the chunk, not as it arrives."""
 
 
 def _require_signature(signing: ChunkSigning, text: str, signature: str) -> str:
     expected = hmac.digest(signing.signing_key, text.encode(), "sha256").hex()
     if not hmac.compare_digest(expected, signature):
-        raise S3Error("SignatureDoesNotMatch")
+        raise S3Error("SignatureDoesNotMatch", SignatureProvided=signature)
     return expected

@@ -17,11 +17,22 @@ from typing import Final
 from kvobj.api.errors import S3Error
 from kvobj.api.sigv4 import Authentication, PayloadMode
 from kvobj.catalog.rows import Checksum, PartRow, UploadRow
-from kvobj.codec.checksums import CRC_BYTES, Digester, combine_crc
+from kvobj.codec.checksums import Digester, combine_crc
 
 FULL_OBJECT: Final = "FULL_OBJECT"
 COMPOSITE: Final = "COMPOSITE"
-CHECKSUM_BYTES: Final = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}
+CHECKSUM_BYTES: Final = {
+    "CRC32": 4,
+    "CRC32C": 4,
+    "CRC64NVME": 8,
+    "SHA1": 20,
+    "SHA256": 32,
+    "SHA512": 64,
+    "MD5": 16,
+    "XXHASH64": 8,
+    "XXHASH3": 8,
+    "XXHASH128": 16,
+}
 _HEADER_FRONT: Final = "x-amz-checksum-"
 HEADERS: Final = {f"{_HEADER_FRONT}{algorithm.lower()}": algorithm for algorithm in CHECKSUM_BYTES}
 _OTHER_HEADERS: Final = frozenset({"x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-checksum-mode"})
@@ -107,10 +118,14 @@ def check_digests(announced: Announced, value: str | None, digester: Digester) -
 
     Raises `S3Error`: XAmzContentSHA256Mismatch, BadDigest.
     """
-    if announced.payload_sha256 is not None and not hmac.compare_digest(
-        announced.payload_sha256, digester.hexdigest("sha256")
-    ):
-        raise S3Error("XAmzContentSHA256Mismatch")
+    if announced.payload_sha256 is not None:
+        found = digester.hexdigest("sha256")
+        if not hmac.compare_digest(announced.payload_sha256, found):
+            raise S3Error(
+                "XAmzContentSHA256Mismatch",
+                ClientComputedContentSHA256=announced.payload_sha256,
+                S3ComputedContentSHA256=found,
+            )
     if announced.md5 is not None and announced.md5 != digester.digest("md5"):
         raise S3Error("BadDigest")
     if announced.algorithm is None:
@@ -150,6 +165,11 @@ def parse_upload_checksum(fields: Mapping[str, str]) -> tuple[str | None, str | 
         raise S3Error("InvalidRequest", "Checksum algorithm provided is unsupported.")
     if kind is None:
         kind = FULL_OBJECT if algorithm == "CRC64NVME" else COMPOSITE
+    return algorithm, checked_type(algorithm, kind)
+
+
+def checked_type(algorithm: str, kind: str) -> str:
+    """The type of a multipart upload's checksum, in capitals. Raises `S3Error` InvalidRequest for one the algorithm cannot have."""
     kind = kind.upper()
     possible = (
         (COMPOSITE, FULL_OBJECT)
@@ -161,7 +181,7 @@ def parse_upload_checksum(fields: Mapping[str, str]) -> tuple[str | None, str | 
             "InvalidRequest",
             f"The {kind} checksum type cannot be used with the {algorithm.lower()} checksum algorithm.",
         )
-    return algorithm, kind
+    return kind
 
 
 def of_parts(upload: UploadRow, parts: Sequence[PartRow]) -> tuple[Checksum, ...]:
@@ -188,11 +208,9 @@ def of_parts(upload: UploadRow, parts: Sequence[PartRow]) -> tuple[Checksum, ...
 
 def _digest_of(algorithm: str, data: bytes) -> bytes:
     name = algorithm.lower()
-    if name in CRC_BYTES:
-        digester = Digester(frozenset({name}))
-        digester.update(memoryview(data))
-        return digester.digest(name)
-    return hashlib.new(name, data, usedforsecurity=False).digest()
+    digester = Digester(frozenset({name}))
+    digester.update(memoryview(data))
+    return digester.digest(name)
 
 
 def _known_header(name: str) -> str:
@@ -207,7 +225,7 @@ def _check_named_algorithm(fields: Mapping[str, str], algorithm: str | None, *, 
     if named is None:
         return
     named = named.strip().upper()
-    if named not in CHECKSUM_BYTES and named != "MD5":
+    if named not in CHECKSUM_BYTES:
         raise S3Error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
     if is_given and named != algorithm:
         raise S3Error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header does not match the checksum.")

@@ -21,6 +21,10 @@ MAX_QUERY_FIELDS: Final = 64
 
 _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.~/\-]*\Z").match
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_.~\-]*\Z").match
+# A query's piece that is encoded as SigV4 encodes: unreserved characters plain, all others as upper-case escapes.
+_CANONICAL_PIECE: Final = re.compile(
+    r"[A-Za-z0-9_.~\-]++=(?:[A-Za-z0-9_.~\-]++|%(?:[0189A-F][0-9A-F]|2[0-9A-CF]|3[A-F]|40|5[B-E]|60|7[BCDF]))*+\Z"
+).match
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 _BUCKET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]\Z").match
 _IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z").match
@@ -61,21 +65,31 @@ class Target:
     `canonical_path` and `canonical_query(…)` are what SigV4 signs. `query` holds decoded pairs in the order they came.
     """
 
-    __slots__ = ("bucket", "canonical_path", "key", "parameters", "query", "raw_path")
+    __slots__ = ("_raw_query", "bucket", "canonical_path", "key", "parameters", "query", "raw_path")
 
-    def __init__(self, raw_path: str, canonical_path: str, bucket: str, key: str, query: list[tuple[str, str]]) -> None:
+    def __init__(self, raw_path: str, canonical_path: str, bucket: str, key: str, raw_query: str) -> None:
         self.raw_path = raw_path
         self.canonical_path = canonical_path
         self.bucket = bucket
         self.key = key
-        self.query = query
+        self._raw_query = raw_query
+        self.query = query = parse_query(raw_query) if raw_query else []
         self.parameters: dict[str, str] = dict(query) if query else {}
 
     def canonical_query(self, *, without: str | None = None) -> str:
         """Pairs encoded, sorted by encoded name, then value; duplicates kept; every pair named `without` left out."""
         if not self.query:
             return ""
-        pairs = [(encode_value(name), encode_value(value)) for name, value in self.query if name != without]
+        pairs: list[tuple[str, str]] = []
+        pieces = [piece for piece in self._raw_query.split("&") if piece]
+        for piece, (name, value) in zip(pieces, self.query, strict=True):
+            if name == without:
+                continue
+            if _CANONICAL_PIECE(piece):
+                encoded_name, _, encoded_value = piece.partition("=")
+                pairs.append((encoded_name, encoded_value))
+            else:
+                pairs.append((encode_value(name), encode_value(value)))
         pairs.sort()
         return "&".join([f"{name}={value}" for name, value in pairs])
 
@@ -119,7 +133,7 @@ def parse_target(target: str, host: str, rules: HostRules) -> Target:
         check_bucket_name(bucket)
     if key:
         check_key(key)
-    return Target(raw_path, canonical, bucket, key, parse_query(raw_query) if raw_query else [])
+    return Target(raw_path, canonical, bucket, key, raw_query)
 
 
 def parse_query(raw_query: str) -> list[tuple[str, str]]:
@@ -131,7 +145,7 @@ def parse_query(raw_query: str) -> list[tuple[str, str]]:
     for piece in pieces:
         if piece:
             name, _, value = piece.partition("=")
-            pairs.append((decode(name), decode(value)))
+            pairs.append((decode(name), decode(value)) if "%" in piece or not piece.isascii() else (name, value))
     return pairs
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from hashlib import sha256
@@ -60,7 +60,7 @@ _SIGNED_MODES: Final = (PayloadMode.CHUNKS_SIGNED, PayloadMode.CHUNKS_SIGNED_TRA
 class ChunkSigning:
     """What the signatures of an aws-chunked body start from."""
 
-    signing_key: bytes
+    signing_key: bytes = field(repr=False)
     seed_signature: str
     stamp: str
     scope: str
@@ -71,9 +71,10 @@ ANONYMOUS: Final = UserRow(id="", display_name="", access_key="", secret_key="")
 
 
 class Authentication:
-    """A verified identity, or `ANONYMOUS`. `payload_sha256` is the hex digest the body must have (None: not promised)."""
+    """A verified identity, or `ANONYMOUS`. `payload_sha256` is the hex digest the body must have (None: not promised), `stamp` the
+    time that was signed (None: nothing was)."""
 
-    __slots__ = ("chunk_signing", "is_presigned", "payload_mode", "payload_sha256", "user")
+    __slots__ = ("chunk_signing", "is_presigned", "payload_mode", "payload_sha256", "stamp", "user")
 
     def __init__(
         self,
@@ -83,12 +84,14 @@ class Authentication:
         chunk_signing: ChunkSigning | None,
         *,
         is_presigned: bool,
+        stamp: str | None = None,
     ) -> None:
         self.user = user
         self.payload_mode = payload_mode
         self.payload_sha256 = payload_sha256
         self.chunk_signing = chunk_signing
         self.is_presigned = is_presigned
+        self.stamp = stamp
 
     @property
     def is_anonymous(self) -> bool:
@@ -110,6 +113,16 @@ def anonymous_authentication(fields: dict[str, str]) -> Authentication:
     return Authentication(
         ANONYMOUS, mode, content_hash if mode is PayloadMode.HASHED else None, None, is_presigned=False
     )
+
+
+def check_payload_is_signed(authentication: Authentication) -> None:
+    """Raise `S3Error` InvalidRequest where a signature covers the headers only, so that the body could be changed in flight.
+
+    Who is anonymous signs nothing, and is not concerned.
+    """
+    mode = authentication.payload_mode
+    if mode in (PayloadMode.UNSIGNED, PayloadMode.CHUNKS_UNSIGNED_TRAILER) and not authentication.is_anonymous:
+        raise S3Error("InvalidRequest", f"{mode.value} is taken over TLS only.")
 
 
 class SignatureVerifier:
@@ -167,7 +180,7 @@ class SignatureVerifier:
         if mode in _SIGNED_MODES:
             chunk_signing = ChunkSigning(key, credential.signature, stamp, signer.scope)
         payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
-        return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned)
+        return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
 
     def _signing_key(self, secret: str, signer: Signer) -> bytes:
         name = (secret, signer.day, signer.region)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import random
 import zlib
 
 import pytest
+import xxhash
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,10 @@ CHECK = b"123456789"
         ("md5", "25f9e794323b453885f5181f1b624d0b"),
         ("sha1", "f7c3bc1d808e04732adf679965ccc34ca7ae3441"),
         ("sha256", "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"),
+        ("sha512", hashlib.sha512(CHECK).hexdigest()),
+        ("xxhash64", xxhash.xxh64(CHECK).hexdigest()),
+        ("xxhash3", xxhash.xxh3_64(CHECK).hexdigest()),
+        ("xxhash128", xxhash.xxh3_128(CHECK).hexdigest()),
         ("blake3", "b7d65b48420d1033cb2595293263b6f72eabee20d55e699d0df1973b3c9deed1"),
     ],
 )
@@ -84,3 +90,12 @@ def test_an_unknown_algorithm_is_refused() -> None:
         Digester(frozenset({"xxh3"}))
     with pytest.raises(ValueError, match="md5"):
         combine_crc("md5", b"", b"", second_bytes=0)
+
+
+def test_xxhash_of_many_pieces_is_that_of_the_whole_and_cannot_go_on() -> None:
+    data = random.Random(1).randbytes(1_000_003)
+    digester = Digester(frozenset({"xxhash3"}))
+    digester.update(memoryview(data))
+    assert digester.digest("xxhash3") == digester.digest("xxhash3") == xxhash.xxh3_64(data).digest()
+    with pytest.raises(AssertionError):
+        digester.update(memoryview(b"more"))

@@ -3,6 +3,7 @@ import hashlib
 import zlib
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from kvobj.codec.checksums import Digester
 USER = UserRow("u", "U", "AK", "SK")
 DATA = b"some bytes to be checked"
 CRC32 = base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
-# The check values that the catalogues of CRCs and FIPS 180 give for the nine digits.
+# The check values that the catalogues of CRCs and FIPS 180 give for the nine digits, and what another XXHash makes of them.
 KNOWN = {
     algorithm: base64.b64encode(bytes.fromhex(digest)).decode()
     for algorithm, digest in {
@@ -33,6 +34,12 @@ KNOWN = {
         "CRC64NVME": "ae8b14860a799888",
         "SHA1": "f7c3bc1d808e04732adf679965ccc34ca7ae3441",
         "SHA256": "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
+        "SHA512": "d9e6762dd1c8eaf6d61b3c6192fc408d4d6d5f1176d0c29169bc24e71c3f274a"
+        "d27fcd5811b313d681f7e55ec02d73d499c95455b6b5bb503acf574fba8ffe85",
+        "MD5": "25f9e794323b453885f5181f1b624d0b",
+        "XXHASH64": xxhash.xxh64(b"123456789").hexdigest(),
+        "XXHASH3": xxhash.xxh3_64(b"123456789").hexdigest(),
+        "XXHASH128": xxhash.xxh3_128(b"123456789").hexdigest(),
     }.items()
 }
 
@@ -127,6 +134,9 @@ def test_an_unsigned_trailer_mode_without_a_trailer_gets_a_crc64nvme_of_the_serv
         ("CRC64NVME", None, ("CRC64NVME", "FULL_OBJECT")),
         ("SHA256", None, ("SHA256", "COMPOSITE")),
         ("SHA256", "FULL_OBJECT", None),
+        ("SHA512", None, ("SHA512", "COMPOSITE")),
+        ("MD5", "FULL_OBJECT", None),
+        ("XXHASH3", None, ("XXHASH3", "COMPOSITE")),
         ("CRC64NVME", "COMPOSITE", None),
         ("MD4", None, None),
         (None, "COMPOSITE", None),
@@ -162,7 +172,7 @@ def test_a_full_object_checksum_of_parts_is_that_of_their_bytes(pieces: list[byt
     assert of_parts(upload(algorithm, "FULL_OBJECT"), parts) == (whole,)
 
 
-@pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "SHA1", "SHA256"])
+@pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "SHA1", "SHA256", "SHA512", "MD5", "XXHASH128"])
 def test_a_composite_checksum_is_that_of_the_parts_checksums(algorithm: str) -> None:
     parts = [part(1, b"one", algorithm), part(2, b"two", algorithm)]
     joined = b"".join(base64.b64decode(each.checksum.value) for each in parts if each.checksum)

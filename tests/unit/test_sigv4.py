@@ -165,7 +165,7 @@ def test_an_unknown_content_sha256_fails_closed(value: str) -> None:
 def test_a_missing_content_sha256_is_refused_for_header_authentication() -> None:
     assert (
         code_of("PUT", "/bucket/key", changed(sign("PUT", "/bucket/key"), "x-amz-content-sha256", None))
-        == "MissingSecurityHeader"
+        == "InvalidRequest"
     )
 
 
@@ -182,10 +182,12 @@ def test_no_credentials_are_no_identity() -> None:
     ("header", "code"),
     [
         ("AWS AKALICE:c2lnbmF0dXJl", "InvalidRequest"),
-        ("none", "InvalidRequest"),
-        ("", "InvalidRequest"),
-        ("Bearer token", "InvalidRequest"),
+        ("AWS4-ECDSA-P256-SHA256 Credential=a", "InvalidRequest"),
+        ("AWS HAHAHA", "InvalidArgument"),
+        ("none", "InvalidArgument"),
+        ("Bearer token", "InvalidArgument"),
         ("AWS4-HMAC-SHA256 ", "AuthorizationHeaderMalformed"),
+        ("AWS4-HMAC-SHA256 Credential=HAHAHA", "AuthorizationHeaderMalformed"),
         ("AWS4-HMAC-SHA256 Credential=a, SignedHeaders=host, Signature=" + "0" * 64, "AuthorizationHeaderMalformed"),
     ],
 )
@@ -200,8 +202,13 @@ def test_version_2_and_malformed_headers_are_refused(header: str, code: str) -> 
         ("/s3/", "/iam/"),
         ("aws4_request", "aws4"),
         ("us-east-1", "mars-1"),
-        ("SignedHeaders=host;", "SignedHeaders="),
         ("SignedHeaders=host;", "SignedHeaders=Host;"),
+        ("SignedHeaders=host;", "SignedHeaders=host;host;"),
+        ("SignedHeaders=host;x-amz-content-sha256;", "SignedHeaders=x-amz-content-sha256;host;"),
+        ("SignedHeaders=", "Signed="),
+        (", Signature=", ", Signature=0, Signature="),
+        ("AKALICE", ""),
+        ("AKALICE", "AK\xe9"),
     ],
 )
 def test_another_scope_is_refused(old: str, new: str) -> None:
@@ -221,7 +228,7 @@ def test_the_scope_is_of_the_day_of_the_request() -> None:
     signed = sign("GET", "/bucket/key")
     today = dt.datetime.now(dt.UTC).strftime("%Y%m%d")
     header = dict(signed)["authorization"].replace(today, "20200101")
-    assert code_of("GET", "/bucket/key", changed(signed, "authorization", header)) == "SignatureDoesNotMatch"
+    assert code_of("GET", "/bucket/key", changed(signed, "authorization", header)) == "AuthorizationHeaderMalformed"
 
 
 @pytest.mark.parametrize("offset_ms", [-16 * 60_000, 16 * 60_000])
@@ -262,7 +269,7 @@ def test_a_presigned_url_ends_and_does_not_begin_early() -> None:
     assert code_of("GET", target, [("host", HOST)], clock=clock) == "AccessDenied"
 
 
-@pytest.mark.parametrize("seconds", ["0", "604801", "-1", "abc", "99999999999"])
+@pytest.mark.parametrize("seconds", ["604801", "-1", "abc", "99999999999", "1e3", "+5", "\u0661", ""])
 def test_an_expiry_out_of_bounds_is_refused(seconds: str) -> None:
     target = presign("GET", "/bucket/key").replace("X-Amz-Expires=60", f"X-Amz-Expires={seconds}")
     assert code_of("GET", target, [("host", HOST)]) == "AuthorizationQueryParametersError"
@@ -291,7 +298,7 @@ def test_a_presigned_url_of_version_2_is_refused() -> None:
 def test_any_authorization_header_and_date_are_refused_without_a_defect(header: str, date: str) -> None:
     signed = sign("GET", "/bucket/key")
     for name, value in (
-        ("authorization", header),
+        ("authorization", "x" + header),
         ("authorization", "AWS4-HMAC-SHA256 " + header),
         ("x-amz-date", date),
     ):
