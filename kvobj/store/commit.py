@@ -42,8 +42,12 @@ def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
 
 
 def kv_etag(blob_id: bytes) -> str:
-    """The opaque ETag of a KV chunk, which no client mistakes for an MD5 (`kv-api` §4)."""
-    return f"kv-{blob_id.hex()[-24:]}"
+    """The opaque ETag of a KV chunk, in the shape of a multipart object's of one part: no client takes it for an MD5.
+
+    What stands behind the only hyphen is a number: aws-c-s3 reads the number of parts there, and without one its transfers of
+    large objects never end (seen with NIXL 1.5.1; awslabs/aws-c-s3 pull request 662).
+    """
+    return f"kv{blob_id.hex()[-24:]}-1"
 
 
 class CommitStep:

@@ -1,4 +1,4 @@
-"""The aws CLI and rclone, as programs, against a real server: put, get, range, list, multipart, delete."""
+"""The aws CLI, rclone, s3cmd and s4cmd, as programs, against a real server: put, get, range, list, multipart, delete."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def run(command: list[str], server: ServerProcess, home: Path, *, is_refused: bo
         "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
         "AWS_DEFAULT_REGION": credentials.region,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "S3_ACCESS_KEY": credentials.access_key,
+        "S3_SECRET_KEY": credentials.secret_key,
         "RCLONE_CONFIG": str(home / "rclone.conf"),
         "RCLONE_CONFIG_KVOBJ_TYPE": "s3",
         "RCLONE_CONFIG_KVOBJ_PROVIDER": "Other",
@@ -126,3 +128,68 @@ class TestRclone:
         self.rclone(server, tmp_path, "mkdir", "kvobj:rclone-made")
         self.rclone(server, tmp_path, "rmdir", "kvobj:rclone-made")
         assert "rclone-made" not in self.rclone(server, tmp_path, "lsd", "kvobj:")
+
+
+def make_tree(place: Path, tree: dict[str, int]) -> None:
+    for number, (name, size) in enumerate(tree.items()):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(body_of(size, number))
+
+
+def tree_of(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+class TestS3cmd:
+    def s3cmd(self, server: ServerProcess, home: Path, *arguments: str, is_refused: bool = False) -> str:
+        host = f"{server.host}:{server.port}"
+        options = ("--host", host, "--host-bucket", host, "--no-ssl", "--no-progress", "--region", "us-east-1")
+        return run([str(client_binary("s3cmd")), *options, *arguments], server, home, is_refused=is_refused)
+
+    def test_a_folder_is_synchronised_up_and_down_and_removed(self, server: ServerProcess, tmp_path: Path) -> None:
+        make_tree(tmp_path / "up", {"a ü+%20.bin": 70_000, "empty": 0, "sub/large.bin": 11 * MIB + 7})
+        place = f"s3://{BUCKET}/s3cmd/"
+        self.s3cmd(server, tmp_path, "sync", "--multipart-chunk-size-mb=5", "up/", place)
+        assert "Done" not in self.s3cmd(server, tmp_path, "sync", "up/", place)  # all is there, by size and MD5
+        self.s3cmd(server, tmp_path, "sync", place, "down/")
+        assert tree_of(tmp_path / "down") == tree_of(tmp_path / "up")
+        assert str(11 * MIB + 70_007) in self.s3cmd(server, tmp_path, "du", place)
+        self.s3cmd(server, tmp_path, "del", "--recursive", "--force", place)
+        assert self.s3cmd(server, tmp_path, "ls", "--recursive", place) == ""
+
+    def test_objects_are_copied_changed_and_described(self, server: ServerProcess, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(body_of(1000))
+        first, second = f"s3://{BUCKET}/s3cmd-first", f"s3://{BUCKET}/s3cmd second"
+        self.s3cmd(server, tmp_path, "put", "file", first)
+        self.s3cmd(server, tmp_path, "mv", first, second)
+        self.s3cmd(server, tmp_path, "modify", "--add-header=x-amz-meta-colour:blue", "--mime-type=text/x-odd", second)
+        told = self.s3cmd(server, tmp_path, "info", second)
+        assert "text/x-odd" in told
+        assert "x-amz-meta-colour: blue" in told
+        assert self.s3cmd(server, tmp_path, "get", first, "gone", is_refused=True)
+        self.s3cmd(server, tmp_path, "get", second, "back")
+        assert (tmp_path / "back").read_bytes() == body_of(1000)
+        self.s3cmd(server, tmp_path, "setacl", "--acl-public", second)
+        assert "READ" in self.s3cmd(server, tmp_path, "info", second)
+
+    def test_buckets_are_made_described_and_removed(self, server: ServerProcess, tmp_path: Path) -> None:
+        self.s3cmd(server, tmp_path, "mb", "s3://s3cmd-made")
+        assert "Location:  us-east-1" in self.s3cmd(server, tmp_path, "info", "s3://s3cmd-made")
+        assert "s3://s3cmd-made" in self.s3cmd(server, tmp_path, "ls")
+        self.s3cmd(server, tmp_path, "rb", "s3://s3cmd-made")
+
+
+class TestS4cmd:
+    def test_a_folder_goes_up_is_listed_and_comes_down(self, server: ServerProcess, tmp_path: Path) -> None:
+        make_tree(tmp_path / "up", {"a ü.bin": 70_000, "empty": 0, "sub/b.bin": 12_345})
+        program = client_binary("s4cmd.py")
+        command = [str(program.with_name("python")), "-W", "ignore", str(program), "--endpoint-url", server.endpoint]
+        run([*command, "sync", "up/", f"s3://{BUCKET}/s4cmd/"], server, tmp_path)
+        listing = run([*command, "ls", "--recursive", f"s3://{BUCKET}/s4cmd/"], server, tmp_path)
+        assert [line.split(None, 3)[3] for line in listing.splitlines()] == [
+            f"s3://{BUCKET}/s4cmd/up/{name}" for name in ("a ü.bin", "empty", "sub/b.bin")
+        ]
+        run([*command, "get", "--recursive", f"s3://{BUCKET}/s4cmd/", "down/"], server, tmp_path)
+        assert tree_of(tmp_path / "down" / "up") == tree_of(tmp_path / "up")
+        run([*command, "del", "--recursive", f"s3://{BUCKET}/s4cmd/"], server, tmp_path)
+        assert run([*command, "ls", "--recursive", f"s3://{BUCKET}/s4cmd/"], server, tmp_path) == ""
