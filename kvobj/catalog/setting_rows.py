@@ -46,7 +46,8 @@ class LifecycleRule(_Row, frozen=True, array_like=True):
     """One rule: what it applies to (all that is given must fit), and what then happens.
 
     Days count from `modified_ms` of an object, and from `initiated_ms` of an upload; `expire_date_ms` is midnight UTC of a day.
-    `size_over_bytes` and `size_under_bytes` are exclusive. `form` remembers how the filter was written, so that it is told back so.
+    `size_over_bytes` and `size_under_bytes` are exclusive. `form` remembers how the filter was written, so that it is told back so:
+    `prefix` beside no filter, `filter` of one condition, `empty`, `and`, `and-prefix` with an empty key prefix among others.
     `noncurrent_days`, `noncurrent_kept` and `expires_delete_marker` are kept and told back: without versions they do nothing.
     """
 
@@ -62,7 +63,7 @@ class LifecycleRule(_Row, frozen=True, array_like=True):
     form: str = "filter"
     noncurrent_days: int | None = None
     noncurrent_kept: int | None = None
-    expires_delete_marker: bool = False
+    expires_delete_marker: bool | None = None
 
 
 class CorsRule(_Row, frozen=True, array_like=True):

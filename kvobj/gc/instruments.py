@@ -10,6 +10,7 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.gc.collector import Collector
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.holds import Holds
+from kvobj.gc.lifecycle import Lifecycle
 from kvobj.gc.lost import LostObjects
 from kvobj.gc.reaper import Reaper
 from kvobj.gc.reconcile import Reconcile
@@ -29,6 +30,7 @@ class GcParts:
     scrub: Scrub
     reconcile: Reconcile
     lost: LostObjects
+    lifecycle: Lifecycle
 
     def figures(self) -> Mapping[str, float]:
         """Of gc, by name with its unit; those that only grow are since the start of the process."""
@@ -57,6 +59,10 @@ class GcParts:
             "reconciled_rows": self.reconcile.checked_rows,
             "dropped_lost_chunks": self.lost.dropped_chunks,
             "lost_objects": len(self.lost),
+            "lifecycle_objects": self.lifecycle.counts.objects,
+            "lifecycle_bytes": self.lifecycle.counts.size_bytes,
+            "lifecycle_uploads": self.lifecycle.counts.uploads,
+            "lifecycle_passes": self.lifecycle.counts.passes,
         }
 
     def leases(self) -> Mapping[str, float]:
@@ -77,6 +83,10 @@ _HELP: Mapping[str, str] = {
     "held_bytes": "bytes of chunks held against policy",
     "reclaim_lag_seconds": "how long the oldest garbage that could be reclaimed has been waiting",
     "lost_objects": "objects of ordinary buckets whose bytes no tier has",
+    "lifecycle_objects": "objects removed because their time by a bucket's rules was over, since the start",
+    "lifecycle_bytes": "bytes of such objects since the start",
+    "lifecycle_uploads": "multipart uploads ended by a bucket's rules since the start",
+    "lifecycle_passes": "passes over all buckets' rules since the start",
     "sessions": "sessions of holders that are open",
     "pins": "pins held",
     "quiet": "1 while policy removes nothing, because lease state was lost a moment ago",

@@ -7,18 +7,19 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why policy wants a chunk gone, first to go first."""
+    """Why policy wants a chunk gone, first to go first; `lifecycle`: why its bucket's rules want an object gone."""
 
     QUOTA = "quota"
     EXPIRED = "expired"
     SPACE = "space"
     REFUSED = "refused"
+    LIFECYCLE = "lifecycle"
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One chunk that policy would condemn. `unused_seconds` is the time since its last use that this process knows of, None
-    where it does not know."""
+    """One chunk that policy would condemn, or one object that has had its time. `unused_seconds` is the time since its last use
+    that this process knows of, None where it does not know."""
 
     bucket: str
     key: str
