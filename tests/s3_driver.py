@@ -123,9 +123,8 @@ class Driver:
         self.fake.catalog.user_rows = {user.id: user for user in (ROOT, ALICE, BOB)}
         # The fake's catalog has the verbs that the S3 layer uses, and no others.
         fake = cast("ObjectStore", self.fake)
-        self.service = S3Service(
-            store or fake, settings or S3Settings(), clock=self.clock, log=logging.getLogger("test")
-        )
+        self.store = store or fake
+        self.service = S3Service(self.store, settings or S3Settings(), clock=self.clock, log=logging.getLogger("test"))
         self.request_ids = 0
 
     async def send(

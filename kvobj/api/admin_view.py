@@ -125,7 +125,8 @@ class AdminView(Protocol):
         ...
 
     async def gc_plan(self, limit: int) -> GcPlan:
-        """What the collector would condemn now, and why; at most `limit` chunks are listed. Changes nothing."""
+        """What the collector would condemn now, and why, and what lifecycle rules would expire (of that some 10,000 objects are
+        counted at most); at most `limit` are listed. Changes nothing."""
         ...
 
     async def collect(self) -> GcReport:

@@ -1,4 +1,4 @@
-"""Buckets: list, create, head, delete, and what S3 asks of a bucket that has one region, no versions and a private ACL."""
+"""Buckets: list, create, head, delete, and what S3 asks of a bucket that has one region and no versions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import (
     CreateBucket,
     DeleteBucket,
-    GetBucketAcl,
     GetBucketLocation,
     GetBucketVersioning,
-    GetObjectAcl,
     HeadBucket,
     ListBuckets,
 )
+from kvobj.api.routing import encode_token
+from kvobj.api.settings.acls import acl_of_bucket
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability
 from kvobj.config.bucket_name import bucket_name_problem
@@ -29,28 +29,33 @@ from kvobj.errors import AccessDeniedError, BucketExistsError
 
 MAX_DOCUMENT_BYTES: Final = 64 * 1024
 _KIND_HEADER: Final = "x-kvobj-bucket-kind"
-_CANONICAL_USER: Final = ' xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser"'
 
 
 class Buckets:
-    """Handlers of the operations on buckets, and of the ACLs that can be read."""
+    """Handlers of the operations on buckets."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def list(self, exchange: Exchange, _operation: ListBuckets) -> Reply:
-        """The user's own buckets; root's are all."""
+    async def list(self, exchange: Exchange, operation: ListBuckets) -> Reply:
+        """The user's own buckets by name; root's are all. Without a limit in one page."""
         user = exchange.authentication.user
         if exchange.authentication.is_anonymous:
             raise AccessDeniedError("buckets are listed for users")
         rows = [row for row in await self._store.catalog.buckets() if user.is_root or row.owner == user.id]
+        rows = [row for row in rows if row.name.startswith(operation.prefix) and row.name > operation.after]
+        if operation.region:
+            rows = [row for row in rows if row.region == operation.region]
+        page = rows[: operation.limit]
+        is_paged = operation != ListBuckets()
         nodes: list[xml.Node] = [
             ("Owner", [("ID", user.id), ("DisplayName", user.display_name)]),
-            (
-                "Buckets",
-                [("Bucket", [("Name", row.name), ("CreationDate", iso_time(row.created_ms))]) for row in rows],
-            ),
+            ("Buckets", [("Bucket", _about(row, with_region=is_paged)) for row in page]),
         ]
+        if len(page) < len(rows):
+            nodes.append(("ContinuationToken", encode_token(page[-1].name)))
+        if operation.prefix:
+            nodes.append(("Prefix", operation.prefix))
         return exchange.xml(xml.document("ListAllMyBucketsResult", nodes))
 
     async def create(self, exchange: Exchange, operation: CreateBucket) -> Reply:
@@ -62,6 +67,7 @@ class Buckets:
         fields = exchange.fields
         kind = _parse_kind(fields.get(_KIND_HEADER))
         _check_bucket_headers(fields)
+        acl = await acl_of_bucket(exchange, kind)
         announced = parse_announced(fields, exchange.authentication)
         document = await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES)
         region = _parse_location(document, exchange)
@@ -73,6 +79,7 @@ class Buckets:
             created_ms=exchange.clock.now_ms(),
             durability=parse_durability(fields) or default,
             region=region,
+            acl=acl,
         )
         try:
             await self._store.catalog.create_bucket(row)
@@ -110,31 +117,11 @@ class Buckets:
         )
         return exchange.xml(xml.document("VersioningConfiguration", []))
 
-    async def bucket_acl(self, exchange: Exchange, operation: GetBucketAcl) -> Reply:
-        """The one ACL there is: full control for the owner."""
-        row = exchange.authorise(
-            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.GET_BUCKET_ACL
-        )
-        return _acl(exchange, row.owner)
 
-    async def object_acl(self, exchange: Exchange, operation: GetObjectAcl) -> Reply:
-        """The one ACL there is: full control for the owner."""
-        rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
-        (found,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
-        row = rights.check_row(found, operation.key, Action.GET_OBJECT_ACL)
-        return _acl(exchange, row.owner)
-
-
-def _acl(exchange: Exchange, owner: str) -> Reply:
-    # The grantee's type is an attribute, the only one that S3 has: the writer of elements does not carry it.
-    about = f"<ID>{xml.text(owner)}</ID><DisplayName>{xml.text(exchange.users.display_name(owner))}</DisplayName>"
-    return exchange.xml(
-        (
-            f'{xml.PROLOG}<AccessControlPolicy xmlns="{xml.NAMESPACE}"><Owner>{about}</Owner><AccessControlList><Grant>'
-            f"<Grantee{_CANONICAL_USER}>{about}</Grantee><Permission>FULL_CONTROL</Permission></Grant></AccessControlList>"
-            "</AccessControlPolicy>"
-        ).encode()
-    )
+def _about(row: BucketRow, *, with_region: bool) -> list[xml.Node]:
+    """One bucket of a listing; its region is told to who asked for pages, as S3 does."""
+    about: list[xml.Node] = [("Name", row.name), ("CreationDate", iso_time(row.created_ms))]
+    return [*about, ("BucketRegion", row.region)] if with_region else about
 
 
 def _parse_kind(value: str | None) -> BucketKind:
@@ -147,13 +134,8 @@ def _parse_kind(value: str | None) -> BucketKind:
 
 
 def _check_bucket_headers(fields: dict[str, str]) -> None:
-    acl = fields.get("x-amz-acl", "private")
-    if acl != "private":
-        raise S3Error("NotImplemented", f"x-amz-acl: {acl} is not implemented.", Header="x-amz-acl")
     if fields.get("x-amz-bucket-object-lock-enabled", "false").lower() == "true":
         raise S3Error("NotImplemented", "Object lock is not implemented.", Header="x-amz-bucket-object-lock-enabled")
-    if any(name.startswith("x-amz-grant-") for name in fields):
-        raise S3Error("NotImplemented", "Grants are not implemented.", Header="x-amz-grant")
 
 
 def _parse_location(document: bytes, exchange: Exchange) -> str:
@@ -171,7 +153,7 @@ def _parse_location(document: bytes, exchange: Exchange) -> str:
 
 def _check_same_bucket(error: BucketExistsError, row: BucketRow) -> None:
     existing = error.data.get("existing")
-    if not isinstance(existing, BucketRow) or existing.owner != row.owner:
+    if not isinstance(existing, BucketRow) or existing.owner != row.owner or existing.acl != row.acl:
         raise S3Error("BucketAlreadyExists", BucketName=row.name) from error
     if (existing.kind, existing.durability, existing.region) != (row.kind, row.durability, row.region):
         raise S3Error("BucketAlreadyOwnedByYou", BucketName=row.name) from error

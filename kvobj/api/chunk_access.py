@@ -133,7 +133,14 @@ class ChunkAccess:
 
 
 def open_bucket(
-    exchange: Exchange, bucket: BucketRow | None, name: str, catalog: Catalog, *, action: Action, key: str = ""
+    exchange: Exchange,
+    bucket: BucketRow | None,
+    name: str,
+    catalog: Catalog,
+    *,
+    action: Action,
+    key: str = "",
+    is_source: bool = False,
 ) -> ChunkAccess:
     """The caller's rights in the bucket of this name, for one action on a key of it ("": on the bucket).
 
@@ -141,7 +148,7 @@ def open_bucket(
     be known for that (`ROW_ACTIONS`): then `check_read` says so. In a KV bucket who signs nothing is denied, others are told what
     they are granted by the methods.
     """
-    rights = exchange.access(bucket, name)
+    rights = exchange.access(bucket, name, is_source=is_source)
     if rights.bucket.kind is BucketKind.KV:
         if exchange.authentication.is_anonymous:
             raise AccessDeniedError("chunks are for users", bucket=name)

@@ -66,7 +66,9 @@ def parse_pin(fields: Mapping[str, str]) -> bytes | None:
     value = fields.get(PIN_HEADER)
     if value is None:
         return None
-    if not _PIN(value.strip()):
+    # What is converted is what was checked: str.strip takes more for white space than bytes.fromhex and int do.
+    value = value.strip()
+    if not _PIN(value):
         raise S3Error("InvalidArgument", "A pin is 32 hex digits.", ArgumentName=PIN_HEADER)
     return bytes.fromhex(value)
 
@@ -104,7 +106,8 @@ def _name(fields: Mapping[str, str], header: str) -> str | None:
 def _parse_tokens(value: str | None) -> int | None:
     if value is None:
         return None
-    if not _TOKENS(value.strip()):
+    value = value.strip()
+    if not _TOKENS(value):
         raise InvalidTokensError(f"{TOKENS_HEADER} is a number of tokens, 1 or more")
     return int(value)
 

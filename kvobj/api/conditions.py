@@ -7,6 +7,7 @@ They are evaluated after authorisation only.
 from __future__ import annotations
 
 from calendar import timegm
+from datetime import UTC, datetime
 from email.utils import parsedate_tz
 from enum import Enum
 from time import gmtime
@@ -122,3 +123,48 @@ def parse_write_condition(fields: dict[str, str]) -> WriteCondition | None:
         if_match=None if match is None else bare_etag(match),
         if_none_match=None if none_match is None else bare_etag(none_match),
     )
+
+
+def parse_delete_condition(fields: dict[str, str]) -> WriteCondition | None:
+    """The conditions of a DELETE: If-Match, and the size and date that S3 has for directory buckets alone; ignoring them would
+    delete what the client did not mean. Raises `S3Error`."""
+    condition = parse_write_condition(fields)
+    if condition is not None and condition.if_none_match is not None:
+        raise S3Error("NotImplemented", "If-None-Match on DELETE is not implemented.", Header="If-None-Match")
+    return delete_condition(
+        None if condition is None else condition.if_match,
+        fields.get("x-amz-if-match-size"),
+        fields.get("x-amz-if-match-last-modified-time"),
+    )
+
+
+def delete_condition(etag: str | None, size: str | None, modified: str | None) -> WriteCondition | None:
+    """What a DELETE, or an entry of DeleteObjects, names of the object; None: nothing. `modified` is an HTTP date or ISO 8601, and
+    counts to the second. Raises `S3Error` InvalidArgument."""
+    if etag is None and size is None and modified is None:
+        return None
+    size_bytes = modified_seconds = None
+    if size is not None:
+        size = size.strip()
+        if not size.isascii() or not size.isdigit() or len(size) > 19:  # noqa: PLR2004 - digits of 2^63
+            raise S3Error("InvalidArgument", "The size to match must be a number.", ArgumentName="x-amz-if-match-size")
+        size_bytes = int(size)
+    if modified is not None:
+        modified_seconds = _seconds_of(modified.strip())
+        if modified_seconds is None:
+            raise S3Error(
+                "InvalidArgument", "The time to match is no date.", ArgumentName="x-amz-if-match-last-modified-time"
+            )
+    if_match = None if etag is None else bare_etag(etag)
+    return WriteCondition(if_match=if_match, size_bytes=size_bytes, modified_seconds=modified_seconds)
+
+
+def _seconds_of(value: str) -> int | None:
+    seconds = parse_http_date(value)
+    if seconds is None and len(value) <= 40:  # noqa: PLR2004 - no ISO date is longer
+        try:
+            parsed = datetime.fromisoformat(value)
+            seconds = int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
+        except (ValueError, OverflowError):
+            return None
+    return seconds

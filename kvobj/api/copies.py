@@ -6,6 +6,7 @@ A copy is a new object of its own blobs. Source: S3 API reference, CopyObject an
 from __future__ import annotations
 
 from kvobj.api.access.actions import Action
+from kvobj.api.access.bucket_access import BucketAccess
 from kvobj.api.checksums import CHECKSUM_BYTES, COMPOSITE, FULL_OBJECT, checksum_headers
 from kvobj.api.chunk_access import open_bucket
 from kvobj.api.chunk_headers import PART_HEADER
@@ -18,11 +19,11 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.objects_write import MAX_PUT_BYTES, check_same_chunk
 from kvobj.api.operations import CopyObject, UploadPartCopy
 from kvobj.api.ranges import parse_copy_range
-from kvobj.api.settings.tags import tags_of_header
+from kvobj.api.settings.new_object import acl_of_object, tags_of_object
 from kvobj.api.timestamps import iso_time
 from kvobj.api.xml import Node, document
 from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow, PartRow
-from kvobj.errors import EntityTooLargeError, NoSuchKeyError, PreconditionFailedError
+from kvobj.errors import EntityTooLargeError, InvalidRangeError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import check_size
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 
@@ -34,7 +35,9 @@ class ObjectCopies:
         self._store = store
 
     async def copy(self, exchange: Exchange, operation: CopyObject) -> Reply:
-        """Copy an object, with its headers and metadata or with new ones."""
+        """Copy an object, with its headers and metadata or with new ones. Its ACL is not copied."""
+        if exchange.authentication.is_anonymous:
+            raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         fields = exchange.fields
         catalog = self._store.catalog
         access = open_bucket(
@@ -49,9 +52,12 @@ class ObjectCopies:
         place = await access.place(operation.key, fields)
         if place is not None and place.group is not None:
             raise S3Error("InvalidRequest", "A part of a chunk is put, not copied.", ArgumentName=PART_HEADER)
-        source = await self._source(exchange, operation.source_bucket, operation.source_key)
+        readable, source = await self._source(exchange, operation.source_bucket, operation.source_key)
         replaces = _replaces(fields, "metadata")
         replaces_tags = _replaces(fields, "tagging")
+        if source.tags and not replaces_tags:
+            readable.require(Action.GET_OBJECT_TAGGING, key=operation.source_key, row=source)
+            access.rights.require_tags(source.tags, operation.key)
         is_self = (operation.source_bucket, operation.source_key) == (operation.bucket, operation.key)
         if (
             is_self
@@ -82,7 +88,8 @@ class ObjectCopies:
             condition=parse_write_condition(fields),
             algorithms=frozenset() if algorithm is None else frozenset({algorithm.lower()}),
             place=place,
-            tags=tags_of_header(fields) if replaces_tags else source.tags,
+            acl=await acl_of_object(exchange, access.rights, operation.key),
+            tags=tags_of_object(exchange, access.rights, operation.key) if replaces_tags else source.tags,
         )
         kept = tuple(checksum for checksum in source.checksums if checksum.type == FULL_OBJECT)
         result = _found(
@@ -100,6 +107,8 @@ class ObjectCopies:
 
     async def copy_part(self, exchange: Exchange, operation: UploadPartCopy) -> Reply:
         """Copy an object or a range of it as a part of an upload."""
+        if exchange.authentication.is_anonymous:
+            raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         catalog = self._store.catalog
         access = open_bucket(
             exchange,
@@ -111,7 +120,7 @@ class ObjectCopies:
         )
         found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         upload = await access.check_upload(found, operation.upload_id)
-        source = await self._source(exchange, operation.source_bucket, operation.source_key)
+        _, source = await self._source(exchange, operation.source_bucket, operation.source_key)
         start, stop = _copy_span(exchange.fields.get("x-amz-copy-source-range"), source)
         if stop - start > MAX_PUT_BYTES:
             raise EntityTooLargeError("the range is too large for a part", size_bytes=stop - start)
@@ -132,16 +141,19 @@ class ObjectCopies:
             document("CopyPartResult", _result_nodes(part.etag, part.modified_ms, checksums, with_type=False))
         )
 
-    async def _source(self, exchange: Exchange, bucket: str, key: str) -> ObjectRow:
+    async def _source(self, exchange: Exchange, bucket: str, key: str) -> tuple[BucketAccess, ObjectRow]:
+        """The source's row, and the caller's rights in its bucket."""
         catalog = self._store.catalog
-        access = open_bucket(exchange, await catalog.bucket(bucket), bucket, catalog, action=Action.GET_OBJECT, key=key)
+        access = open_bucket(
+            exchange, await catalog.bucket(bucket), bucket, catalog, action=Action.GET_OBJECT, key=key, is_source=True
+        )
         (found,) = await catalog.lookup(bucket, [key])
         row = await access.check_read(found, key)
         if access.bucket.kind is BucketKind.KV:
             row = await access.check_read(await self._store.look_up(bucket, key), key)
         if not judge_copy(exchange.fields, row):
             raise PreconditionFailedError("a condition on the copy's source does not hold", bucket=bucket, key=key)
-        return row
+        return access.rights, row
 
 
 def _found(result: PutResult | None, source: ObjectRow) -> PutResult:
@@ -172,6 +184,13 @@ def _copy_span(value: str | None, source: ObjectRow) -> tuple[int, int]:
         return 0, source.size_bytes
     try:
         return parse_copy_range(value, source.size_bytes)
+    except InvalidRangeError as error:
+        raise S3Error(
+            "InvalidArgument",
+            f"Range specified is not valid for source object of size: {source.size_bytes}",
+            ArgumentName="x-amz-copy-source-range",
+            ArgumentValue=value,
+        ) from error
     except ValueError as error:
         raise S3Error(
             "InvalidArgument",

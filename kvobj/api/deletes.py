@@ -11,7 +11,7 @@ from typing import Final
 from kvobj.api import xml
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import parse_announced
-from kvobj.api.conditions import bare_etag
+from kvobj.api.conditions import delete_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange
 from kvobj.api.message import Reply
@@ -22,7 +22,7 @@ from kvobj.catalog.rows import DeleteOutcome, WriteCondition
 
 MAX_DELETE_BYTES: Final = 2 * 1024 * 1024
 MAX_DELETE_KEYS: Final = 1000
-_DENIED: Final = ("AccessDenied", "Access Denied.")
+_DENIED: Final = ("AccessDenied", "Access Denied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ def _parse_entry(element: xml.Element) -> DeleteEntry:
     key, version_id, etag = (element.child_text(name) for name in ("Key", "VersionId", "ETag"))
     if not key:
         raise S3Error("MalformedXML")
-    condition = None if etag is None else WriteCondition(if_match=bare_etag(etag))
-    problem = None
+    condition, problem = None, None
     if version_id not in (None, "", "null"):
         problem = ("NoSuchVersion", "The specified version does not exist.")
     else:
         try:
             check_key(key)
+            condition = delete_condition(etag, element.child_text("Size"), element.child_text("LastModifiedTime"))
         except S3Error as error:
             problem = (error.code, error.message)
     return DeleteEntry(key, version_id, condition, problem)

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvobj.api.access.actions import Action
 from kvobj.api.access.bucket_access import BucketAccess
+from kvobj.api.access.source_address import Network, came_by_tls, source_address
 from kvobj.api.aws_chunked import AwsChunkedSource
 from kvobj.api.checksums import Announced, check_document, check_trailers
 from kvobj.api.errors import S3Error
@@ -22,22 +23,33 @@ from kvobj.api.sigv4 import Authentication, PayloadMode
 from kvobj.api.users import UserDirectory
 from kvobj.catalog.rows import BucketRow
 from kvobj.clock import Clock
-from kvobj.errors import EntityTooLargeError, IncompleteBodyError, NoSuchBucketError
+from kvobj.errors import AccessDeniedError, DocumentTooLargeError, IncompleteBodyError, NoSuchBucketError
 
 DRAIN_BYTES: Final = 256 * 1024
 _DECODED_LENGTH: Final = "x-amz-decoded-content-length"
 _MAX_LENGTH_DIGITS: Final = 19
+_OWNER: Final = "x-amz-expected-bucket-owner"
+_SOURCE_OWNER: Final = "x-amz-source-expected-bucket-owner"
 
 Header = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """`region` is accepted in credential scopes beside us-east-1. `host_id` is x-amz-id-2 of every reply."""
+    """`region` is accepted in credential scopes beside us-east-1. `host_id` is x-amz-id-2 of every reply.
+
+    `unsigned_payload_needs_tls`: a signed request whose signature does not cover its body comes by TLS or is refused.
+    `explain_signatures`: see `SignatureVerifier`. `trusted_proxies`: whose X-Forwarded-For and X-Forwarded-Proto are believed.
+    `bucket_uploads`: multipart uploads that a bucket may have in progress.
+    """
 
     region: str = "us-east-1"
     host_rules: HostRules = field(default_factory=HostRules)
     host_id: str = "kvobj"
+    unsigned_payload_needs_tls: bool = False
+    explain_signatures: bool = False
+    trusted_proxies: tuple[Network, ...] = ()
+    bucket_uploads: int = 10_000
 
     @property
     def regions(self) -> frozenset[str]:
@@ -92,10 +104,25 @@ class Exchange:
         """The method is HEAD: no reply has a body."""
         return self.head.method == "HEAD"
 
-    def access(self, bucket: BucketRow | None, name: str) -> BucketAccess:
-        """The caller's rights in the bucket of this name. Raises `NoSuchBucketError`, as S3 does: bucket names are no secret."""
+    @property
+    def source_address(self) -> str:
+        """The client's address: the socket's, or what a trusted proxy says."""
+        return source_address(self.head.remote, self.fields, self.settings.trusted_proxies)
+
+    @property
+    def is_secure(self) -> bool:
+        """The client spoke TLS, with us or with a trusted proxy."""
+        head = self.head
+        return head.is_tls or came_by_tls(head.remote, self.fields, self.settings.trusted_proxies)
+
+    def access(self, bucket: BucketRow | None, name: str, *, is_source: bool = False) -> BucketAccess:
+        """The caller's rights in the bucket of this name. Raises `NoSuchBucketError`, as S3 does: bucket names are no secret; and
+        `AccessDeniedError` where the bucket, or a copy's source (`is_source`), is not owned by whom the caller expects."""
         if bucket is None:
             raise NoSuchBucketError("no such bucket", bucket=name)
+        expected = self.fields.get(_SOURCE_OWNER if is_source else _OWNER)
+        if expected is not None and expected != bucket.owner:
+            raise AccessDeniedError("the bucket is another user's", bucket=name, expected=expected)
         return BucketAccess(bucket, self)
 
     def authorise(self, bucket: BucketRow | None, name: str, action: Action) -> BucketRow:
@@ -159,10 +186,11 @@ class Exchange:
         return PayloadSource(self, framed)
 
     async def read_document(self, announced: Announced, *, limit_bytes: int) -> bytes:
-        """A small body, whole and verified as `announced` says. Raises `EntityTooLargeError` past the limit, before reading."""
+        """A small body, whole and verified as `announced` says. Raises `DocumentTooLargeError` past the limit, before
+        reading."""
         size_bytes = 0 if self.body.length == 0 else self.body_size_bytes()
         if size_bytes > limit_bytes:
-            raise EntityTooLargeError("the document is too large", size_bytes=size_bytes, limit_bytes=limit_bytes)
+            raise DocumentTooLargeError("the document is too large", size_bytes=size_bytes, limit_bytes=limit_bytes)
         buffer = bytearray(size_bytes)
         source = self.source(size_bytes)
         if size_bytes:

@@ -5,7 +5,7 @@ The rules of Complete that need only the rows are the store's; here its document
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -14,8 +14,11 @@ from kvobj.api import xml
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import (
     CHECKSUM_BYTES,
+    COMPOSITE,
+    FULL_OBJECT,
     Announced,
     check_value,
+    checked_type,
     checksum_headers,
     of_parts,
     parse_upload_checksum,
@@ -36,10 +39,13 @@ from kvobj.api.operations import (
     UploadOperation,
 )
 from kvobj.api.request import encode_key
-from kvobj.api.settings.tags import tags_of_header
+from kvobj.api.settings.lifecycle_headers import abort_headers
+from kvobj.api.settings.new_object import acl_of_object, tags_of_object
 from kvobj.api.timestamps import iso_time
-from kvobj.catalog.rows import MAX_PARTS, Checksum, ObjectRow, UploadRow
-from kvobj.store.multipart import CompletedPart, choose_parts
+from kvobj.api.upload_bound import UploadBound
+from kvobj.catalog.rows import MAX_PARTS, BucketKind, Checksum, ObjectRow, UploadRow
+from kvobj.errors import NoSuchUploadError
+from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag
 
 MAX_COMPLETE_BYTES: Final = 4 * 1024 * 1024
 _SIZE_HEADER: Final = "x-amz-mp-object-size"
@@ -52,9 +58,12 @@ class MultipartUploads:
     def __init__(self, store: ObjectStore, *, new_upload_id: Callable[[], str]) -> None:
         self._store = store
         self._new_upload_id = new_upload_id
+        self._bound = UploadBound(store.catalog)
 
     async def create(self, exchange: Exchange, operation: CreateMultipartUpload) -> Reply:
         """Begin an upload; its headers and metadata are those the object will have."""
+        if exchange.authentication.is_anonymous:
+            raise S3Error("AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate.")
         catalog = self._store.catalog
         access = open_bucket(
             exchange,
@@ -86,8 +95,10 @@ class MultipartUploads:
             parent=None if place is None else place.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=0 if place is None else place.tokens,
-            tags=tags_of_header(fields),
+            acl=await acl_of_object(exchange, access.rights, operation.key),
+            tags=tags_of_object(exchange, access.rights, operation.key),
         )
+        await self._bound.admit(upload.bucket, limit=exchange.settings.bucket_uploads)
         await catalog.create_upload(upload)
         reply = exchange.xml(
             xml.document(
@@ -95,15 +106,15 @@ class MultipartUploads:
                 [("Bucket", upload.bucket), ("Key", upload.key), ("UploadId", upload.upload_id)],
             )
         )
-        headers: list[Header] = []
+        headers: list[Header] = abort_headers(bucket, upload) if bucket.lifecycle else []
         if algorithm is not None and kind is not None:
-            headers = [("x-amz-checksum-algorithm", algorithm), ("x-amz-checksum-type", kind)]
+            headers += [("x-amz-checksum-algorithm", algorithm), ("x-amz-checksum-type", kind)]
         return Reply(reply.status, (*reply.headers, *headers), reply.body)
 
     async def list_parts(self, exchange: Exchange, operation: ListParts) -> Reply:
         """One page of an upload's parts, by number."""
         catalog = self._store.catalog
-        _, upload = await self._upload(exchange, operation, Action.LIST_PARTS)
+        access, upload = await self._upload(exchange, operation, Action.LIST_PARTS)
         parts = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
         following = [part for part in parts if part.number > operation.after]
         page = following[: operation.limit]
@@ -134,12 +145,21 @@ class MultipartUploads:
             if part.checksum is not None:
                 about.append((f"Checksum{part.checksum.algorithm}", part.checksum.value))
             nodes.append(("Part", about))
-        return exchange.xml(xml.document("ListPartsResult", nodes))
+        reply = exchange.xml(xml.document("ListPartsResult", nodes))
+        headers = abort_headers(access.bucket, upload) if access.bucket.lifecycle else []
+        return Reply(reply.status, (*reply.headers, *headers), reply.body)
 
     async def complete(self, exchange: Exchange, operation: CompleteMultipartUpload) -> Reply:
         """Make the object of the listed parts. Conditions are evaluated in the commit."""
         catalog = self._store.catalog
-        access, upload = await self._upload(exchange, operation, Action.PUT_OBJECT)
+        access, found = await self._look_up(exchange, operation, Action.PUT_OBJECT)
+        try:
+            upload = await access.check_upload(found, operation.upload_id)
+        except NoSuchUploadError:
+            reply = await self._completed_before(exchange, operation, access)
+            if reply is None:
+                raise
+            return reply
         bucket = access.bucket
         fields = exchange.fields
         # The x-amz-checksum headers of Complete tell of the object, not of this document.
@@ -164,18 +184,34 @@ class MultipartUploads:
         assert isinstance(row, ObjectRow)
         if result.existed:
             await access.check_shown(row)
-        nodes: list[xml.Node] = [
-            ("Location", f"/{operation.bucket}/{encode_key(operation.key)}"),
-            ("Bucket", operation.bucket),
-            ("Key", operation.key),
-            ("ETag", f'"{row.etag}"'),
-        ]
-        if not result.existed:
-            for name, value in checksum_headers(checksums):
-                is_type = name == "x-amz-checksum-type"
-                nodes.append(("ChecksumType" if is_type else f"Checksum{name.rpartition('-')[2].upper()}", value))
-        reply = exchange.xml(xml.document("CompleteMultipartUploadResult", nodes))
+        reply = _completed_reply(exchange, operation, row, () if result.existed else checksums)
         headers = write_headers(row, bucket, existed=result.existed, durability=result.durability)
+        return Reply(reply.status, (*reply.headers, *headers), reply.body)
+
+    async def _completed_before(
+        self, exchange: Exchange, operation: CompleteMultipartUpload, access: ChunkAccess
+    ) -> Reply | None:
+        """The answer for who never saw the first one and completes again; None unless the object stands that these parts made.
+
+        Completed uploads are not remembered: the parts' ETags tell their object, to who owns it or its bucket.
+        """
+        bucket = access.bucket
+        (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
+        if row is None or bucket.kind is BucketKind.KV:
+            return None
+        if not access.is_owner and row.owner != exchange.authentication.user.id:
+            return None
+        announced = Announced(None, exchange.authentication.payload_sha256, None, None)
+        parts = parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
+        if [part.number for part in parts] != [part.number for part in row.parts]:
+            return None
+        try:
+            if multipart_etag([part.etag for part in parts]) != row.etag:
+                return None
+        except ValueError:  # an ETag that is none of a part
+            return None
+        reply = _completed_reply(exchange, operation, row, row.checksums)
+        headers = write_headers(row, bucket, existed=False, durability=row.durability)
         return Reply(reply.status, (*reply.headers, *headers), reply.body)
 
     async def abort(self, exchange: Exchange, operation: AbortMultipartUpload) -> Reply:
@@ -188,6 +224,12 @@ class MultipartUploads:
         self, exchange: Exchange, operation: UploadOperation, action: Action
     ) -> tuple[ChunkAccess, UploadRow]:
         """The upload, if the user may go on with it, and the user's rights in its bucket."""
+        access, upload = await self._look_up(exchange, operation, action)
+        return access, await access.check_upload(upload, operation.upload_id)
+
+    async def _look_up(
+        self, exchange: Exchange, operation: UploadOperation, action: Action
+    ) -> tuple[ChunkAccess, UploadRow | None]:
         catalog = self._store.catalog
         access = open_bucket(
             exchange,
@@ -197,8 +239,22 @@ class MultipartUploads:
             action=action,
             key=operation.key,
         )
-        upload = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
-        return access, await access.check_upload(upload, operation.upload_id)
+        return access, await catalog.upload(operation.bucket, operation.key, operation.upload_id)
+
+
+def _completed_reply(
+    exchange: Exchange, operation: CompleteMultipartUpload, row: ObjectRow, checksums: Iterable[Checksum]
+) -> Reply:
+    nodes: list[xml.Node] = [
+        ("Location", f"/{operation.bucket}/{encode_key(operation.key)}"),
+        ("Bucket", operation.bucket),
+        ("Key", operation.key),
+        ("ETag", f'"{row.etag}"'),
+    ]
+    for name, value in checksum_headers(checksums):
+        is_type = name == "x-amz-checksum-type"
+        nodes.append(("ChecksumType" if is_type else f"Checksum{name.rpartition('-')[2].upper()}", value))
+    return exchange.xml(xml.document("CompleteMultipartUploadResult", nodes))
 
 
 def parse_complete(document: bytes) -> list[CompletedPart]:
@@ -236,7 +292,8 @@ def _stated_checksum(fields: dict[str, str], upload: UploadRow) -> tuple[UploadR
             value = value.strip()
             check_value(algorithm, value.partition("-")[0])
             if upload.checksum_algorithm is None:
-                kind = fields.get("x-amz-checksum-type", "COMPOSITE" if "-" in value else "FULL_OBJECT").upper()
+                default = FULL_OBJECT if "-" not in value and not algorithm.startswith("SHA") else COMPOSITE
+                kind = checked_type(algorithm, fields.get("x-amz-checksum-type", default))
                 return msgspec.structs.replace(upload, checksum_algorithm=algorithm, checksum_type=kind), value
             if upload.checksum_algorithm != algorithm:
                 raise S3Error("InvalidRequest", "The checksum's algorithm is not the upload's.")

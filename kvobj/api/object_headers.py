@@ -15,6 +15,7 @@ from kvobj.api.chunk_headers import chunk_headers
 from kvobj.api.conditions import http_date
 from kvobj.api.errors import S3Error
 from kvobj.api.header_text import Header, from_wire, is_plain, to_wire
+from kvobj.api.settings.lifecycle_headers import expiration_headers
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 
 MAX_METADATA_BYTES: Final = 2048
@@ -76,6 +77,12 @@ def parse_durability(fields: Mapping[str, str]) -> Durability | None:
         ) from error
 
 
+def check_no_overrides(query: Mapping[str, str]) -> None:
+    """Raise `S3Error` InvalidRequest where the query names headers of the reply: only who signs may."""
+    if any(name in query for name, _ in _OVERRIDES):
+        raise S3Error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
+
+
 def entity_headers(row: ObjectRow) -> list[Header]:
     """Validators alone: what a 304 tells."""
     return [("etag", f'"{row.etag}"'), ("last-modified", http_date(row.modified_ms))]
@@ -98,6 +105,8 @@ def object_headers(
     headers += stored.items()
     for name, value in row.metadata.items():
         headers.append((_META + name, to_wire(value)))
+    if bucket.lifecycle:
+        headers += expiration_headers(bucket, row)
     if with_checksums and row.checksums:
         headers += checksum_headers(row.checksums)
     if bucket.kind is BucketKind.KV:
@@ -111,6 +120,8 @@ def object_headers(
 def write_headers(row: ObjectRow, bucket: BucketRow, *, existed: bool, durability: Durability) -> list[Header]:
     """What a KV bucket tells of a write, beside the ETag; nothing for an ordinary bucket's writes but the durability."""
     headers: list[Header] = [("x-kvobj-durability", durability.value)]
+    if bucket.lifecycle:
+        headers += expiration_headers(bucket, row)
     if bucket.kind is BucketKind.KV:
         headers.append(("x-kvobj-existed", "true" if existed else "false"))
         if row.digest is not None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Final
 
 from kvobj.api.access.actions import Action
+from kvobj.api.checksums import checksum_headers
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
 from kvobj.api.chunk_headers import check_accepts_raw, parse_pin
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
 from kvobj.api.message import Reply
-from kvobj.api.object_headers import entity_headers, object_headers
+from kvobj.api.object_headers import check_no_overrides, entity_headers, object_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
-from kvobj.catalog.rows import BucketKind, ObjectRow
+from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import layer_span
 
@@ -44,6 +45,8 @@ class ObjectReads:
             key=operation.key,
         )
         bucket = access.bucket
+        if exchange.overrides and exchange.authentication.is_anonymous:
+            check_no_overrides(exchange.overrides)
         if bucket.kind is BucketKind.KV:
             check_accepts_raw(exchange.fields)
         elif operation.layers is not None or operation.part is not None:
@@ -68,7 +71,7 @@ class ObjectReads:
             return exchange.reply(304, entity_headers(row))
         if bucket.kind is BucketKind.KV and row.digest is None:
             row = await self._store.settled(row, wait=exchange.is_head)
-        span = await _asked_span(operation, row, access)
+        span = await _asked_span(operation, row, access, has_range="range" in fields)
         if span is not None:
             start, stop = span
             status = 206 if stop > start else 200  # Content-Range cannot say "no bytes"
@@ -108,10 +111,13 @@ class ObjectReads:
         exchange: Exchange, operation: GetObject, row: ObjectRow, access: ChunkAccess, *, is_whole: bool
     ) -> list[Header]:
         fields = exchange.fields
-        wants_checksums = is_whole and fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-        headers = object_headers(row, access.bucket, overrides=exchange.overrides, with_checksums=wants_checksums)
+        wants_checksums = fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+        of_whole = wants_checksums and is_whole and operation.part_number is None
+        headers = object_headers(row, access.bucket, overrides=exchange.overrides, with_checksums=of_whole)
         if (operation.part_number is not None or operation.part is not None) and row.parts:
             headers.append(("x-amz-mp-parts-count", str(len(row.parts))))
+        if wants_checksums and operation.part_number is not None:
+            headers += checksum_headers(_part_checksums(row, operation.part_number))
         if row.tags and access.rights.may(Action.GET_OBJECT_TAGGING, key=row.key, row=row):
             headers.append(("x-amz-tagging-count", str(len(row.tags))))
         if "x-amz-rdma-token" in fields:
@@ -128,9 +134,13 @@ def _span(fields: dict[str, str], row: ObjectRow) -> tuple[int, int, int]:
     return 200, 0, row.size_bytes
 
 
-async def _asked_span(operation: GetObject, row: ObjectRow, access: ChunkAccess) -> tuple[int, int] | None:
+async def _asked_span(
+    operation: GetObject, row: ObjectRow, access: ChunkAccess, *, has_range: bool
+) -> tuple[int, int] | None:
     """The bytes that the query names by part or by layers; None where it names none."""
     if operation.part_number is not None:
+        if has_range:
+            raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
         return _part_span(row, operation.part_number)
     if operation.part is not None:
         return _part_span(row, operation.part + 1)
@@ -140,6 +150,16 @@ async def _asked_span(operation: GetObject, row: ObjectRow, access: ChunkAccess)
     if namespace is None:  # it was removed since the row was looked up, and its chunks with it
         raise NoSuchKeyError("no such key", bucket=row.bucket, key=row.key)
     return layer_span(namespace, row, *operation.layers)
+
+
+def _part_checksums(row: ObjectRow, number: int) -> tuple[Checksum, ...]:
+    """What verifies part `number` alone, under the type that the object's has; an object that was put whole is its own part 1."""
+    if not row.parts:
+        return row.checksums
+    checksum = row.parts[number - 1].checksum
+    if checksum is None or not row.checksums:
+        return ()
+    return (Checksum(checksum.algorithm, checksum.value, row.checksums[0].type),)
 
 
 def _part_span(row: ObjectRow, number: int) -> tuple[int, int]:

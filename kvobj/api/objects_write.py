@@ -13,14 +13,14 @@ from kvobj.api.access.actions import Action
 from kvobj.api.checksums import Announced, check_digests, check_trailers, checksum_headers, parse_announced
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
 from kvobj.api.chunk_headers import PARTS_HEADER
-from kvobj.api.conditions import parse_write_condition
+from kvobj.api.conditions import parse_delete_condition, parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import DeleteObject, PutObject, UploadPart
-from kvobj.api.settings.tags import tags_of_header
+from kvobj.api.settings.new_object import acl_of_object, owner_of_object, tags_of_object
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionFailedError
 from kvobj.store.groups import check_same_part
@@ -60,14 +60,15 @@ class ObjectWrites:
             bucket=bucket,
             key=operation.key,
             size_bytes=size_bytes,
-            owner=exchange.authentication.user.id,
+            owner=owner_of_object(exchange, bucket),
             durability=parse_durability(fields),
             headers=parse_stored_headers(fields),
             metadata=parse_metadata(fields),
             condition=parse_write_condition(fields),
             algorithms=announced.digests,
             place=place,
-            tags=tags_of_header(fields),
+            acl=await acl_of_object(exchange, access.rights, operation.key),
+            tags=tags_of_object(exchange, access.rights, operation.key),
         )
         if place is not None and place.group is not None:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)
@@ -178,12 +179,10 @@ class ObjectWrites:
         """Hide the object, of a chunk with all that follows on it. Absent is fine; If-Match must hold."""
         rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
         rights.require(Action.DELETE_OBJECT, key=operation.key)
-        condition = parse_write_condition(exchange.fields)
-        if condition is not None and condition.if_none_match is not None:
-            raise S3Error("NotImplemented", "If-None-Match on DELETE is not implemented.", Header="If-None-Match")
+        condition = parse_delete_condition(exchange.fields)
         (outcome,) = await self._store.delete(operation.bucket, [operation.key], (condition,) if condition else ())
         if outcome.precondition_failed:
-            raise PreconditionFailedError("the etag is another", bucket=operation.bucket, key=operation.key)
+            raise PreconditionFailedError("the object is another", bucket=operation.bucket, key=operation.key)
         return exchange.reply(204)
 
 

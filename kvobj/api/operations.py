@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ListBuckets:
-    """GET /."""
+    """GET /. Names behind `after` that begin with `prefix`, of one `region` ("": any), at most `limit` of them (None: all)."""
+
+    prefix: str = ""
+    after: str = ""
+    region: str = ""
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +250,10 @@ class PutObject(ObjectOperation):
 
 class DeleteObject(ObjectOperation):
     """DELETE /bucket/key."""
+
+
+class Preflight(ObjectOperation):
+    """OPTIONS /bucket or /bucket/key: may a page of another origin send a request? `bucket` and `key` may be ""."""
 
 
 class GetObjectAcl(ObjectOperation):

@@ -34,6 +34,7 @@ from kvobj.api.operations import (
     ListObjectVersions,
     ListParts,
     Operation,
+    Preflight,
     PutObject,
     UploadPart,
     UploadPartCopy,
@@ -43,6 +44,7 @@ from kvobj.api.request import Target, check_bucket_name, check_key, decode
 from kvobj.api.sub_resources import bucket_setting, object_setting
 from kvobj.catalog.rows import MAX_KEY_BYTES, MAX_PARTS
 
+MAX_BUCKETS: Final = 10_000
 _LAYERS: Final = re.compile(r"(\d{1,5})-(\d{1,5})\Z", re.ASCII).match
 _UPLOAD_ID: Final = re.compile(r"[A-Za-z0-9._~\-]{1,128}\Z").match
 
@@ -51,19 +53,15 @@ _NOT_BUILT_BUCKET: Final = frozenset(
     {
         "accelerate",
         "analytics",
-        "cors",
         "encryption",
         "intelligent-tiering",
         "inventory",
-        "lifecycle",
         "logging",
         "metadataTable",
         "metrics",
         "notification",
         "object-lock",
         "ownershipControls",
-        "policy",
-        "policyStatus",
         "publicAccessBlock",
         "replication",
         "requestPayment",
@@ -86,22 +84,42 @@ _NOT_BUILT_HEADERS: Final = (
     "x-amz-server-side-encryption",
     "x-amz-object-lock-",
     "x-amz-website-redirect-location",
-    "x-amz-grant-",
     "x-amz-write-offset-bytes",
     "x-amz-copy-source-server-side-encryption",
 )
-_PRIVATE_ACLS: Final = frozenset({"private", "bucket-owner-read", "bucket-owner-full-control"})
 
 
 def parse_operation(method: str, target: Target, fields: dict[str, str]) -> Operation:
     """The operation that a request names. Raises `S3Error`: NotImplemented, MethodNotAllowed, InvalidArgument and others."""
+    if method == "OPTIONS":
+        return Preflight(target.bucket, target.key)
     if target.key:
         return _parse_object(method, target, fields)
     if target.bucket:
         return _parse_bucket(method, target)
     if method in ("GET", "HEAD"):
-        return ListBuckets()
+        return _parse_service(target.parameters)
     raise S3Error("MethodNotAllowed", Method=method, ResourceType="SERVICE", Allow="GET")
+
+
+def _parse_service(query: dict[str, str]) -> ListBuckets:
+    if not query:
+        return ListBuckets()
+    token, limit = query.get("continuation-token"), None
+    if query.get("max-buckets"):
+        limit = integer_of(query, "max-buckets", default=0)
+        if not 1 <= limit <= MAX_BUCKETS:
+            raise S3Error(
+                "InvalidArgument",
+                f"Argument max-buckets must be an integer between 1 and {MAX_BUCKETS}.",
+                ArgumentName="max-buckets",
+            )
+    return ListBuckets(
+        prefix=name_of(query, "prefix"),
+        after="" if not token else decode_token(token),
+        region=query.get("bucket-region", ""),
+        limit=limit,
+    )
 
 
 def _parse_bucket(method: str, target: Target) -> Operation:
@@ -265,8 +283,6 @@ def _check_headers(fields: dict[str, str]) -> None:
         if name.startswith("x-amz-"):
             if name.startswith(_NOT_BUILT_HEADERS):
                 raise _not_built(name)
-            if name == "x-amz-acl" and value not in _PRIVATE_ACLS:
-                raise _not_built(f"x-amz-acl: {value}")
             if name == "x-amz-storage-class" and value not in ("STANDARD", "REDUCED_REDUNDANCY"):
                 raise S3Error("InvalidStorageClass", StorageClassRequested=value)
 

@@ -17,6 +17,7 @@ from kvobj.api import operations as ops
 from kvobj.api.buckets import Buckets
 from kvobj.api.copies import ObjectCopies
 from kvobj.api.credential import CredentialParser
+from kvobj.api.cross_origin import CrossOrigin
 from kvobj.api.deletes import ObjectDeletes
 from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
@@ -34,11 +35,16 @@ from kvobj.api.multipart import MultipartUploads
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.objects_read import ObjectReads
 from kvobj.api.objects_write import ObjectWrites
+from kvobj.api.query_headers import with_query_headers
 from kvobj.api.request import Target, parse_fields, parse_target
 from kvobj.api.routing import parse_operation
+from kvobj.api.settings.acls import Acls
 from kvobj.api.settings.attributes import ObjectAttributes
+from kvobj.api.settings.cors import CorsSettings
+from kvobj.api.settings.lifecycle import LifecycleSettings
+from kvobj.api.settings.policies import Policies
 from kvobj.api.settings.tagging import Tagging
-from kvobj.api.sigv4 import Authentication, SignatureVerifier, anonymous_authentication
+from kvobj.api.sigv4 import Authentication, SignatureVerifier, anonymous_authentication, check_payload_is_signed
 from kvobj.api.users import UserDirectory
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
@@ -88,8 +94,10 @@ class S3Service:
         self._executor = executor
         self._users = UserDirectory(store.catalog, clock)
         self._credentials = CredentialParser(settings.regions)
-        self._verifier = SignatureVerifier(clock)
+        self._verifier = SignatureVerifier(clock, explain=settings.explain_signatures)
+        self._cross_origin = CrossOrigin(store.catalog)
         self._handlers = _handlers(store, upload_ids) | _kv_handlers(store, chunks)
+        self._handlers[ops.Preflight] = self._cross_origin.preflight
         if read_events is not None:
             self._handlers[ops.ReadEvents] = read_events
 
@@ -106,6 +114,8 @@ class S3Service:
                 log["bucket"], log["key"] = target.bucket, target.key
             authentication = await self._authenticate(head.method, target, fields)
             log["user"] = authentication.user.id
+            if authentication.is_presigned:
+                fields = with_query_headers(fields, target)
             exchange = Exchange(
                 head,
                 body,
@@ -117,6 +127,8 @@ class S3Service:
                 clock=self._clock,
                 executor=self._executor,
             )
+            if self._settings.unsigned_payload_needs_tls and body.length != 0 and not exchange.is_secure:
+                check_payload_is_signed(authentication)
             operation = parse_operation(head.method, target, fields)
             log["operation"] = type(operation).__name__
             reply = await self._handlers[type(operation)](exchange, operation)
@@ -141,6 +153,8 @@ class S3Service:
                 resource=head.target.partition("?")[0],
                 is_head=head.method == "HEAD",
             )
+        if "origin" in fields and target is not None:
+            reply = await self._cross_origin.let_read(reply, head, target, fields)
         reply.log.update(log)
         return reply
 
@@ -162,8 +176,10 @@ class S3Service:
         )
 
     async def _authenticate(self, method: str, target: Target, fields: dict[str, str]) -> Authentication:
-        credential = self._credentials.parse(fields, target)
+        # A browser signs no preflight, and what it is about may be a URL that is signed for another method.
+        credential = None if method == "OPTIONS" else self._credentials.parse(fields, target)
         if credential is None:
+            await self._users.freshen()
             return anonymous_authentication(fields)
         if "host" not in fields:
             raise S3Error("InvalidRequest", "A Host header is required.")
@@ -176,6 +192,7 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
     buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
     uploads, tagging = MultipartUploads(store, new_upload_id=upload_ids), Tagging(store)
+    acls, policies, cors, lifecycle = Acls(store), Policies(store), CorsSettings(store), LifecycleSettings(store)
     return {
         ops.ListBuckets: buckets.list,
         ops.CreateBucket: buckets.create,
@@ -183,8 +200,14 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
         ops.DeleteBucket: buckets.delete,
         ops.GetBucketLocation: buckets.location,
         ops.GetBucketVersioning: buckets.versioning,
-        ops.GetBucketAcl: buckets.bucket_acl,
-        ops.GetObjectAcl: buckets.object_acl,
+        ops.GetBucketAcl: acls.get_bucket,
+        ops.PutBucketAcl: acls.put_bucket,
+        ops.GetObjectAcl: acls.get_object,
+        ops.PutObjectAcl: acls.put_object,
+        ops.GetBucketPolicy: policies.get,
+        ops.PutBucketPolicy: policies.put,
+        ops.DeleteBucketPolicy: policies.delete,
+        ops.GetBucketPolicyStatus: policies.status,
         ops.ListObjectsV1: listings.objects,
         ops.ListObjectsV2: listings.objects_v2,
         ops.ListObjectVersions: listings.versions,
@@ -200,6 +223,12 @@ def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _
         ops.AbortMultipartUpload: uploads.abort,
         ops.UploadPart: writes.upload_part,
         ops.UploadPartCopy: copies.copy_part,
+        ops.GetBucketCors: cors.get,
+        ops.PutBucketCors: cors.put,
+        ops.DeleteBucketCors: cors.delete,
+        ops.GetBucketLifecycle: lifecycle.get,
+        ops.PutBucketLifecycle: lifecycle.put,
+        ops.DeleteBucketLifecycle: lifecycle.delete,
         ops.GetObjectAttributes: ObjectAttributes(store).get,
         ops.GetBucketTagging: tagging.get_bucket,
         ops.PutBucketTagging: tagging.put_bucket,

@@ -28,17 +28,27 @@ class UserDirectory:
 
     async def with_access_key(self, access_key: str) -> UserRow | None:
         """The user, or None. `UnavailableError` where the catalog cannot be read."""
-        age_seconds = self._clock.monotonic() - self._read_at
-        if age_seconds >= REFRESH_SECONDS or (
-            access_key not in self._by_access_key and age_seconds >= UNKNOWN_REFRESH_SECONDS
-        ):
-            await self._refresh()
+        await self._freshen(is_known=access_key in self._by_access_key)
         return self._by_access_key.get(access_key)
+
+    async def with_id(self, user_id: str) -> UserRow | None:
+        """The user of this id, or None; as fresh as `with_access_key`."""
+        await self._freshen(is_known=user_id in self._by_id)
+        return self._by_id.get(user_id)
+
+    async def freshen(self) -> None:
+        """Make the copy at most `REFRESH_SECONDS` old: before `display_name`, where no signature was looked up."""
+        await self._freshen(is_known=True)
 
     def display_name(self, user_id: str) -> str:
         """What listings call the user; the id itself where the user is gone."""
         user = self._by_id.get(user_id)
         return user_id if user is None else user.display_name
+
+    async def _freshen(self, *, is_known: bool) -> None:
+        age_seconds = self._clock.monotonic() - self._read_at
+        if age_seconds >= REFRESH_SECONDS or (not is_known and age_seconds >= UNKNOWN_REFRESH_SECONDS):
+            await self._refresh()
 
     async def _refresh(self) -> None:
         users = await self._catalog.users()

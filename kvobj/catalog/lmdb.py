@@ -324,9 +324,12 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         rows = tuple(decode_object(value) for _, value in page.entries)
         return ListPage(rows, tuple(prefix.decode() for prefix in page.common_prefixes), next_after)
 
-    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+    async def update_object(
+        self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None
+    ) -> ObjectRow | None:
         """See `Catalog.update_object`."""
-        return await self._database.write(UpdateObject(self._tables, bucket, key, update), [row_key(bucket, key)])
+        change = UpdateObject(self._tables, bucket, key, update, sequence)
+        return await self._database.write(change, [row_key(bucket, key)])
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """See `Catalog.raise_durability`."""

@@ -273,12 +273,14 @@ class MemoryCatalog(MemoryUploads):
             last = row.key if common is None else common
         return ListPage(tuple(rows), tuple(prefixes), None)
 
-    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+    async def update_object(
+        self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None
+    ) -> ObjectRow | None:
         """See `Catalog.update_object`."""
         self._require_bucket(bucket)
         name = (bucket, key.encode())
         live = self._live(name)
-        if live is None:
+        if live is None or sequence not in (None, live.sequence):
             return None
         row = msgspec.structs.replace(live, **changes_of(update))
         (self._volatile if name in self._volatile else self._durable)[name] = row

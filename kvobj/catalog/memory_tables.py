@@ -145,6 +145,6 @@ def condition_error(live: ObjectRow | None, condition: WriteCondition | None) ->
         return NoSuchKeyError("no object to match")
     if condition.if_match is not None and live is not None and condition.if_match not in {"*", live.etag}:
         return PreconditionFailedError("the object has another etag", etag=live.etag)
-    if condition.sequence is not None and (live is None or live.sequence != condition.sequence):
+    if not condition.describes(live):
         return PreconditionFailedError("the object is another")
     return None

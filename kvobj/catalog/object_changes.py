@@ -89,7 +89,7 @@ def failed_condition(live: ObjectRow | None, condition: WriteCondition | None) -
             return NoSuchKeyError("no object to match")
         if wanted not in {"*", live.etag}:
             return PreconditionFailedError("the object has another etag", etag=live.etag)
-    if condition.sequence is not None and (live is None or live.sequence != condition.sequence):
+    if not condition.describes(live):
         return PreconditionFailedError("the object is another")
     return None
 
@@ -340,6 +340,7 @@ class UpdateObject:
     bucket: str
     key: str
     update: ObjectUpdate
+    sequence: int | None = None
 
     def __call__(self, view: WriteView) -> ObjectRow | None:
         """Run it."""
@@ -349,7 +350,7 @@ class UpdateObject:
         objects, key = self.tables.objects, self.key.encode()
         before = objects.pair(view, bucket.root, key)
         live = before.live
-        if live is None:
+        if live is None or self.sequence not in (None, live.sequence):
             return None
         row = msgspec.structs.replace(live, **changes_of(self.update))
         after = RowPair(None, row) if before.volatile is None else RowPair(row, before.durable)

@@ -220,9 +220,11 @@ class Catalog(Protocol):
         skips all of it. `NoSuchBucketError`."""
         ...
 
-    async def update_object(self, bucket: str, key: str, update: ObjectUpdate) -> ObjectRow | None:
+    async def update_object(
+        self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None
+    ) -> ObjectRow | None:
         """Change what the update names of the live row, in one step as durable as the row, and return the new one; None: there is
-        none. Its sequence stays, and so do its blobs. `NoSuchBucketError`."""
+        none, or (`sequence`) not the one that was read. Its sequence stays, and so do its blobs. `NoSuchBucketError`."""
         ...
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:

@@ -66,6 +66,10 @@ class UserRow(_Row, frozen=True, array_like=True):
     secret_key: str
     is_root: bool = False
 
+    def __repr__(self) -> str:
+        """Without the secret: a row may end up in a traceback."""
+        return f"UserRow({self.id!r}, access_key={self.access_key!r}, is_root={self.is_root})"
+
 
 class BucketRow(_Row, frozen=True, array_like=True):
     """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store.
@@ -214,11 +218,23 @@ class QueueEntry(_Row, frozen=True, array_like=True, gc=False):
 
 class WriteCondition(_Row, frozen=True, array_like=True):
     """Conditions checked in the commit's own transaction. Values are bare ETags or `*`, as S3 has them. `sequence`: the row that
-    was read, and no newer one."""
+    was read, and no newer one. `size_bytes` and `modified_seconds` are the live row's, of a DELETE that names them."""
 
     if_match: str | None = None
     if_none_match: str | None = None
     sequence: int | None = None
+    size_bytes: int | None = None
+    modified_seconds: int | None = None
+
+    def describes(self, live: ObjectRow | None) -> bool:
+        """Whether the live row is the very one, and of the size and date, that the condition names where it names them."""
+        if self.sequence is not None and (live is None or live.sequence != self.sequence):
+            return False
+        if live is None:
+            return True
+        return (self.size_bytes is None or live.size_bytes == self.size_bytes) and (
+            self.modified_seconds is None or live.modified_ms // 1000 == self.modified_seconds
+        )
 
 
 class CommitMode(StrEnum):

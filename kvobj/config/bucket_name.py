@@ -20,6 +20,8 @@ def bucket_name_problem(name: str) -> str | None:
         return "must be 3 to 63 of a-z, 0-9, dot and hyphen, with a letter or digit at both ends"
     if ".." in name:
         return "must not have two dots in a row"
+    if ".-" in name or "-." in name:
+        return "must not have a dot beside a hyphen: each label is a host's name"
     if _ADDRESS.fullmatch(name):
         return "must not look like an IP address"
     if name.startswith(_RESERVED_PREFIXES) or name.endswith(_RESERVED_SUFFIXES):

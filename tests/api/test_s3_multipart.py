@@ -5,10 +5,14 @@ import hashlib
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from s3_driver import Answer, Driver
 from s3_stores import STORES, driver_over
+
+from kvobj.api.exchange import S3Settings
+from kvobj.api.object_store import ObjectStore
 
 MIB = 1 << 20
 FIRST, SECOND, LAST = b"a" * (5 * MIB), b"b" * (5 * MIB), b"end"
@@ -81,6 +85,8 @@ async def test_parts_out_of_order_and_sent_again_make_the_object(driver: Driver)
     assert (part.status, part.body, part.headers["x-amz-mp-parts-count"]) == (206, LAST, "3")
     assert (await driver.get("/bucket/key?partNumber=4")).code == "InvalidPartNumber"
     assert (await complete(driver, upload_id, [(1, first)])).code == "NoSuchUpload"
+    again = await complete(driver, upload_id, [(1, first), (2, second), (7, last)])
+    assert (again.status, again.xml.findtext("ETag")) == (200, etag)
 
 
 async def test_complete_refuses_what_does_not_fit(driver: Driver) -> None:
@@ -175,7 +181,7 @@ async def test_a_part_is_copied_with_a_range(driver: Driver) -> None:
     assert copied.status == 200
     etag = copied.xml.findtext("ETag") or ""
     for bad, code, status in (
-        ("bytes=0-99999999", "InvalidRange", 416),
+        ("bytes=0-99999999", "InvalidArgument", 400),
         ("0-3", "InvalidArgument", 400),
         ("bytes=-3", "InvalidArgument", 400),
     ):
@@ -199,7 +205,29 @@ async def test_an_entity_or_an_oversized_document_at_complete_is_refused(driver:
     upload_id = await create(driver)
     for body, code in (
         (b'<!DOCTYPE a [<!ENTITY x "y">]><CompleteMultipartUpload>&x;</CompleteMultipartUpload>', "MalformedXML"),
-        (b"<CompleteMultipartUpload>" + b" " * (4 * MIB) + b"</CompleteMultipartUpload>", "EntityTooLarge"),
+        (b"<CompleteMultipartUpload>" + b" " * (4 * MIB) + b"</CompleteMultipartUpload>", "MaxMessageLengthExceeded"),
     ):
         answer = await driver.request("POST", f"/bucket/key?uploadId={upload_id}", body=body)
         assert (answer.status, answer.code) == (400, code)
+
+
+async def test_a_bucket_has_so_many_uploads_in_progress_and_no_more() -> None:
+    driver = await filled(Driver(settings=S3Settings(bucket_uploads=3)))
+    uploads = [await create(driver, f"/bucket/{index}") for index in range(3)]
+    for _ in range(2):
+        answer = await driver.request("POST", "/bucket/one-more?uploads")
+        assert (answer.status, answer.code, answer.xml.findtext("Limit")) == (400, "TooManyUploads", "3")
+    assert (await driver.request("POST", "/chunks/other-bucket?uploads")).status == 200
+    await driver.request("DELETE", f"/bucket/0?uploadId={uploads[0]}")
+    etag = await put_part(driver, uploads[1], 1, LAST, "/bucket/1")
+    assert (await complete(driver, uploads[1], [(1, etag)], "/bucket/1")).status == 200
+    assert [(await driver.request("POST", f"/bucket/{index}?uploads")).status for index in range(3)] == [200, 200, 400]
+
+
+async def test_uploads_of_an_earlier_run_count() -> None:
+    before = await filled(Driver())
+    for index in range(3):
+        await create(before, f"/bucket/{index}")
+    driver = Driver(store=cast("ObjectStore", before.fake), settings=S3Settings(bucket_uploads=4))
+    await create(driver, "/bucket/3")
+    assert (await driver.request("POST", "/bucket/4?uploads")).code == "TooManyUploads"

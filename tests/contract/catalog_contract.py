@@ -220,6 +220,13 @@ class UsersAndBuckets:
         assert await catalog.bucket_usage(BUCKET) == BucketUsage(1, 10)
         assert await catalog.update_object(BUCKET, "absent", ObjectUpdate(tags={"a": "b"})) is None
 
+    async def test_an_update_can_name_the_very_row_that_was_read(self, catalog: Catalog) -> None:
+        read = await put(catalog, row("k", 1))
+        replaced = await put(catalog, row("k", 2))
+        assert await catalog.update_object(BUCKET, "k", ObjectUpdate(acl=()), sequence=read.sequence) is None
+        assert await found(catalog, "k") == replaced
+        assert await catalog.update_object(BUCKET, "k", ObjectUpdate(acl=()), sequence=replaced.sequence) is not None
+
     async def test_what_was_said_of_an_object_outlives_its_write_behind(self, catalog: Catalog) -> None:
         before = await put(catalog, row("k", 1, durability=Durability.MEMORY))
         await catalog.update_object(BUCKET, "k", ObjectUpdate(tags={"a": "b"}))

@@ -158,7 +158,10 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[server]\ntls_key="x"', "server.tls_certificate: is missing"),
         ('[server]\ndata=""', "server.data: must not be empty"),
         ('[server]\ndomains=["a.b:9000"]', "server.domains[0]: must be a bare host name"),
-        ('[server]\ntrusted_proxies=["10.0.0.0/8", "10.0.0.1/8"]', "server.trusted_proxies[1]: must be a network such as"),
+        (
+            '[server]\ntrusted_proxies=["10.0.0.0/8", "10.0.0.1/8"]',
+            "server.trusted_proxies[1]: must be a network such as",
+        ),
         ("[server]\ndomains=[1]", "server.domains: must be a list of texts"),
         ('[server.hosts]\n"a.b"="X"', 'server.hosts."a.b": must be 3 to 63'),
         ('[admin]\nlisten="127.0.0.1:9000"', "admin.listen: is the same as server.listen"),

@@ -182,15 +182,13 @@ def test_a_copy_source_that_climbs_or_is_malformed_is_refused(source: str) -> No
 @pytest.mark.parametrize(
     ("method", "target", "feature"),
     [
-        ("GET", "/bucket?policy", "policy"),
-        ("PUT", "/bucket?tagging", "tagging"),
         ("PUT", "/bucket?versioning", "versioning"),
-        ("GET", "/bucket?lifecycle", "lifecycle"),
-        ("GET", "/bucket?cors", "cors"),
         ("GET", "/bucket?session", "session"),
-        ("PUT", "/bucket?acl", "acl"),
-        ("PUT", "/bucket/key?acl", "acl"),
-        ("GET", "/bucket/key?attributes", "attributes"),
+        ("PUT", "/bucket?website", "website"),
+        ("GET", "/bucket?publicAccessBlock", "publicAccessBlock"),
+        ("PUT", "/bucket?ownershipControls", "ownershipControls"),
+        ("GET", "/bucket?inventory&id=1", "inventory"),
+        ("POST", "/bucket", "POST object forms"),
         ("PUT", "/bucket/key?retention", "retention"),
         ("GET", "/bucket/key?follow", "follow"),
     ],
@@ -201,8 +199,20 @@ def test_a_known_feature_that_is_not_built_is_refused_by_name(method: str, targe
     assert (caught.value.code, caught.value.data["Feature"]) == ("NotImplemented", feature)
 
 
+def test_a_setting_is_an_operation_by_its_name_and_method() -> None:
+    assert operation("PUT", "/bucket?acl") == ops.PutBucketAcl("bucket")
+    assert operation("GET", "/bucket/key?tagging") == ops.GetObjectTagging("bucket", "key")
+    assert operation("DELETE", "/bucket?policy") == ops.DeleteBucketPolicy("bucket")
+    with pytest.raises(S3Error) as caught:
+        operation("POST", "/bucket?tagging")
+    assert (caught.value.code, caught.value.data["Allow"]) == ("MethodNotAllowed", "GET, PUT, DELETE")
+    with pytest.raises(S3Error) as caught:
+        operation("GET", "/bucket/key?tagging&acl")
+    assert caught.value.code == "InvalidArgument"
+
+
 @pytest.mark.parametrize(
-    "header", ["x-amz-server-side-encryption", "x-amz-tagging", "x-amz-object-lock-mode", "x-amz-grant-read"]
+    "header", ["x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect-location"]
 )
 def test_a_header_of_a_feature_that_is_not_built_is_refused(header: str) -> None:
     with pytest.raises(S3Error) as caught:

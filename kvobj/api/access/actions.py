@@ -63,6 +63,9 @@ OBJECT_PERMISSIONS: Final = {
 }
 """Actions that an object's own ACL allows."""
 
+OWN_OBJECT_ACTIONS: Final = frozenset({Action.GET_OBJECT_ACL, Action.PUT_OBJECT_ACL})
+"""What nobody can take from the owner of an object but a policy: an ACL that shuts its owner out must be mendable."""
+
 BUCKET_PERMISSIONS: Final = {
     Action.LIST_BUCKET: Permission.READ,
     Action.LIST_BUCKET_VERSIONS: Permission.READ,

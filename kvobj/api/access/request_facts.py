@@ -10,8 +10,8 @@ from kvobj.clock import Clock
 
 
 class RequestFacts(Protocol):
-    """The part of an `Exchange` that policies look at: who asks (`authentication`), from where (`head.remote`, the socket's
-    address), with which headers (`fields`) and query (`overrides`), when (`clock`)."""
+    """The part of an `Exchange` that policies look at: who asks (`authentication`), from where (`source_address`), how
+    (`is_secure`), with which headers (`fields`) and query (`overrides`), when (`clock`)."""
 
     @property
     def authentication(self) -> Authentication:
@@ -31,6 +31,16 @@ class RequestFacts(Protocol):
     @property
     def overrides(self) -> dict[str, str]:
         """The query's parameters, decoded."""
+        ...
+
+    @property
+    def source_address(self) -> str:
+        """The client's address: the socket's, or what a trusted proxy says."""
+        ...
+
+    @property
+    def is_secure(self) -> bool:
+        """The client spoke TLS, with us or with a trusted proxy."""
         ...
 
     @property

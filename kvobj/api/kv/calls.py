@@ -24,7 +24,7 @@ from kvobj.api.message import Reply
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import KvOperation
 from kvobj.catalog.rows import BucketKind, BucketRow
-from kvobj.errors import NoSuchNamespaceError
+from kvobj.errors import DocumentTooLargeError, EntityTooLargeError, NoSuchNamespaceError
 from kvobj.store.chunk_values import Caller, OpenNamespace
 
 T = TypeVar("T")
@@ -57,9 +57,11 @@ class Call:
         document_format = request_format(self.exchange.fields)
         is_json = document_format is Format.JSON
         announced = parse_announced(self.exchange.fields, self.exchange.authentication)
-        document = await self.exchange.read_document(
-            announced, limit_bytes=MAX_DOCUMENT_BYTES if is_json else MAX_MSGPACK_BYTES
-        )
+        limit_bytes = MAX_DOCUMENT_BYTES if is_json else MAX_MSGPACK_BYTES
+        try:
+            document = await self.exchange.read_document(announced, limit_bytes=limit_bytes)
+        except DocumentTooLargeError as error:  # this API has one word for all that is too large
+            raise EntityTooLargeError("the document is too large", **error.data) from error
         return decode(document, json_kind if is_json else msgpack_kind, document_format)
 
     def reply(self, value: object) -> Reply:

@@ -21,10 +21,10 @@ from kvobj.api.operations import (
     PutBucketTagging,
     PutObjectTagging,
 )
+from kvobj.api.settings.object_update import update_checked
 from kvobj.api.settings.tags import BUCKET_TAGS_MAX, OBJECT_TAGS_MAX, parse_tagging, tagging_document
 from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
-from kvobj.errors import NoSuchKeyError
 
 MAX_DOCUMENT_BYTES: Final = 128 * 1024
 
@@ -62,21 +62,28 @@ class Tagging:
 
     async def put_object(self, exchange: Exchange, operation: PutObjectTagging) -> Reply:
         """Replace the object's tags. Its ETag and dates stay."""
-        await self._object(exchange, operation, Action.PUT_OBJECT_TAGGING)
-        tags = await _document(exchange, tags_max=OBJECT_TAGS_MAX)
-        await self._update(operation, tags)
+        bucket = await self._store.catalog.bucket(operation.bucket)
+        if bucket is not None and bucket.policy:  # which may ask for the tags themselves
+            tags = await _document(exchange, tags_max=OBJECT_TAGS_MAX)
+            row = await self._object(exchange, operation, Action.PUT_OBJECT_TAGGING, tags)
+        else:
+            row = await self._object(exchange, operation, Action.PUT_OBJECT_TAGGING)
+            tags = await _document(exchange, tags_max=OBJECT_TAGS_MAX)
+        await update_checked(self._store.catalog, row, ObjectUpdate(tags=tags))
         return exchange.reply(200)
 
     async def delete_object(self, exchange: Exchange, operation: DeleteObjectTagging) -> Reply:
         """Take the object's tags away."""
-        await self._object(exchange, operation, Action.DELETE_OBJECT_TAGGING)
-        await self._update(operation, {})
+        row = await self._object(exchange, operation, Action.DELETE_OBJECT_TAGGING)
+        await update_checked(self._store.catalog, row, ObjectUpdate(tags={}))
         return exchange.reply(204)
 
     async def _bucket(self, exchange: Exchange, operation: BucketOperation, action: Action) -> BucketRow:
         return exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, action)
 
-    async def _object(self, exchange: Exchange, operation: ObjectOperation, action: Action) -> ObjectRow:
+    async def _object(
+        self, exchange: Exchange, operation: ObjectOperation, action: Action, tags: dict[str, str] | None = None
+    ) -> ObjectRow:
         catalog = self._store.catalog
         bucket = await catalog.bucket(operation.bucket)
         access = open_bucket(exchange, bucket, operation.bucket, catalog, action=action, key=operation.key)
@@ -85,12 +92,7 @@ class Tagging:
                 action
             )  # grants of namespaces are about chunks, not about what their owner says of them
         (row,) = await catalog.lookup(operation.bucket, [operation.key])
-        return await access.check_read(row, operation.key, action)
-
-    async def _update(self, operation: ObjectOperation, tags: dict[str, str]) -> None:
-        row = await self._store.catalog.update_object(operation.bucket, operation.key, ObjectUpdate(tags=tags))
-        if row is None:  # it went since it was looked up
-            raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
+        return access.rights.check_row(row, operation.key, action, tags=tags)
 
 
 async def _document(exchange: Exchange, *, tags_max: int) -> dict[str, str]:

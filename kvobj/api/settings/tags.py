@@ -87,6 +87,6 @@ def checked_tags(pairs: list[tuple[str, str]], *, tags_max: int) -> dict[str, st
 
 
 def tagging_document(tags: Mapping[str, str]) -> bytes:
-    """The Tagging document that tells of the tags."""
-    nodes: list[xml.Node] = [("Tag", [("Key", name), ("Value", value)]) for name, value in tags.items()]
+    """The Tagging document that tells of the tags, by name."""
+    nodes: list[xml.Node] = [("Tag", [("Key", name), ("Value", value)]) for name, value in sorted(tags.items())]
     return xml.document("Tagging", [("TagSet", nodes)])
