@@ -1,6 +1,7 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
 # make faults   the fault tests at their full size (half an hour)
+# make fuzz     a million mutated requests into each parser and into the whole service (an hour)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
 # make native   compile the native library again, where its sources changed
 #
@@ -27,7 +28,7 @@ TEST_ARGS ?=
 # command:package pairs that some tests start
 SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs
 
-.PHONY: help setup native serve test faults mutants lint format bench client-envs system-tools clean
+.PHONY: help setup native serve test faults fuzz mutants lint format bench client-envs system-tools clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -50,6 +51,10 @@ faults: $(TEST_STAMP) $(NATIVE_STAMP) system-tools
 	@$(BIN)/python tests/model/explore.py --large --limit 1200000
 
 # Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
+# The long form of tests/fuzz; docs/fuzzing.md is its record.
+fuzz: $(TEST_STAMP) $(NATIVE_STAMP)
+	@$(BIN)/python tools/fuzz_parsers.py --target all --cases 1000000
+
 mutants: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/python tests/mutants/run.py
 

@@ -1,0 +1,73 @@
+"""Whether the fuzz would notice: defects of the kinds that other servers had, planted in the parsers, each found by its target."""
+
+import dataclasses
+import hmac
+import re
+from collections.abc import Callable
+
+import pytest
+from fuzz_engine import run_cases
+from fuzz_targets import TARGETS
+
+from kvobj.api import aws_chunked, multipart, object_headers, ranges, request, sigv4, xml
+from kvobj.api.access import policy_document
+from kvobj.api.http import chunked_framing, request_head
+
+MOST_CASES = 4000
+
+
+def merge_slashes(patch: pytest.MonkeyPatch) -> None:
+    parse = request.parse_target
+    patch.setattr(
+        "fuzz_signatures.parse_target", lambda target, host, rules: parse(re.sub("//+", "/", target), host, rules)
+    )
+
+
+def take_plus_for_space(patch: pytest.MonkeyPatch) -> None:
+    decode = request.decode
+    patch.setattr(request, "decode", lambda raw: decode(raw.replace("+", " ")))
+
+
+def read_one_byte_more(patch: pytest.MonkeyPatch) -> None:
+    def parse_more(value: str, size: int) -> tuple[int, int] | None:
+        found = ranges.parse_range(value, size)
+        return None if found is None else (found[0], found[1] + 1)
+
+    patch.setattr("fuzz_fields.parse_range", parse_more)
+
+
+def forget_the_length(patch: pytest.MonkeyPatch) -> None:
+    check = request_head.HeadReader._check
+    patch.setattr(
+        request_head.HeadReader, "_check", lambda self, head: dataclasses.replace(check(self, head), length=0)
+    )
+
+
+def always(module: object, name: str, answer: object) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(module, name, lambda *_, **__: answer)
+
+
+@pytest.mark.parametrize(
+    ("target", "plant"),
+    [
+        ("aws-chunked", lambda patch: patch.setattr(aws_chunked, "_require_signature", lambda _key, _text, given: given)),
+        ("http-chunked", lambda patch: patch.setattr(chunked_framing, "_SIZE_LINE", re.compile(rb"[0-9a-f]{1,16};?\s*\n"))),
+        ("heads", forget_the_length),
+        ("signatures", always(hmac, "compare_digest", True)),  # noqa: FBT003 - what it answers
+        ("signatures", always(sigv4, "_check_signed_headers", None)),
+        ("signatures", merge_slashes),
+        ("canonical", take_plus_for_space),
+        ("fields", read_one_byte_more),
+        ("fields", always(object_headers, "is_plain", True)),  # noqa: FBT003 - what it answers
+        ("documents", always(xml._Reader, "_refuse", 1)),
+        ("settings", always(policy_document.Principals, "hold", True)),  # noqa: FBT003 - what it answers
+        ("service", lambda patch: patch.setattr(multipart, "checked_type", lambda _algorithm, kind: kind)),
+    ],
+)  # fmt: skip
+def test_a_planted_defect_is_found(
+    target: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzzed = TARGETS[target]()
+    plant(monkeypatch)
+    statistics = run_cases(fuzzed, seed=1, numbers=range(MOST_CASES), most_findings=1)
+    assert statistics.findings, f"{statistics.cases} cases did not find it"
