@@ -2,7 +2,8 @@
 
 GET and PUT of 1, 8 and 32 MiB with 1 and 4 connections against a bare blocking-socket server (the better of two), nginx
 with sendfile and Redis; 4 KiB signed GETs a second against nginx's unsigned ones; PUT acknowledged `local` against plain
-O_DIRECT writes. Requests are signed beforehand, payloads unsigned. Exits 1 if a target is missed.
+O_DIRECT writes; PUT of 8 MiB in each form that clients send a body in (aws-chunked, checksums, digests, presigned), into a KV
+and an ordinary bucket. Requests are signed beforehand, payloads unsigned but where it says so. Exits 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from bench_support import (
     delete_keys,
     medians,
     own_server,
+    presigned,
     report,
     settle,
+    sign_head,
     signed,
     wait_until,
 )
 from limits import BARE_KINDS, bare_server, nginx_server, redis_server
 from load_client import Load, LoadResult, redis_get, redis_set, run_load
+from payload_forms import FORMS, PayloadForm, digest_speeds
 from plain_disk import plain_disk_bytes_per_second
 from rich.console import Console
 
@@ -48,6 +52,8 @@ SIZES: Final = (MIB, 8 * MIB, 32 * MIB)
 CONNECTIONS: Final = (1, 4)
 SMALL_BYTES: Final = 4096
 LOCAL_BYTES: Final = 4 * MIB
+FORM_BYTES: Final = 8 * MIB
+FORM_BUCKETS: Final = {"KV": "bench-kv", "ordinary": "bench-ordinary"}
 _GIB: Final = 1024 * MIB
 _HTTP_OK: Final = 200
 
@@ -67,6 +73,8 @@ TARGETS: Final = {
 DIGESTED_TARGETS: Final = {1: 0.70, 4: 0.60}
 LOCAL_TARGETS: Final = {1: 0.40, 4: 0.60}
 SMALL_TARGET: Final = 0.30
+# Into a KV bucket. Ordinary ones are bound by MD5, signed payloads by SHA-256: those are shown beside the digest's own speed.
+CHUNKED_TARGET: Final = 0.50
 
 
 @dataclass(slots=True)
@@ -159,14 +167,17 @@ def put_new_objects(
     count: int,
     *,
     bucket: str = "bench-kv",
+    form: PayloadForm | None = None,
     meanwhile: Callable[[LoadResult, Sequence[str]], None] | None = None,
 ) -> None:
     """PUT objects under new keys, call `meanwhile` at once with the result, then delete them and wait for idleness."""
     keys = [bench.new_keys(count + 1) for _ in range(connections)]
+    form = form or PayloadForm("plain")
+    body, head_of = form_sender(bench.server, form, bytes(size))
     loads = []
     for own in keys:
-        heads = tuple(signed(bench.server, "PUT", f"/{bucket}/{key}", content_length=str(size)) for key in own)
-        loads.append(Load(bench.server.port, heads, body_bytes=size))
+        heads = tuple(head_of(f"/{bucket}/{key}") for key in own)
+        loads.append(Load(bench.server.port, heads, body_bytes=size, body=body if form.chunk_bytes else b""))
     every = [key for own in keys for key in own]
     result = measure(bench, name, loads, is_kvobj=True)
     if meanwhile is not None:
@@ -174,6 +185,41 @@ def put_new_objects(
     with bench.server.raw() as raw:
         delete_keys(raw, bucket, every)
     settle(bench.server)
+
+
+def form_sender(server: ServerProcess, form: PayloadForm, payload: bytes) -> tuple[bytes, Callable[[str], bytes]]:
+    """The body that is sent in this form, and what makes a PUT's head for a path."""
+    body = form.encoded(payload)
+    headers, sha256 = form.headers(payload, body), form.content_sha256(payload)
+
+    def head_of(path: str) -> bytes:
+        if form.is_presigned:
+            return presigned(server, "PUT", path, **headers)
+        authority = f"{server.host}:{server.port}"
+        return sign_head(server.credentials(), "PUT", authority, path, headers=headers, payload=sha256).head
+
+    return body, head_of
+
+
+def bench_forms(bench: Bench, connections: int) -> None:
+    """PUT of 8 MiB in each form, into both kinds of bucket; and what the digests alone could do."""
+    size, count = FORM_BYTES, bench.count(FORM_BYTES, connections)
+    plain = f"PUT /x HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
+    for kind, port in bench.bare_ports.items():
+        loads = [Load(port, (plain,) * (count + 1), body_bytes=size)] * connections
+        measure(bench, f"bare {kind} put forms x{connections}", loads)
+    for kind, bucket in FORM_BUCKETS.items():
+        for form in FORMS:
+            put_new_objects(
+                bench, f"kvobj {form_name(kind, form, connections)}", size, connections, count, bucket=bucket, form=form
+            )
+    for algorithm, rate in digest_speeds().items():
+        bench.note(f"{algorithm} bytes_per_second", rate)
+
+
+def form_name(kind: str, form: PayloadForm, connections: int) -> str:
+    """What the measurement is called."""
+    return f"put 8 MiB {kind} {form.name} x{connections}"
 
 
 def bench_digested_put(bench: Bench, connections: int) -> None:
@@ -253,11 +299,16 @@ def better_bare(figures: dict[str, float], name: str) -> str:
     )
 
 
-def row_of(figures: dict[str, float], name: str, limit: str, target: float | None) -> list[Row]:
-    """One row of medians, or none where one of the two was not measured. 4 KiB objects are judged by their rate."""
-    is_small = "4 KiB" in name
+def row_of(
+    figures: dict[str, float], name: str, limit: str, target: float | None, *, limit_figure: str | None = None
+) -> list[Row]:
+    """One row of medians, or none where one of the two was not measured. 4 KiB objects are judged by their rate.
+
+    `limit_figure`: what the limit's figure is called where it has another name than kvobj's.
+    """
+    is_small = "get 4 KiB" in name
     what = "operations_per_second" if is_small else "bytes_per_second"
-    value, bound = figures.get(f"kvobj {name} {what}"), figures.get(f"{limit} {name} {what}")
+    value, bound = figures.get(f"kvobj {name} {what}"), figures.get(f"{limit_figure or f'{limit} {name}'} {what}")
     if value is None or bound is None:
         return []
     scale, unit = (1.0, "/s") if is_small else (1e9, "GB/s")
@@ -293,6 +344,23 @@ def rows_of(bench: Bench) -> list[Row]:
         rows += row_of(figures, f"put local 4 MiB x{connections}", "disk", LOCAL_TARGETS[connections])
         for peer, target in (("nginx", SMALL_TARGET), ("radosgw", None)):
             rows += row_of(figures, f"get 4 KiB x{connections}", peer, target)
+        rows += form_rows(figures, connections)
+    return rows
+
+
+def form_rows(figures: dict[str, float], connections: int) -> list[Row]:
+    """The forms against the better bare server, and against the slowest digest that they ask for where that is the limit."""
+    rows: list[Row] = []
+    bare = better_bare(figures, f"put forms x{connections}")
+    for kind, form in product(FORM_BUCKETS, FORMS):
+        name = form_name(kind, form, connections)
+        target = None
+        if kind == "KV" and not form.is_hashed:
+            target = CHUNKED_TARGET if form.chunk_bytes else TARGETS["put", FORM_BYTES // MIB, connections]
+        rows += row_of(figures, name, bare, target, limit_figure=f"{bare} put forms x{connections}")
+        slowest = "md5" if kind == "ordinary" else "sha256" if form.is_hashed else None
+        if slowest is not None:
+            rows += row_of(figures, name, slowest, None, limit_figure=slowest)
     return rows
 
 
@@ -314,11 +382,14 @@ def run_rounds(bench: Bench, arguments: argparse.Namespace, directory: Path, con
                 bench_local_put(bench, connections, directory)
             if "small" in arguments.only:
                 bench_small_get(bench, connections, arguments.small_count)
+            if "forms" in arguments.only:
+                console.print(f"round {index + 1} of {arguments.rounds}: forms x{connections}")
+                bench_forms(bench, connections)
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    kinds = ("get", "put", "digested", "local", "small")
+    kinds = ("get", "put", "digested", "local", "small", "forms")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
@@ -354,7 +425,11 @@ def main() -> int:
         settings = ServerSettings(
             dram_bytes=arguments.dram_gib * _GIB,
             nvme_bytes=16 * _GIB,
-            buckets=(BucketSetting("bench-kv", "kv", "memory"), BucketSetting("bench-local-kv", "kv", "local")),
+            buckets=(
+                BucketSetting("bench-kv", "kv", "memory"),
+                BucketSetting("bench-local-kv", "kv", "local"),
+                BucketSetting("bench-ordinary", "ordinary", "memory"),
+            ),
         )
         bench = Bench(
             server=stack.enter_context(own_server(directory / "kvobj", settings)),

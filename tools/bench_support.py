@@ -5,6 +5,8 @@ Importing this makes the test suite's server process and raw S3 client importabl
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import sys
 import time
@@ -20,13 +22,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from load_client import hardware
-from raw_http import Credentials, RawS3, sign_head
+from raw_http import Credentials, RawS3, canonical_query, sign_head, signing_key
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MIB", "BucketSetting", "Credentials", "RawS3", "ServerProcess", "ServerSettings", "wait_until"]
+__all__ = ["MIB", "BucketSetting", "Credentials", "RawS3", "ServerProcess", "ServerSettings", "sign_head", "wait_until"]
 
 DELETE_BATCH = 1000
 
@@ -108,6 +110,28 @@ def signed(server: ServerProcess | RemoteTarget, method: str, path: str, **heade
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     authority = f"{server.host}:{server.port}"
     return sign_head(server.credentials(), method, authority, path, headers=named).head
+
+
+def presigned(server: ServerProcess | RemoteTarget, method: str, path: str, **headers: str) -> bytes:
+    """A request head whose target is a presigned URL of one day, the payload unsigned; only Host is signed. Headers as `signed`."""
+    credentials, authority = server.credentials(), f"{server.host}:{server.port}"
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope = f"{stamp[:8]}/{credentials.region}/s3/aws4_request"
+    query = canonical_query(
+        {
+            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+            "X-Amz-Credential": f"{credentials.access_key}/{scope}",
+            "X-Amz-Date": stamp,
+            "X-Amz-Expires": "86400",
+            "X-Amz-SignedHeaders": "host",
+        }
+    )
+    canonical = f"{method}\n{path}\n{query}\nhost:{authority}\n\nhost\nUNSIGNED-PAYLOAD"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    signature = hmac.digest(signing_key(credentials, stamp[:8]), text.encode(), "sha256").hex()
+    lines = [f"{method} {path}?{query}&X-Amz-Signature={signature} HTTP/1.1", f"host: {authority}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 @dataclass(frozen=True, slots=True)

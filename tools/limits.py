@@ -148,9 +148,9 @@ def bare_server(kind: str) -> Iterator[int]:
         process.join()
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until somebody listens. RuntimeError if the process ends or nobody does within ten seconds."""
-    deadline = time.monotonic() + _CONTINUE_SECONDS
+def wait_for_port(port: int, process: subprocess.Popen[bytes], *, timeout_seconds: float = _CONTINUE_SECONDS) -> None:
+    """Wait until somebody listens. RuntimeError if the process ends or nobody does within the time."""
+    deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

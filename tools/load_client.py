@@ -29,8 +29,8 @@ _ONE_WRITE_BYTES: Final = 65536
 class Load:
     """What one connection does: each head is sent, with `body_bytes` after it; `reply_bytes` of body are received.
 
-    `protocol` is `http`, `head` (replies come without the body that they announce), or `redis` whose heads are whole commands
-    up to the value.
+    `body`: what is sent in place of zeros, framing included; `body_bytes` is what it is worth. `protocol` is `http`, `head`
+    (replies come without the body that they announce), or `redis` whose heads are whole commands up to the value.
     """
 
     port: int
@@ -39,6 +39,7 @@ class Load:
     reply_bytes: int = 0
     protocol: str = "http"
     warm_up: int = 1
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _Connection:
         self._socket.settimeout(None)
         seconds = int(_SOCKET_SECONDS).to_bytes(8, "little") + bytes(8)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
-        self._body = prefaulted(max(load.body_bytes, 1))
+        self._body = memoryview(load.body) if load.body else prefaulted(max(load.body_bytes, 1))
         self._reply = prefaulted(max(load.reply_bytes, 1) + 65536)
 
     def close(self) -> None:

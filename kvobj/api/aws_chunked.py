@@ -1,8 +1,9 @@
 """Takes the aws-chunked framing off a body: a `ByteSource` of the payload, and the trailers after its end.
 
-Guarantees: payload goes straight into the receiver's buffer, and so does the framing between chunks, which is taken out of it in place:
-of long chunks a few bytes are moved, of short ones (under 512 KiB) each at most once, while still in the cache; every line, chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature
-was checked; exactly the declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
+Guarantees: payload goes straight into the receiver's buffer, and so does the framing between chunks, which is taken out of it in
+place: of long chunks a few bytes are moved, of short ones (under 512 KiB) each at most once, while still in the cache; every line,
+chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature was checked; exactly the
+declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
 Source: S3 API reference, "Signature calculations: transferring payload in multiple chunks" and "including trailing headers".
 """
 
@@ -179,8 +180,8 @@ class AwsChunkedSource:
         return is_chunk
 
     def _parse_chunk_header(self) -> bool | None:
-        """Take the line end of the chunk before and a chunk's header from what is pending; False for the last chunk, of no bytes, None
-        where the header is not whole."""
+        """Take the line end of the chunk before and a chunk's header from what is pending; False for the last chunk, of no bytes,
+        None where the header is not whole."""
         start = self._position
         if self._chunk_bytes is not None:
             line_end = self._pending[start : start + 2]
@@ -192,8 +193,10 @@ class AwsChunkedSource:
                 raise self._ended_early()
             start += 2
         line = self._line_from(start)
-        if line is None:
-            return None
+        return None if line is None else self._begin_chunk(line)
+
+    def _begin_chunk(self, line: bytes) -> bool:
+        """Go on to the chunk whose header this is; False for the last one, of no bytes."""
         found = _SIZE_LINE(line) if self._signing is None else _SIGNED_LINE(line)
         if found is None:
             raise _malformed("a chunk's header is not as its mode has it")

@@ -148,9 +148,7 @@ class Wire(asyncio.BufferedProtocol):
         elif nbytes >= _FULL_SEGMENT_BYTES and not self._low_water_now:
             self._await_much(remaining)
         if remaining <= 0:
-            self._target = None
-            if self._pauses_after:
-                self._pause_reading()
+            self._end_fill()
         if waiter is None or on_bytes is None or waiter.done():
             return
         try:
@@ -161,6 +159,11 @@ class Wire(asyncio.BufferedProtocol):
             return
         if self._target is None:
             waiter.set_result(None)
+
+    def _end_fill(self) -> None:
+        self._target = None
+        if self._pauses_after:
+            self._pause_reading()
 
     def eof_received(self) -> bool:
         """See `asyncio.BufferedProtocol`. The sending half stays open: a client may shut its own and still await the reply."""
@@ -257,14 +260,19 @@ class Wire(asyncio.BufferedProtocol):
         return bool(self._held)
 
     async def fill(
-        self, buffer: memoryview, on_bytes: Callable[[int], None], *, at_least: int | None = None, has_more: bool = False
+        self,
+        buffer: memoryview,
+        on_bytes: Callable[[int], None],
+        *,
+        at_least: int | None = None,
+        has_more: bool = False,
     ) -> None:
         """Fill `buffer` (bytes, not empty) from what is held, then from the socket. `on_bytes(n)`: the first n are there.
 
-        `at_least`: it is enough when so many bytes are there (1 or more), though it takes what else has come; None: all. `has_more`:
-        another `fill` follows, so that nothing is read ahead of it (uvloop asks again at once when a buffer was filled to its end).
+        `at_least`: it is enough when so many bytes are there (1 or more), though it takes what else has come; None: all.
+        `has_more`: another `fill` follows, so nothing is read ahead of it (uvloop would, since it asks again after a full buffer).
         Once it has returned, raised or been cancelled nothing writes to the buffer; `filled` says how far it got.
-        Raises `IncompleteBodyError` when the client goes before the buffer is full.
+        Raises `IncompleteBodyError` when the client goes before that.
         """
         held, start = self._held, self._held_from
         self.filled = taken = min(len(held) - start, len(buffer))
@@ -393,6 +401,11 @@ class Wire(asyncio.BufferedProtocol):
         it is there (0: any)."""
         self._long_send_bytes = send_bytes
         self._low_water = low_water_bytes if self._direct else 0
+
+    def await_any(self) -> None:
+        """Wake for whatever there is of the present body, until much of it comes at once again."""
+        if self._low_water_now:
+            self._set_low_water(0)
 
     def _fix_send_buffer(self) -> None:
         # Once fixed, the kernel never adapts it again: so not before this connection carries something long. A 1 MiB view
