@@ -117,7 +117,7 @@ def sign_head(
         ]
     )
     scope = f"{amz_date[:8]}/{credentials.region}/s3/aws4_request"
-    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
     text = f"AWS4-HMAC-SHA256\n{amz_date}\n{scope}\n{digest}"
     signature = hmac.new(signing_key(credentials, amz_date[:8]), text.encode(), hashlib.sha256).hexdigest()
     sent["authorization"] = (

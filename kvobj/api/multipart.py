@@ -5,7 +5,7 @@ The rules of Complete that need only the rows are the store's; here its document
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -165,6 +165,7 @@ class MultipartUploads:
         # The x-amz-checksum headers of Complete tell of the object, not of this document.
         announced = Announced(None, exchange.authentication.payload_sha256, None, None)
         parts = parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
+        _check_part_checksums(upload, parts)
         upload, stated = _stated_checksum(fields, upload)
         checksums: tuple[Checksum, ...] = ()
         if upload.checksum_algorithm is not None:
@@ -282,6 +283,20 @@ def _parse_part(element: xml.Element) -> CompletedPart:
         if child.name in _CHECKSUM_ELEMENTS
     }
     return CompletedPart(number=int(number), etag=bare_etag(etag), checksums=checksums)
+
+
+def _check_part_checksums(upload: UploadRow, parts: Sequence[CompletedPart]) -> None:
+    """Raise `S3Error` InvalidRequest where a part lacks the checksum that the upload was begun with, if it is one of parts."""
+    algorithm = upload.checksum_algorithm
+    if algorithm is None or upload.checksum_type != COMPOSITE:
+        return
+    for part in parts:
+        if algorithm not in part.checksums:
+            raise S3Error(
+                "InvalidRequest",
+                f"The upload was created using a {algorithm.lower()} checksum. The complete request must include the "
+                f"checksum for each part. It was missing for part {part.number} in the request.",
+            )
 
 
 def _stated_checksum(fields: dict[str, str], upload: UploadRow) -> tuple[UploadRow, str | None]:

@@ -63,12 +63,12 @@ def choose_parts(
     return chosen
 
 
-def multipart_etag(parts: Sequence[PartRow]) -> str:
-    """The ETag of an object made of these parts, in the form S3 gives it."""
+def multipart_etag(etags: Sequence[str]) -> str:
+    """The ETag of an object made of parts with these ETags, in the form S3 gives it. ValueError where one is not hexadecimal."""
     joined = hashlib.md5(usedforsecurity=False)
-    for part in parts:
-        joined.update(bytes.fromhex(part.etag))
-    return f"{joined.hexdigest()}-{len(parts)}"
+    for etag in etags:
+        joined.update(bytes.fromhex(etag))
+    return f"{joined.hexdigest()}-{len(etags)}"
 
 
 def part_infos(parts: Sequence[PartRow]) -> tuple[PartInfo, ...]:

@@ -3,8 +3,9 @@
 import base64
 import hashlib
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import pytest
@@ -51,9 +52,19 @@ async def put_part(
 
 
 async def complete(
-    driver: Driver, upload_id: str, parts: list[tuple[int, str]], target: str = "/bucket/key", **headers: str
+    driver: Driver,
+    upload_id: str,
+    parts: list[tuple[int, str]],
+    target: str = "/bucket/key",
+    *,
+    told: Mapping[int, str] = MappingProxyType({}),
+    **headers: str,
 ) -> Answer:
-    listed = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
+    """`told`: what else the document says of a part, by number."""
+    listed = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>{told.get(number, '')}</Part>"
+        for number, etag in parts
+    )
     document = (
         f'<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{listed}</CompleteMultipartUpload>'
     )
@@ -157,9 +168,13 @@ async def test_checksums_of_parts_become_the_objects(driver: Driver, kind: str) 
         if kind == "FULL_OBJECT"
         else crc32(base64.b64decode(crc32(FIRST)) + base64.b64decode(crc32(LAST))) + "-2"
     )
-    wrong = await complete(driver, upload_id, [(1, first), (2, last)], x_amz_checksum_crc32="AAAAAA==")
+    parts = [(1, first), (2, last)]
+    told = {number: f"<ChecksumCRC32>{crc32(data)}</ChecksumCRC32>" for number, data in ((1, FIRST), (2, LAST))}
+    untold = await complete(driver, upload_id, parts, told={1: told[1]}, x_amz_checksum_crc32="AAAAAA==")
+    assert (untold.status, untold.code) == (400, "InvalidRequest" if kind == "COMPOSITE" else "BadDigest")
+    wrong = await complete(driver, upload_id, parts, told=told, x_amz_checksum_crc32="AAAAAA==")
     assert (wrong.status, wrong.code) == (400, "BadDigest")
-    done = await complete(driver, upload_id, [(1, first), (2, last)], x_amz_checksum_crc32=whole)
+    done = await complete(driver, upload_id, parts, told=told, x_amz_checksum_crc32=whole)
     assert (done.xml.findtext("ChecksumCRC32"), done.xml.findtext("ChecksumType")) == (whole, kind)
     got = await driver.get("/bucket/key", x_amz_checksum_mode="ENABLED")
     assert (got.headers["x-amz-checksum-crc32"], got.headers["x-amz-checksum-type"]) == (whole, kind)

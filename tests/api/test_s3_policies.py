@@ -168,7 +168,8 @@ async def test_a_missing_key_is_told_only_to_who_may_list(quick: Driver) -> None
         await expect(quick, ALICE, method, "/data/absent", status=404)
     prefix = {"StringEquals": {"s3:prefix": "absent"}}
     await set_policy(quick, allow("s3:GetObject"), allow("s3:ListBucket", on="arn:aws:s3:::data", Condition=prefix))
-    await expect(quick, NOBODY, "GET", "/data/absent?prefix=absent", status=403)  # a prefix here is no listing's
+    await expect(quick, NOBODY, "GET", "/data/absent", status=404)  # the key is what S3 takes for the prefix
+    await expect(quick, NOBODY, "GET", "/data/gone?prefix=absent", status=403)  # and the query's is no listing's
     await set_policy(quick, allow("s3:GetObject", "s3:ListBucket"))
     await expect(quick, NOBODY, "GET", "/data/absent", status=404)
     await set_policy(quick, allow("s3:*"), deny("s3:GetObject", Resource="arn:aws:s3:::data/absent"))

@@ -169,12 +169,12 @@ async def test_attributes_list_the_parts_of_an_upload_with_checksums(driver: Dri
     (upload_id,) = begun.texts("UploadId")
     listed = ""
     for number, data in ((2, b"a" * PART_BYTES), (5, b"b" * 7)):
+        crc32 = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
         part = await driver.put(
-            f"/bucket/key?partNumber={number}&uploadId={upload_id}",
-            data,
-            x_amz_checksum_crc32=base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode(),
+            f"/bucket/key?partNumber={number}&uploadId={upload_id}", data, x_amz_checksum_crc32=crc32
         )
-        listed += f"<Part><PartNumber>{number}</PartNumber><ETag>{part.headers['etag']}</ETag></Part>"
+        told = f"<ETag>{part.headers['etag']}</ETag><ChecksumCRC32>{crc32}</ChecksumCRC32>"
+        listed += f"<Part><PartNumber>{number}</PartNumber>{told}</Part>"
     body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
     done = await driver.request("POST", f"/bucket/key?uploadId={upload_id}", body=body)
     assert done.status == 200

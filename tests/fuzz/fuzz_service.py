@@ -61,6 +61,10 @@ _SOURCES: Final = (
 _PART: Final = b"<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>"
 _COMPLETE: Final = b"<CompleteMultipartUpload>" + _PART % (1, _ETAG) + b"</CompleteMultipartUpload>"
 _COMPLETE_BOTH: Final = _COMPLETE.replace(_PART % (1, _ETAG), _PART % (1, _ETAG_OF_MANY) + _PART % (2, _ETAG))
+_COMPLETE_CHECKED: Final = b"<CompleteMultipartUpload>%s</CompleteMultipartUpload>" % b"".join(
+    (_PART % (number, etag)).replace(b"</Part>", b"<ChecksumSHA256>%s</ChecksumSHA256></Part>" % digest.encode())
+    for number, etag, digest in ((1, _ETAG_OF_MANY, _DIGEST_OF_MANY), (2, _ETAG, _DIGEST_OF_HELLO))
+)
 # A bucket that lets others in: what may be read and written there by whom is decided by documents.
 _OPEN_SETTINGS: Final = {
     "policy": b'{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":"*","Action":["s3:GetObject*","s3:ListBucket"],"Resource":'
@@ -160,7 +164,7 @@ class ServiceTarget:
             fields = tuple((name.encode(), value.encode()) for name, value in {"host": "127.0.0.1", **headers}.items())
             body = _MANY if _DIGEST_OF_MANY in headers.values() else b"hello" if method == "PUT" else b""
             body = _OPEN_SETTINGS.get(target.removeprefix("/open?"), b"" if target == "/open" else body)
-            body = _COMPLETE_BOTH if target.endswith("=UP4") and method == "POST" else body
+            body = _COMPLETE_CHECKED if target.endswith("=UP4") and method == "POST" else body
             reply, _ = self._send(signed(Message(method.encode(), target.encode(), fields, body), b"header"))
             assert reply.status in (200, 204), (method, target, reply)
         catalog.objects["bobs", "key"] = catalog.objects["bucket", "object"]

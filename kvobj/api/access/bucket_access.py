@@ -108,8 +108,7 @@ class BucketAccess:
         of_key = self._judge(action, key=key, row=None, tags=None)
         if of_key is Effect.DENY:
             return self._binds(of_key, action)
-        # The query is about the object that was asked for: a prefix in it is no listing's.
-        effect = self._judge(Action.LIST_BUCKET, key="", row=None, tags=None, by_query=False)
+        effect = self._judge(Action.LIST_BUCKET, key="", row=None, tags=None, missing_key=key)
         if effect is not None:
             return self._binds(effect, Action.LIST_BUCKET)
         return self.is_owner or self._is_granted(Action.LIST_BUCKET, None)
@@ -121,12 +120,12 @@ class BucketAccess:
         key: str,
         row: ObjectRow | None,
         tags: Mapping[str, str] | None,
-        by_query: bool = True,
+        missing_key: str | None = None,
     ) -> Effect | None:
         request = self._request
         request_tags = partial(tags_of_header, request.fields) if tags is None else lambda: tags
         return judge(
-            self.bucket, action, key=key, row=row, request=request, request_tags=request_tags, by_query=by_query
+            self.bucket, action, key=key, row=row, request=request, request_tags=request_tags, missing_key=missing_key
         )
 
     def _binds(self, effect: Effect, action: Action) -> bool:

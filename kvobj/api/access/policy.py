@@ -27,11 +27,11 @@ def judge(
     row: ObjectRow | None,
     request: RequestFacts,
     request_tags: Callable[[], Mapping[str, str]],
-    by_query: bool = True,
+    missing_key: str | None = None,
 ) -> Effect | None:
     """What the bucket's policy says of the action on the key ("": on the bucket itself); None: nothing.
 
-    `row`: the key's object, where its tags count; `request_tags` and `by_query` as in `Asked`.
+    `row`: the key's object, where its tags count; `request_tags` and `missing_key` as in `Asked`.
     """
     policy = policy_of(bucket)
     if policy is None:
@@ -39,7 +39,7 @@ def judge(
     statements = policy.by_action[action]
     if not statements:
         return None
-    asked = Asked(action, request.authentication.user.id, request, row, request_tags, by_query)
+    asked = Asked(action, request.authentication.user.id, request, row, request_tags, missing_key)
     resource = f"{bucket.name}/{key}" if key else bucket.name
     for statement in statements:
         if statement.speaks(asked, resource):

@@ -30,14 +30,15 @@ Values = tuple[str, ...] | None
 
 class Asked(msgspec.Struct, frozen=True):
     """What a policy is asked about. `user_id`: "" for who signs nothing; `request_tags`: those that a write gives the object.
-    `by_query`: the action is the request's own, so that the query's parameters are about it."""
+    `missing_key`: the listing is not the request's own, but asked whether it may tell that this key is missing. Then the key is
+    what S3 takes for the prefix, and nothing in the query is about it."""
 
     action: Action
     user_id: str
     request: RequestFacts
     row: ObjectRow | None
     request_tags: Callable[[], Mapping[str, str]]
-    by_query: bool = True
+    missing_key: str | None = None
 
     def one(self, name: str) -> str | None:
         """The value of the key, None where it is absent or may have several."""
@@ -116,8 +117,7 @@ def values_of(name: str, asked: Asked) -> Values:
     if base in _SINGLE:
         value = _SINGLE[base](asked)
     elif base in _OF_QUERY:
-        parameter, actions = _OF_QUERY[base]
-        value = asked.request.overrides.get(parameter) if asked.by_query and asked.action in actions else None
+        value = _of_query(base, asked)
     elif base in _OF_HEADER:
         value = asked.request.fields.get(base[3:]) if asked.action in _OF_HEADER[base] else None
     elif base == _EXISTING_TAG:
@@ -131,6 +131,13 @@ def values_of(name: str, asked: Asked) -> Values:
     if len(value) > MAX_VALUE_CHARACTERS:
         raise S3Error("InvalidArgument", "A value that the bucket's policy asks for is too long.", ConditionKey=name)
     return (value,)
+
+
+def _of_query(name: str, asked: Asked) -> str | None:
+    parameter, actions = _OF_QUERY[name]
+    if asked.missing_key is not None:
+        return asked.missing_key if parameter == "prefix" else None
+    return asked.request.overrides.get(parameter) if asked.action in actions else None
 
 
 def _principal_type(asked: Asked) -> str:
