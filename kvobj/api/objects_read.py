@@ -25,6 +25,7 @@ from kvobj.store.places import layer_span
 
 # A row may be replaced, and its blobs reaped, between its look-up and the read: each attempt looks it up anew.
 READ_ATTEMPTS: Final = 3
+_CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
 
 
 class ObjectReads:
@@ -51,6 +52,8 @@ class ObjectReads:
             check_accepts_raw(exchange.fields)
         elif operation.layers is not None or operation.part is not None:
             raise S3Error("InvalidRequest", "Layers and parts by index are for buckets of kind kv.")
+        if _CUSTOMER_KEY in exchange.fields:
+            raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
         for _ in range(READ_ATTEMPTS):
             reply = await self._read(exchange, operation, access)
             if reply is not None:

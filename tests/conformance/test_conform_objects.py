@@ -358,3 +358,12 @@ def test_the_expected_owner_of_a_bucket_is_checked(world: World, bucket: str) ->
             CopySource={"Bucket": bucket, "Key": "foo"},
             ExpectedSourceBucketOwner="111122223333",
         )
+
+
+def test_a_key_for_what_is_not_encrypted_is_refused(world: World, bucket: str) -> None:
+    client = world.main
+    client.put_object(Bucket=bucket, Key="foo", Body=b"bar")
+    sealed = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "k" * 32}
+    with refused(400, "InvalidRequest"):
+        client.get_object(Bucket=bucket, Key="foo", **sealed)
+    assert body_of(client, bucket, "foo") == b"bar"
