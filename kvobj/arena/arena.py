@@ -150,7 +150,7 @@ class Arena:
         if not self.adopted or self._pending is not None:
             raise RuntimeError("adopt comes first, and only in an adopted arena")
         region_bytes = self._room.region_bytes
-        order = sorted((extent.region * region_bytes + extent.offset, at) for at, extent in enumerate(extents))
+        order = sorted([(extent.region * region_bytes + extent.offset, at) for at, extent in enumerate(extents)])
         usable: list[int] = []
         position = 0
         for start, at in order:

@@ -21,11 +21,11 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, CommitOutcome, Durability, ObjectRow, PartRow
 from kvobj.clock import Clock
 from kvobj.codec.codec import codec_named
-from kvobj.codec.frame import raw_frame_bytes
+from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
 from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
-from kvobj.store.placement import Placement
+from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.requests import PutResult
 from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
@@ -118,6 +118,14 @@ class CommitStep:
         encoded.hash = blob.hash
         encoded.sealed = True
         return encoded
+
+    def begin_home(self, transfer: PutTransfer, blob: ReceivedBlob) -> EarlyPut | None:
+        """See `Committer.begin_home`."""
+        is_part_for_home = transfer.request.part is not None and not transfer.dirty_reserved_bytes
+        goes_home = transfer.durability is not Durability.MEMORY or not transfer.single or is_part_for_home
+        if not goes_home or transfer.request.bucket.codec != "raw":
+            return None
+        return self._placement.begin_home(blob.blob_id, blob.frame, head_bytes=raw_payload_offset(blob.plain_bytes))
 
     async def write_home(self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool) -> None:
         """See `Committer.write_home`."""

@@ -19,6 +19,7 @@ from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.hashing import BlobHash, HashPipeline
+from kvobj.store.placement import EarlyPut
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.tiers.protocol import BlobNames
 
@@ -88,6 +89,10 @@ class Committer(Protocol):
         """The hashed blob in the bucket's codec, in the extent `into`, whose pin the new blob takes over."""
         ...
 
+    def begin_home(self, transfer: PutTransfer, blob: ReceivedBlob) -> EarlyPut | None:
+        """Begin to write into the home tier a blob that is about to be received; None where that is not where it goes."""
+        ...
+
     async def write_home(self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool) -> None:
         """Put a sealed blob into the home tier."""
         ...
@@ -148,6 +153,7 @@ class PutTransfer:
         self._encode_pin = encode_pin
         self._allocate = allocate
         self._writing: asyncio.Task[None] | None = None
+        self._early: list[EarlyPut] = []
         self._received = False
 
     async def __aenter__(self) -> Self:
@@ -161,6 +167,8 @@ class PutTransfer:
         """Give back whatever the transfer still holds; undo it unless it was committed."""
         self._arriving.end(self.names)
         await self._end_writing()
+        for early in self._early:
+            early.abandon()
         if not self.committed:
             await self._committer.abandon(self)
         if self.held is not None:
@@ -196,7 +204,7 @@ class PutTransfer:
             payload = blob.payload
             blob.hash = self._pipeline.begin(payload)
             if plain_bytes:
-                await source.receive_into(payload, self._feeder(blob.hash))
+                await source.receive_into(payload, self._feeder(blob))
             if index == last and self.single:
                 break
             if self._writing is not None:
@@ -209,15 +217,26 @@ class PutTransfer:
             await writing
         self._received = True
 
-    def _feeder(self, blob_hash: BlobHash) -> Callable[[int], None]:
+    def _feeder(self, blob: ReceivedBlob) -> Callable[[int], None]:
         if self.hash_later:
             return _leave_unhashed
-        pipeline = self._pipeline
+        pipeline, blob_hash = self._pipeline, blob.hash
+        assert blob_hash is not None
+        early = self._committer.begin_home(self, blob)
+        if early is None:
 
-        def feed(available_bytes: int) -> None:
+            def feed(available_bytes: int) -> None:
+                pipeline.feed(blob_hash, available_bytes)
+
+            return feed
+        self._early.append(early)
+        offset = raw_payload_offset(blob.plain_bytes)
+
+        def feed_and_write(available_bytes: int) -> None:
             pipeline.feed(blob_hash, available_bytes)
+            early.advance(offset + available_bytes)
 
-        return feed
+        return feed_and_write
 
     async def _write_down(self, blob: ReceivedBlob) -> None:
         # The extent goes back to this transfer and not to the arena: were it freed and reserved again for the next

@@ -44,14 +44,45 @@ class DirtyTier(Tier, Protocol):
         ...
 
 
-class Placement:
-    """Puts frames where their class needs them. `read` is the cascade over all tiers that serves reads."""
+class EarlyPut(Protocol):
+    """A put that has begun while the frame still arrives. The home tier's `put` of the blob ends it, or `abandon` does."""
 
-    def __init__(self, *, cache: DirtyTier, home: Tier, read: Tier, dirty_bytes_max: int, wait_seconds: float) -> None:
+    def advance(self, ready_bytes: int) -> None:
+        """The frame's bytes up to there, but for its head, are final."""
+        ...
+
+    def abandon(self) -> None:
+        """There will be no put. Nothing after one."""
+        ...
+
+
+class EarlyTier(Protocol):
+    """A home tier that can begin before a frame is complete."""
+
+    def begin_put(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyPut | None:
+        """Begin; the frame's first `head_bytes` come last. None: the put does it all."""
+        ...
+
+
+class Placement:
+    """Puts frames where their class needs them. `read` is the cascade over all tiers that serves reads; `early` is the home tier
+    again, if it can begin a put early."""
+
+    def __init__(
+        self,
+        *,
+        cache: DirtyTier,
+        home: Tier,
+        read: Tier,
+        dirty_bytes_max: int,
+        wait_seconds: float,
+        early: EarlyTier | None = None,
+    ) -> None:
         self.cache = cache
         self.home = home
         self.read = read
         self.dirty_bytes_max = dirty_bytes_max
+        self._early = early
         self._wait_seconds = wait_seconds
         self._clean_event = asyncio.Event()
         self._reserved_bytes = 0
@@ -93,6 +124,10 @@ class Placement:
             await self.cache.put(blob_id, frame, names, dirty=True)
         else:
             await self.cache.put_unsealed(blob_id, frame, names, dirty=True)
+
+    def begin_home(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyPut | None:
+        """Begin what `hold_home` ends, while the frame still arrives. See `EarlyTier.begin_put`."""
+        return None if self._early is None else self._early.begin_put(blob_id, frame, head_bytes=head_bytes)
 
     async def hold_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, keep_cached: bool) -> None:
         """Class `local`: durable when this returns. A cache without room is no reason to fail."""

@@ -12,6 +12,7 @@ but followed on one of them go too, since a chunk that is found has its ancestor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -43,6 +44,10 @@ class AdoptedTier(DirtyTier, Protocol):
 
     def dirty(self) -> list[BlobId]:
         """Blobs that are thought to have no home copy."""
+        ...
+
+    def mark_written_down(self, blob_ids: Iterable[BlobId]) -> None:
+        """The blobs have home copies, so their frames are sealed."""
         ...
 
 
@@ -107,11 +112,7 @@ class Recovery:
         """Compare the marks with the home tier and the frames; the blobs that are known to be whole, here and only here."""
         doubtful = sorted(self._cache.unsealed().union(self._cache.dirty()))
         not_home = set(await self._home.missing(doubtful))
-        for blob_id in doubtful:
-            if blob_id not in not_home:
-                # Only a sealed frame is ever written down.
-                self._cache.mark_sealed(blob_id)
-                self._cache.mark_clean(blob_id)
+        self._cache.mark_written_down(blob_id for blob_id in doubtful if blob_id not in not_home)
         await self._note_seals(not_home & self._cache.unsealed())
         return set(not_home.intersection(self._cache.dirty()) - self._cache.unsealed())
 

@@ -9,7 +9,7 @@ what it adopted (a wrapper asks `needs_verification`).
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -192,6 +192,25 @@ class DramTier:
         if entry is not None and entry.dirty:
             self._mark(blob_id, entry, dirty=False, sealed=entry.sealed)
 
+    def mark_written_down(self, blob_ids: Iterable[BlobId]) -> None:
+        """`mark_sealed` and `mark_clean` of many, for a start: only a sealed frame ever gets a home copy."""
+        entries, insert = self._entries, self._policy.insert
+        unsealed, dirty = self._unsealed, self._dirty
+        for blob_id in blob_ids:
+            entry = entries.get(blob_id)
+            if entry is None or entry.evictable:
+                continue
+            length = entry.pin.extent.length
+            if entry.dirty:
+                del dirty[blob_id]
+                self._dirty_bytes -= length
+                entry.dirty = False
+            if not entry.sealed:
+                unsealed.discard(blob_id)
+                entry.sealed = True
+            insert(blob_id, length)
+        self._arena.reconsider()
+
     def mark_verified(self, blob_id: BlobId) -> None:
         """The blob's bytes were checked in this process."""
         entry = self._entries.get(blob_id)
@@ -357,20 +376,27 @@ class DramTier:
     # -- a start -----------------------------------------------------------------------------------------------------------
     def _adopt(self) -> Adoption:
         with self._database.read() as view:
-            rows = [(bytes(key), bytes(value)) for key, value in view.range(DRAM_BLOBS)]
-        candidates: list[tuple[BlobId, Extent, int, int]] = []
+            rows = list(view.range(DRAM_BLOBS))
         if self._arena.adopted:
+            blob_ids: list[BlobId] = []
+            extents: list[Extent] = []
+            states: list[tuple[int, int]] = []
+            unpack = _ROW.unpack
             for key, value in rows:
                 if len(value) == _ROW.size and len(key) == BLOB_ID_BYTES:
-                    region, offset, length, generation, frame_bytes, flags = _ROW.unpack(value)
+                    region, offset, length, generation, frame_bytes, flags = unpack(value)
                     if frame_bytes <= length:
-                        candidates.append((BlobId(key), Extent(region, offset, length, generation), frame_bytes, flags))
-            pins = self._arena.adopt_usable([extent for _, extent, _, _ in candidates])
-            for (blob_id, _, frame_bytes, flags), pin in zip(candidates, pins, strict=True):
+                        blob_ids.append(BlobId(key))
+                        extents.append(Extent(region, offset, length, generation))
+                        states.append((frame_bytes, flags))
+            pins = self._arena.adopt_usable(extents)
+            for blob_id, (frame_bytes, flags), pin in zip(blob_ids, states, pins, strict=True):
                 if pin is not None:
                     dirty, sealed = bool(flags & _DIRTY), not flags & _UNSEALED
                     self._enter(blob_id, Entry(pin, frame_bytes, dirty=dirty, sealed=sealed, verified=False))
-        dropped = [key for key, _ in rows if key not in self._entries]
+        dropped: list[bytes] = []
+        if len(self._entries) != len(rows):
+            dropped = [key for key, _ in rows if key not in self._entries]
         for begin in range(0, len(dropped), _BATCH):
             self._delete_rows(dropped[begin : begin + _BATCH])
         return Adoption(len(self._entries), self._used_bytes, len(dropped))

@@ -170,6 +170,17 @@ class TestEviction:
         await memory.put(4, 600 * KIB)
         assert await memory.held() == [4]
 
+    async def test_what_a_start_finds_at_home_is_clean_sealed_and_may_go(self, start: Start) -> None:
+        memory = await start(MIB)
+        await memory.put(1, 512 * KIB, dirty=True, sealed=False)
+        await memory.put(2, 256 * KIB, dirty=True)
+        memory.tier.mark_written_down([blob(1), blob(9)])
+        assert memory.tier.dirty() == [blob(2)]
+        assert memory.tier.dirty_bytes == 256 * KIB
+        assert memory.tier.unsealed() == frozenset()
+        await memory.put(3, 512 * KIB)
+        assert await memory.held() == [2, 3]
+
     async def test_what_is_being_read_goes_last_and_is_memory_when_the_reader_is_done(self, start: Start) -> None:
         memory = await start(MIB)
         await memory.put(1, 512 * KIB)

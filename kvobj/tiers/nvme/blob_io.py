@@ -11,7 +11,8 @@ import asyncio
 import mmap
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from kvobj.arena import Progress
@@ -30,6 +31,16 @@ _WRITE_THREADS: Final = 4
 _WRITE_PIECE_BYTES: Final = 8 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyBytes:
+    """What of a frame was written before its put: from `head_bytes` up to `upto`, both multiples of 4096, where `piece`, if there
+    is one, is the last of it and may still be under way."""
+
+    head_bytes: int
+    upto: int
+    piece: Future[None] | None
+
+
 class BlobIo:
     """The threads, and one record page for each. Event loop only; `shut_down` when nothing is in flight."""
 
@@ -39,31 +50,19 @@ class BlobIo:
         self.writers = ThreadPoolExecutor(_WRITE_THREADS, "nvme-write")
         self._pages = threading.local()
 
-    def write(self, segment: SegmentFile, record: Record, extent: memoryview) -> asyncio.Future[None]:
+    def write(
+        self, segment: SegmentFile, record: Record, extent: memoryview, *, early: EarlyBytes | None = None
+    ) -> asyncio.Future[None]:
         """Write record page and frame at `record.offset`, and flush. Done once durable, or with the error of the medium.
 
         `extent` holds the frame and room up to the next 4096, which is zeroed here; it must stay until the future is done.
-        Cancelling the future stops nothing.
+        `early`: what of the frame need not be written any more. Cancelling the future stops nothing.
         """
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: Exception | None) -> None:
-            if written.done():
-                return
-            if error is None:
-                written.set_result(None)
-            elif isinstance(error, OSError):
-                written.set_exception(unavailable(error, "segment cannot be written"))
-            else:
-                written.set_exception(error)
-
-        def tell(error: Exception | None) -> None:
-            loop.call_soon_threadsafe(settle, error)
+        written, tell = _outcome()
 
         def write() -> None:
             try:
-                self._write_extent(segment, record, extent)
+                self._write_extent(segment, record, extent, early)
             except Exception as error:  # noqa: BLE001 - a put waits for this thread: whatever ended it must reach it
                 tell(error)
             else:
@@ -71,6 +70,23 @@ class BlobIo:
 
         self.writers.submit(write)
         return written
+
+    def write_piece(
+        self, segment: SegmentFile, piece: memoryview, offset: int
+    ) -> tuple[asyncio.Future[None], Future[None]]:
+        """Write aligned bytes of a frame at `offset` of the segment, without a flush: one that begins later covers them. Otherwise
+        as `write`. The second future is for `EarlyBytes`."""
+        written, tell = _outcome()
+
+        def write() -> None:
+            try:
+                segment.write([piece], offset)
+            except Exception as error:
+                tell(error)
+                raise
+            tell(None)
+
+        return written, self.writers.submit(write)
 
     def read(
         self,
@@ -116,16 +132,24 @@ class BlobIo:
         self._readers.shutdown(wait=wait)
         self.writers.shutdown(wait=wait)
 
-    def _write_extent(self, segment: SegmentFile, record: Record, extent: memoryview) -> None:
-        page = self._page()
-        encode_record(record, self._record_key, page)
+    def _write_extent(self, segment: SegmentFile, record: Record, extent: memoryview, early: EarlyBytes | None) -> None:
         length = padded(record.frame_bytes)
         extent[record.frame_bytes : length] = bytes(length - record.frame_bytes)
         first = min(length, _WRITE_PIECE_BYTES - RECORD_BYTES)
-        segment.write([page, extent[:first]], record.offset)
+        rest = first
+        if early is not None:
+            first, rest = early.head_bytes, early.upto
+            if early.piece is not None:
+                early.piece.result()  # on a thread already, since threads take jobs in turn
         data_offset = record.offset + RECORD_BYTES
-        for start in range(first, length, _WRITE_PIECE_BYTES):
+        page = self._page()
+        encode_record(record, self._record_key, page)
+        if early is None:
+            segment.write([page, extent[:first]], record.offset)
+        for start in range(rest, length, _WRITE_PIECE_BYTES):
             segment.write([extent[start : min(start + _WRITE_PIECE_BYTES, length)]], data_offset + start)
+        if early is not None:
+            segment.write([page, extent[:first]], record.offset)
 
     def _page(self) -> memoryview:
         """Room for one record page, the calling thread's own, page-aligned as O_DIRECT wants it."""
@@ -133,3 +157,24 @@ class BlobIo:
         if page is None:
             page = self._pages.page = memoryview(mmap.mmap(-1, RECORD_BYTES))
         return page
+
+
+def _outcome() -> tuple[asyncio.Future[None], Callable[[Exception | None], None]]:
+    """A future of the running loop, and how any thread settles it: None for done, or what went wrong."""
+    loop = asyncio.get_running_loop()
+    written: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if written.done():
+            return
+        if error is None:
+            written.set_result(None)
+        elif isinstance(error, OSError):
+            written.set_exception(unavailable(error, "segment cannot be written"))
+        else:
+            written.set_exception(error)
+
+    def tell(error: Exception | None) -> None:
+        loop.call_soon_threadsafe(settle, error)
+
+    return written, tell

@@ -17,6 +17,7 @@ from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.tiers.nvme.blob_io import BlobIo
 from kvobj.tiers.nvme.directory import BLOBS, INLINE, INLINE_BYTES_MAX, Place, extent_bytes
+from kvobj.tiers.nvme.early_write import EARLY_FRAME_BYTES_MIN, EarlyWrite
 from kvobj.tiers.nvme.log_entries import encode_inline_put
 from kvobj.tiers.nvme.record import Record
 from kvobj.tiers.nvme.space import SegmentSpace
@@ -85,6 +86,38 @@ class BlobPlacing:
         self._tasks = tasks
         self._io_timeout_seconds = io_timeout_seconds
         self._puts: dict[BlobId, _Put] = {}
+        self._early: dict[BlobId, EarlyWrite] = {}
+
+    def begin(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyWrite | None:
+        """See `NvmeTier.begin_put`."""
+        if frame.frame_bytes < EARLY_FRAME_BYTES_MIN or blob_id in self._early or blob_id in self._puts:
+            return None
+        room = self._space.allocate_at_once(extent_bytes(frame.frame_bytes))
+        if room is None:
+            return None
+        segment, offset = room
+        place = Place(segment=segment.number, offset=offset, frame_bytes=frame.frame_bytes)
+
+        def on_abandoned() -> None:
+            self._early.pop(blob_id, None)
+            self._space.free(place)
+
+        early = EarlyWrite(
+            self._io,
+            segment,
+            place,
+            frame,
+            head_bytes=head_bytes,
+            on_job=self._tasks.add,
+            on_abandoned=on_abandoned,
+        )
+        self._early[blob_id] = early
+        return early
+
+    def abandon(self) -> None:
+        """Nobody will put what was begun."""
+        for early in list(self._early.values()):
+            early.abandon()
 
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:
         """Hold a whole, complete frame; see `NvmeTier.put`."""
@@ -144,10 +177,14 @@ class BlobPlacing:
     async def _put_in_segment(
         self, put: _Put, blob_id: BlobId, pin: Pin, *, frame_bytes: int, names: BlobNames
     ) -> None:
-        segment, offset = await self._space.allocate(extent_bytes(frame_bytes))
-        place = Place(segment=segment.number, offset=offset, frame_bytes=frame_bytes)
-        record = Record(segment=place.segment, offset=offset, blob_id=blob_id, frame_bytes=frame_bytes, names=names)
-        written = self._io.write(segment, record, pin.view)
+        early = self._taken_over(blob_id, pin, frame_bytes)
+        if early is None:
+            segment, offset = await self._space.allocate(extent_bytes(frame_bytes))
+            place = Place(segment=segment.number, offset=offset, frame_bytes=frame_bytes)
+        else:
+            segment, place = early.segment, early.place
+        record = Record(place.segment, place.offset, blob_id, frame_bytes, names)
+        written = self._io.write(segment, record, pin.view) if early is None else self._tasks.run(early.finish(record))
         try:
             async with asyncio.timeout(self._io_timeout_seconds):
                 await asyncio.shield(written)
@@ -172,6 +209,17 @@ class BlobPlacing:
             return True
 
         await self._commit(blob_id, place, change)
+
+    def _taken_over(self, blob_id: BlobId, pin: Pin, frame_bytes: int) -> EarlyWrite | None:
+        early = self._early.get(blob_id)
+        if early is None:
+            return None
+        if not early.is_of(pin, frame_bytes):
+            early.abandon()
+            return None
+        del self._early[blob_id]
+        early.take()
+        return early
 
     async def _commit(self, blob_id: BlobId, place: Place, change: Callable[[WriteView], bool]) -> None:
         # 0.3 ms with one put in flight, two thirds of it LMDB's own flush: a 1 MiB put takes twice a plain write's time, a

@@ -131,6 +131,15 @@ class SegmentSpace:
                 self._raise_no_room(length)
             await self._grow(length)
 
+    def allocate_at_once(self, length: int) -> tuple[SegmentFile, int] | None:
+        """As `allocate`, but None wherever that would wait or raise."""
+        if self.used_bytes + length > self.capacity_bytes:
+            return None
+        found = self._try_allocate(length)
+        if found is not None:
+            self._grow_ahead()
+        return found
+
     def take_inline(self, length: int) -> None:
         """Count a small frame in LMDB. `StoreFullError` where it would exceed the capacity."""
         if self.used_bytes + length > self.capacity_bytes:

@@ -22,6 +22,7 @@ from kvobj.errors import InvalidRangeError, KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.tiers.nvme.blob_io import BlobIo
 from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place, padded
+from kvobj.tiers.nvme.early_write import EarlyWrite
 from kvobj.tiers.nvme.io import Disk, SystemDisk
 from kvobj.tiers.nvme.log_entries import InlinePut, decode_entry, encode_removed
 from kvobj.tiers.nvme.placing import BlobPlacing, TasksInFlight
@@ -173,6 +174,11 @@ class NvmeTier:
             raise ValueError(f"only a whole frame can be put, not [{frame.start}, {frame.start + frame.size})")
         await self._placing.put(blob_id, frame, names)
 
+    def begin_put(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyWrite | None:
+        """Begin to write a whole frame that is still arriving; its first `head_bytes` are written by the put, which is then given
+        the same frame. None where nothing is gained or nothing can be begun: the put does it all. Never waits."""
+        return None if self._closed else self._placing.begin(blob_id, frame, head_bytes=head_bytes)
+
     async def missing(self, blob_ids: Sequence[BlobId]) -> list[BlobId]:
         """See `Tier.missing`."""
         with self._database.read() as view:
@@ -209,6 +215,7 @@ class NvmeTier:
         if self._closed:
             return
         self._closed = True
+        self._placing.abandon()
         await self._space.settle()
         ended = await self._tasks.wait(self._timeouts.io_seconds)
         self._io.shut_down(wait=ended)
