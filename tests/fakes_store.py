@@ -421,7 +421,9 @@ class FakeStore:
             key=upload.key,
             blobs=blobs,
             size_bytes=total,
-            etag=kv_etag(blobs[0].blob_id) if bucket.kind is BucketKind.KV else multipart_etag(chosen),
+            etag=kv_etag(blobs[0].blob_id)
+            if bucket.kind is BucketKind.KV
+            else multipart_etag([part.etag for part in chosen]),
             modified_ms=self._now_ms(),
             owner=upload.owner,
             durability=upload.durability,

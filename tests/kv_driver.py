@@ -21,6 +21,7 @@ from kvobj.app.kv_api import make_kv_api
 from kvobj.app.node import Node
 from kvobj.catalog.rows import ObjectRow, UserRow
 from kvobj.clock import SystemClock, boot_ms
+from kvobj.gc.pacing import Pace
 from kvobj.store.request_feed import RequestTrace
 
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -101,6 +102,9 @@ class KvDriver:
     driver: Driver
     clock: TurnedClock
     requests: list[RequestTrace] = field(default_factory=list)
+    pace: Pace | None = None
+    waits: list[float] = field(default_factory=list)
+    """What removals waited beside requests, at a rate of 20 chunks a second; nobody really waits."""
 
     def turn(self, milliseconds: int) -> None:
         """Let time pass for leases."""
@@ -267,6 +271,12 @@ async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncItera
     """A node with Alice's KV bucket `cache` and her ordinary bucket `files`. Small, since populating an arena is what costs."""
     async with running_node(node_settings(data, memory, dram_mib=dram_mib, nvme_mib=64)) as node:
         clock = TurnedClock()
+        waits: list[float] = []
+
+        async def wait(seconds: float) -> None:
+            waits.append(seconds)
+
+        pace = Pace(clock, chunks_per_second=20, sleep=wait)
         api = make_kv_api(
             node.settings,
             catalog=node.catalog,
@@ -280,6 +290,7 @@ async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncItera
             hold=lambda _: None,
             on_removed=lambda _: None,
             clock=clock,
+            pace=pace,
         )
         requests: list[RequestTrace] = []
         api.chunks._on_request = requests.append
@@ -296,7 +307,7 @@ async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncItera
         created = await driver.request("PUT", "/cache", headers={"x-kvobj-bucket-kind": "kv"})
         assert created.status == 200
         assert (await driver.request("PUT", "/files")).status == 200
-        yield KvDriver(node, driver, clock, requests)
+        yield KvDriver(node, driver, clock, requests, pace, waits)
 
 
 async def rows(kv: KvDriver, bucket: str = "cache") -> list[ObjectRow]:

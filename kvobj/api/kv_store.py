@@ -61,6 +61,7 @@ class ChunkStore(Protocol):
         session: bytes | None = None,
         detail: bool = False,
         name: Callable[[str], str | bytes] = str,
+        may_encode: bool = False,
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
@@ -68,7 +69,7 @@ class ChunkStore(Protocol):
         """The longest live run, pinned where a session is given; the policy is told the whole request, after the answer.
 
         `tokens`: those that the list was made of; `explain` looks for them in other namespaces. `detail`: every chunk of the run is
-        told of, by what `name` makes of its key.
+        told of, by what `name` makes of its key; `may_encode`: as `EncodedChunks` where that is possible, for ids that stay raw.
         """
         ...
 

@@ -84,7 +84,7 @@ class NodeView:
             gc=node.upkeep.parts.figures(),
             leases=node.upkeep.parts.leases(),
             rates=self._rates.update(self._clock.monotonic(), self._counters()),
-            notes=node.notes + self._orphans + self._mode_notes(tiers),
+            notes=node.notes + self._orphans + self._mode_notes(tiers) + node.readers.notes(),
         )
 
     @staticmethod

@@ -14,6 +14,7 @@ from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.config.settings import Settings
 from kvobj.errors import ConfigurationError, CorruptionError
+from kvobj.gc.pacing import Pace
 from kvobj.metrics import Metrics
 from kvobj.policy.chunk_policy import chunk_names
 from kvobj.store.byte_gate import ByteGate
@@ -53,8 +54,10 @@ def make_kv_api(
     hold: Callable[[ObjectRow], None],
     on_removed: Callable[[Sequence[ObjectRow]], None],
     clock: Clock,
+    pace: Pace,
 ) -> KvApi:
-    """`hold` is the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden rows."""
+    """`hold` and `pace` are the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden
+    rows."""
     wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
     book = NamespaceBook(catalog.namespaces, wrapper=KeyWrapper(wrapping_key), clock=clock)
     feed = RequestFeed(policy, names_of=chunk_names, clock=clock)
@@ -77,6 +80,7 @@ def make_kv_api(
         on_removed=on_removed,
         is_arriving=store.arriving.is_arriving,
         lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
+        pace=pace,
     )
     return KvApi(book, chunks, feed, Events(catalog))
 

@@ -28,7 +28,7 @@ from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, Use
 from kvobj.clock import Clock, boot_ms
 from kvobj.config.settings import BucketSettings, Settings
 from kvobj.data_directory import DataDirectory
-from kvobj.database import Database, remove_volatile
+from kvobj.database import Database, ReaderWatch, remove_volatile
 from kvobj.errors import BucketExistsError, KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
@@ -75,6 +75,7 @@ class Node:
     data: DataDirectory
     arena: Arena
     database: Database
+    readers: ReaderWatch
     record_log: RecordLog
     catalog: LmdbCatalog
     dram: DramTier
@@ -217,6 +218,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     placement = Placement(
         cache=dram,
         home=metered_nvme,
+        early=nvme,
         read=read_tier,
         dirty_bytes_max=arena.capacity_bytes // 2,
         wait_seconds=settings.limits.reserve_timeout_seconds,
@@ -301,6 +303,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         hold=collector.hold,
         on_removed=on_removed,
         clock=clock,
+        pace=collection.pace,
     )
     await check_wrapping_key(kv.book, catalog)
     register_events(metrics, catalog.history, kv.events)
@@ -348,6 +351,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         data=data,
         arena=arena,
         database=database,
+        readers=_watched_readers(database, clock=clock, metrics=metrics, log=log),
         record_log=record_log,
         catalog=catalog,
         dram=dram,
@@ -374,6 +378,21 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     return node
 
 
+def _watched_readers(database: Database, *, clock: Clock, metrics: Metrics, log: logging.Logger) -> ReaderWatch:
+    readers = database.watch_readers(clock=clock, log=log)
+    metrics.gauge_of(
+        "kvobj_database_oldest_reader_seconds",
+        "for how long the oldest reader has kept pages of the catalog from being used again",
+        lambda: readers.oldest_seconds,
+    )
+    metrics.gauge_of(
+        "kvobj_database_dead_readers",
+        "readers whose process had died and whose slots were freed since the start",
+        lambda: readers.dead_readers,
+    )
+    return readers
+
+
 def _native_notes() -> tuple[str, ...]:
     native = native_status()
     return () if native.is_loaded else (f"policy and chain sums run in Python: native code is {native.detail}",)
@@ -396,7 +415,7 @@ class _Ending:
 def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     upkeep = node.upkeep
     stack.push_async_callback(node.catalog.leases.stopped_cleanly)
-    for worker in (node.write_behind, node.reaper, node.collector, upkeep.expiry, upkeep.state_files):
+    for worker in (node.write_behind, node.reaper, node.collector, upkeep.expiry, upkeep.state_files, node.readers):
         worker.start()
         stack.push_async_callback(worker.aclose)
     for later in (upkeep.sweep, upkeep.scrub, upkeep.lifecycle):

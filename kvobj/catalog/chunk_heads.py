@@ -11,18 +11,20 @@ from typing import Final
 import msgspec
 
 from kvobj.catalog.object_rows import ObjectRows
-from kvobj.catalog.rows import BlobRef, ObjectState
+from kvobj.catalog.rows import BlobRef, ObjectRow, ObjectState
 from kvobj.database import ReadView
 
 _UNREAD: Final = msgspec.Raw(b"\xc0")
 
 
 class MatchedChunk(msgspec.Struct, frozen=True, gc=False):
-    """One chunk of a match with details: its key, blobs in order, plain size and digest (None while it is being computed). Holds
-    nothing of the encoded row: thousands of these are a reply."""
+    """One chunk of a match with details: its key, its first blob and that one's codec (b"" and "" for a chunk of no bytes), plain
+    size and digest (None while it is being computed). Holds nothing of the encoded row: thousands of these are a reply."""
 
     key: str
-    blobs: tuple[BlobRef, ...]
+    blob_id: bytes
+    codec: str
+    is_one_blob: bool
     size_bytes: int
     digest: bytes | None
 
@@ -66,9 +68,14 @@ decode_row_head = msgspec.msgpack.Decoder(RowHead).decode
 
 def matched_chunks(values: Iterable[bytes]) -> list[MatchedChunk]:
     """Encoded rows as a match tells of them, without those that are hidden."""
-    live, matched = ObjectState.LIVE, MatchedChunk
-    heads = map(decode_row_head, values)
-    return [matched(head.key, head.blobs, head.size_bytes, head.digest) for head in heads if head.state is live]
+    return [matched_chunk(head) for head in map(decode_row_head, values) if head.state is ObjectState.LIVE]
+
+
+def matched_chunk(row: RowHead | ObjectRow) -> MatchedChunk:
+    """A row as a match tells of it."""
+    blobs = row.blobs
+    blob_id, codec = (blobs[0].blob_id, blobs[0].codec) if blobs else (b"", "")
+    return MatchedChunk(row.key, blob_id, codec, len(blobs) == 1, row.size_bytes, row.digest)
 
 
 def stored_head(view: ReadView, objects: ObjectRows, root: bytes, key: str) -> ChunkHead | None:

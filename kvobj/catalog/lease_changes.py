@@ -147,7 +147,8 @@ class NoteAlive:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Extend all sessions by the time since the last heartbeat, by a TTL at most, and beat: holders could not renew meanwhile.
-    Record until when it is quiet (0: it is not)."""
+    Record until when it is quiet (0: it is not). Where the clock is behind the heartbeat (another time namespace, a machine that
+    was moved), sessions have left what they had left then."""
 
     now_boot_ms: int
     quiet_until_boot_ms: int
@@ -155,9 +156,9 @@ class Resume:
     def __call__(self, view: WriteView) -> None:
         """Run it."""
         alive = view.get(LEASE_META, _ALIVE)
-        away_ms = 0 if alive is None else max(0, self.now_boot_ms - int.from_bytes(alive, "big"))
+        away_ms = 0 if alive is None else self.now_boot_ms - int.from_bytes(alive, "big")
         for session in [_decode_session(value) for _, value in view.range(SESSIONS)]:
-            expires = session.expires_boot_ms + min(away_ms, session.ttl_ms)
+            expires = max(0, session.expires_boot_ms + min(away_ms, session.ttl_ms))
             _put_session(view, msgspec.structs.replace(session, expires_boot_ms=expires))
         view.put(LEASE_META, _QUIET, number_key(self.quiet_until_boot_ms), headroom=True)
         view.put(LEASE_META, _ALIVE, number_key(self.now_boot_ms), headroom=True)

@@ -41,7 +41,7 @@ class MatchResult:
     tokens: int
     size_bytes: int
     tail: ObjectRow | None
-    rows: tuple[MatchedChunk, ...] = ()
+    rows: Sequence[MatchedChunk] = ()
     pin: bytes | None = None
     grant: int = 0
     deadline_ms: int = 0

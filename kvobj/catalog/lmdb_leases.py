@@ -92,8 +92,9 @@ class LmdbLeases:
         with database.read() as view:
             self._marked_ttl_ms = marked_ttl_ms(view, unknown_ms=self._limits.ttl_ms_max)
             until_ms = quiet_until_ms(view)
-        if until_ms is None:  # the first start with this environment
-            until_ms = now_boot_ms + self._marked_ttl_ms + _QUIET_SLACK_MS if self._marked_ttl_ms else 0
+        whole_ms = now_boot_ms + self._marked_ttl_ms + _QUIET_SLACK_MS if self._marked_ttl_ms else 0
+        # None: the first start with this environment. Further off than quiet time is long: the clock was put back.
+        until_ms = whole_ms if until_ms is None else min(until_ms, whole_ms)
         self._quiet_until_boot_ms = until_ms
         self._guard.quiet = now_boot_ms < until_ms
         database.write_volatile(Resume(now_boot_ms, until_ms))

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.chunk_heads import MatchedChunk
+from kvobj.catalog.chunk_heads import matched_chunk
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.lease_changes import EXPIRY_SLACK_MS, ID_BYTES, digest_of_pins, protected_bytes, target_of
 from kvobj.catalog.lease_protocol import LeaseLimits, LeaseUsage, MatchResult, PinsResult, Renewal, TailPin
@@ -184,7 +184,7 @@ class MemoryLeases:
             tokens=sum(row.tokens for row in run),
             size_bytes=sum(row.size_bytes for row in run),
             tail=run[-1] if run else None,
-            rows=tuple(_matched(row) for row in run) if rows else (),
+            rows=tuple(matched_chunk(row) for row in run) if rows else (),
             pin=pin,
             grant=grant,
             deadline_ms=deadline_ms,
@@ -282,7 +282,3 @@ class MemoryLeases:
     def _require_bucket(self, bucket: str) -> None:
         if not self._has_bucket(bucket):
             raise NoSuchBucketError("no such bucket", bucket=bucket)
-
-
-def _matched(row: ObjectRow) -> MatchedChunk:
-    return MatchedChunk(row.key, row.blobs, row.size_bytes, row.digest)

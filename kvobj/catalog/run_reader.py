@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from kvobj.catalog.catalog_rows import require_root
 from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, live_head, matched_chunks
 from kvobj.catalog.chunk_list import ChunkList, IdList
+from kvobj.catalog.chunk_records import ChunkRecords, scan_rows
 from kvobj.catalog.matching import Probe, Run, begins_chain, match_chain, walk
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import ObjectRow, is_same_namespace
@@ -94,27 +96,34 @@ class RunReader:
 
     async def rows(
         self, views: ExitStack, bucket: str, chunks: ChunkList, search: FoundRun
-    ) -> tuple[MatchedChunk, ...] | None:
+    ) -> Sequence[MatchedChunk] | None:
         """The rows of a run, in slices, all of one snapshot: the run's own if there is one. None if one is not live (there)."""
         view = search.view or self._anew(views, bucket, None)[0]
         root = require_root(view, bucket)
+        pages: list[bytes] = []
         rows: list[MatchedChunk] = []
         for start in range(0, search.run.matched, _SORTED_ROWS):
-            stop = min(start + _SORTED_ROWS, search.run.matched)
-            keys = chunks.encoded_keys(start, stop)
+            keys = chunks.encoded_keys(start, min(start + _SORTED_ROWS, search.run.matched))
             order = sorted(range(len(keys)), key=keys.__getitem__)
-            found: list[MatchedChunk] = []
+            values: list[bytes] = []
             for at in range(0, len(order), _ROWS_SLICE):
                 await asyncio.sleep(0)
-                values = self._objects.values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
-                found += matched_chunks(value for value in values if value is not None)
-            if len(found) < len(keys):
+                found = self._objects.values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
+                values += [value for value in found if value is not None]
+            if len(values) < len(keys):
                 return None
-            page = list(found)
-            for index, row in zip(order, found, strict=True):
-                page[index] = row
-            rows += page
-        return tuple(rows)
+            page = None if rows else scan_rows(values, order)
+            if page is not None:
+                pages.append(page)
+                continue
+            # Not live, or of a form that only the decoder knows.
+            live = matched_chunks(values)
+            if len(live) < len(keys):
+                return None
+            rows += ChunkRecords(chunks, pages)
+            pages.clear()
+            rows += [row for _, row in sorted(zip(order, live, strict=True), key=itemgetter(0))]
+        return tuple(rows) if rows else ChunkRecords(chunks, pages)
 
 
 async def _lanes_in_slices(chunks: ChunkList) -> bytes:

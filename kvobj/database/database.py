@@ -11,6 +11,7 @@ change, which nobody was told is over. Does not lock out a second process: the d
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,11 @@ from typing import Final, Self, TypeVar
 
 import lmdb
 
+from kvobj.clock import Clock
 from kvobj.database.effects import Effects
 from kvobj.database.environment import Environment, translate, translated
 from kvobj.database.group import LOG_END, META, GroupWriter, Pending, pack_log_end
+from kvobj.database.lmdb_types import Transaction
 from kvobj.database.opening import (
     APPLIED,
     META_VOLATILE,
@@ -35,6 +38,7 @@ from kvobj.database.opening import (
     this_boot,
     wipe_durable,
 )
+from kvobj.database.reader_watch import ReaderWatch
 from kvobj.database.table import Table
 from kvobj.database.views import ReadView, Snapshot, VolatileWriteView, WriteView
 from kvobj.errors import BusyError, KvobjError, StoreFullError, UnavailableError
@@ -165,6 +169,10 @@ class Database:
     def log_bytes(self) -> int:
         """Bytes of the record log; 0 without one."""
         return self._log.size_bytes if self._log is not None else 0
+
+    def watch_readers(self, *, clock: Clock, log: logging.Logger) -> ReaderWatch:
+        """What looks after readers that stay too long; the caller starts and closes it, before the database."""
+        return ReaderWatch((self._durable, self._volatile), clock=clock, log=log)
 
     def read(self) -> Snapshot:
         """A snapshot of all tables for a `with`. Never waits for a writer. While it is open, pages that it sees are not
@@ -317,10 +325,7 @@ class Database:
         transaction = environment.begin(write=True)
         view = VolatileWriteView(transaction, volatile=environment, durable=self._durable, handles=self._handles)
         try:
-            self._writes_since_check += 1
-            if environment.is_full or self._writes_since_check >= _ROOM_CHECK_INTERVAL:
-                self._writes_since_check = 0
-                environment.refresh_room(transaction)
+            self._check_room(transaction, writes=1)
             result = change(view)
             transaction.commit()
         except BaseException:
@@ -329,6 +334,13 @@ class Database:
         finally:
             view.close()
         return result
+
+    def _check_room(self, transaction: Transaction, *, writes: int) -> None:
+        """Look every so often whether the volatile environment is full; each time while it is."""
+        self._writes_since_check += writes
+        if self._volatile.is_full or self._writes_since_check >= _ROOM_CHECK_INTERVAL:
+            self._writes_since_check = 0
+            self._volatile.refresh_room(transaction)
 
     def _enqueue(self, pending: Pending) -> None:
         self._queue.append(pending)
@@ -371,6 +383,7 @@ class Database:
             return
         number = self._writer.redo_number.to_bytes(8, "big")
         with translated(self._volatile.directory), self._volatile.begin(write=True) as transaction:
+            self._check_room(transaction, writes=sum(map(len, effects.values.values())))
             effects.apply(transaction, self._volatile.handles)
             transaction.put(APPLIED, number, db=self._handles[META_VOLATILE.name])
 

@@ -34,6 +34,8 @@ class Environment:
         self.directory = directory
         self.was_fresh = not (directory / "data.mdb").exists()
         self.is_full = False
+        self.held_at_page: int | None = None
+        """Where the file ended when a reader was found that keeps freed pages from use (`ReaderWatch`); None: there is none."""
         self._map_bytes = map_bytes
         with translated(directory):
             # metasync=False: a commit flushes its data, `env.sync(True)` the meta page, once a group. The volatile environment
@@ -78,9 +80,17 @@ class Environment:
         """Look anew whether puts must be refused. ~1 µs a table."""
         disk = os.statvfs(self.directory)
         self.is_full = (
-            self.used_bytes(transaction) > self._map_bytes * _FULL_SHARE
+            max(self.used_bytes(transaction), self._held_bytes()) > self._map_bytes * _FULL_SHARE
             or disk.f_bavail * disk.f_frsize < _DISK_FLOOR_BYTES
         )
+
+    def _held_bytes(self) -> int:
+        """What the file takes, where it has to grow because of a reader; else 0. That it grew says that what was free before the
+        reader is used up."""
+        if self.held_at_page is None:
+            return 0
+        last_page = int(self.lmdb.info()["last_pgno"])
+        return (last_page + 1) * self._page_bytes if last_page > self.held_at_page else 0
 
     def close(self) -> None:
         """Close; no transaction may be open."""

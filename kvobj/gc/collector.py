@@ -326,12 +326,17 @@ class Collector:
             before = (counts.condemned, counts.claimed, counts.claimed_bytes, counts.rescued)
             await self._claim(paced=True)
             excesses = await over_quota(self._catalog, self._marked.by_place()) if with_quotas else []
-            while len(self._marked) < MARKS_MAX:
+            begun_with = counts.condemned
+            while max(len(self._marked), counts.condemned - begun_with) < MARKS_MAX:
                 started = self._clock.monotonic()
                 chunks = await self._next_victims(excesses, self._pace.batch)
                 if not chunks:
                     break
                 await self._condemn(chunks, due_ms=boot_ms(self._clock) + self._limits.grace_ms)
+                # Where a rate is kept, what is due goes meanwhile: were it to wait for all marks, the rate would be spent twice.
+                # One after the other, since a chunk is not condemned while the claim of its child is on its way.
+                if self.lag_seconds > 0 and not self._pace.is_idle:
+                    await self._claim_batch(self._pace.batch, now_ms=boot_ms(self._clock))
                 await self._pace.after(len(chunks), seconds=self._clock.monotonic() - started)
             await self._claim(paced=True)  # where the grace time is nothing
             return GcReport(
@@ -426,15 +431,10 @@ class Collector:
         rows: list[ObjectRow] = []
         while any(self._catalog.condemned()):
             started = self._clock.monotonic()
-            limit = self._pace.batch if paced else BATCH_MAX
-            claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=limit, now_ms=self._clock.now_ms())
+            claimed = await self._claim_batch(self._pace.batch if paced else BATCH_MAX, now_ms=now_ms)
             if not claimed:
                 break
-            self.counts.claimed += len(claimed)
-            self.counts.claimed_bytes += sum(row.size_bytes for row in claimed)
-            self.removed(claimed)
             rows += claimed
-            self._reaper.kick()
             if paced:
                 await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
         for name in self._marked.due(now_ms):
@@ -442,6 +442,16 @@ class Collector:
             self._choice.spare(name)  # else who waits for room would choose it again and again
             self.counts.rescued += 1
         return rows
+
+    async def _claim_batch(self, limit: int, *, now_ms: int) -> list[ObjectRow]:
+        """Claim some of what is due; what went."""
+        claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=limit, now_ms=self._clock.now_ms())
+        if claimed:
+            self.counts.claimed += len(claimed)
+            self.counts.claimed_bytes += sum(row.size_bytes for row in claimed)
+            self.removed(claimed)
+            self._reaper.kick()
+        return claimed
 
     def _unmark(self, name: bytes) -> bool:
         """The chunk stays: policy follows it again."""

@@ -2,7 +2,7 @@
 
 For chunks that must not be used any more (a poisoned writer, a wrong build): what is found is hidden at once, as by DELETE; bytes
 go when pins end. A job that is polled, since a million chunks take many seconds; beside requests it keeps to a rate, like the
-collector. A dry run only counts.
+collector. A dry run only counts, and keeps to a rate too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ RecallState = Literal["none", "running", "done", "cancelled", "failed"]
 
 PACE_FACTOR: Final = 4
 """Beside other work a recall goes so much faster than the collector: what must not be read any more has to go soon."""
+
+LOOK_FACTOR: Final = 20
+"""A dry run looks at so many rows in the time in which the collector removes one."""
 
 _DEFAULT: Final = "default"
 """The namespace of chunks that name none."""
@@ -170,7 +173,10 @@ class Recall:
     async def _count(self, query: RecallQuery) -> None:
         after: str | None = ""
         while after is not None:
-            page = await self._catalog.list_objects(query.bucket, after=after)
+            started = self._clock.monotonic()
+            page = await self._catalog.list_objects(
+                query.bucket, after=after, limit=min(1000, LOOK_FACTOR * self._pace.batch)
+            )
             self._set(rows=[row for row in page.rows if query.fits(row)], position=page.next_after)
             after = page.next_after
-            await asyncio.sleep(0)
+            await self._pace.after(-(-len(page.rows) // LOOK_FACTOR), seconds=self._clock.monotonic() - started)

@@ -21,6 +21,7 @@ from kvobj.clock import Clock
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 from kvobj.gc.reaper import Reaper
 from kvobj.gc.reconcile import Reconcile
+from kvobj.gc.wall_ages import WallAges
 from kvobj.ids import BlobId
 from kvobj.tiers.protocol import Tier
 
@@ -66,6 +67,7 @@ class Sweep:
         self._reaper = reaper
         self._being_written = being_written
         self._clock = clock
+        self._ages = WallAges(clock)
         self._upload_ttl_seconds = upload_ttl_seconds
         self._interval_seconds = interval_seconds
         self._compact = compact
@@ -122,12 +124,11 @@ class Sweep:
         return SweepReport(leftover_blobs=found, ended_uploads=ended, lost_rows=lost)
 
     async def _trim_history(self) -> None:
+        now_ms = self._ages.now_ms(self._history_retention_seconds)
         retention_ms = int(self._history_retention_seconds * 1000)
         trimmed = TRIM_STEP
         while trimmed == TRIM_STEP:
-            trimmed = await self._catalog.history.trim(
-                now_ms=self._clock.now_ms(), retention_ms=retention_ms, limit=TRIM_STEP
-            )
+            trimmed = await self._catalog.history.trim(now_ms=now_ms, retention_ms=retention_ms, limit=TRIM_STEP)
             await asyncio.sleep(0)
 
     async def _sweep_tier(self, tier: Tier) -> int:
@@ -159,7 +160,7 @@ class Sweep:
         ended = 0
         for bucket in await self._catalog.buckets():
             ttl_seconds = self._upload_ttl_seconds if bucket.kind is BucketKind.KV else ORDINARY_UPLOAD_TTL_SECONDS
-            cutoff_ms = self._clock.now_ms() - int(ttl_seconds * 1000)
+            cutoff_ms = self._ages.cutoff_ms(ttl_seconds)
             after = ("", "")
             while True:
                 try:

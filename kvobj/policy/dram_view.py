@@ -40,7 +40,7 @@ class DramView:
             if len(self._notes) > NOTES_MAX:
                 self._notes.popitem(last=False)
         elif old != name:
-            size_bytes = self._drop(blob_id)
+            size_bytes = self._size_dropped(blob_id)
             self._take(blob_id, name, parent, size_bytes)
 
     @property
@@ -61,16 +61,19 @@ class DramView:
     def _take(self, blob_id: BlobId, name: bytes, parent: bytes | None, size_bytes: int) -> None:
         earlier = self._blobs.get(name)
         if earlier is not None:  # a chunk stored anew while the bytes of its last life are still here
-            self._take(earlier, bytes(earlier), None, self._drop(earlier))
+            self._take(earlier, bytes(earlier), None, self._size_dropped(earlier))
         self._names[blob_id] = name
         self._blobs[name] = blob_id
         self._policy.stored(name, CacheTier.DRAM, parent=parent, size_bytes=size_bytes, now_ms=self._now_ms())
 
-    def _drop(self, blob_id: BlobId) -> int:
-        before = self._policy.size_bytes(CacheTier.DRAM)
+    def _drop(self, blob_id: BlobId) -> None:
         name = self._names.pop(blob_id)
         del self._blobs[name]
         self._policy.dropped(name, CacheTier.DRAM)
+
+    def _size_dropped(self, blob_id: BlobId) -> int:
+        before = self._policy.size_bytes(CacheTier.DRAM)
+        self._drop(blob_id)
         return before - self._policy.size_bytes(CacheTier.DRAM)
 
     def touch(self, blob_id: BlobId) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from kvobj.catalog.chunk_records import EncodedChunks
 from kvobj.catalog.namespace_protocol import NamespaceRow
 
 
@@ -59,5 +60,5 @@ class MatchReply:
     pin: bytes | None
     grant: int
     deadline_ms: int
-    chunks: tuple[ChunkDetail, ...] | None
+    chunks: tuple[ChunkDetail, ...] | EncodedChunks | None
     explain: MissExplanation | None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, Protocol
 
 from kvobj.catalog.chunk_heads import MatchedChunk
 from kvobj.catalog.chunk_list import ChunkList
+from kvobj.catalog.chunk_records import ChunkRecords, EncodedChunks, encode_chunks
 from kvobj.catalog.lease_protocol import MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import SessionRow
 from kvobj.catalog.namespace_protocol import NamespaceUsage
@@ -47,6 +48,21 @@ DETAILS_A_TURN: Final = 4096
 """About 3 ms; then others run."""
 _NAMESPACES_EXPLAINED: Final = 1000
 _REMOVAL_ROUNDS: Final = 8
+_REMOVAL_FACTOR: Final = 4
+"""The chunks of a namespace that is removed go so much faster than the collector's, beside other work."""
+
+
+class RemovalPace(Protocol):
+    """How fast gc may remove (`gc.pacing.Pace`)."""
+
+    @property
+    def batch(self) -> int:
+        """How many chunks at once."""
+        ...
+
+    async def after(self, chunks: int, *, seconds: float) -> None:
+        """Wait after so many chunks that took so many seconds, as long as the rate asks."""
+        ...
 
 
 class ChunkStore:
@@ -55,7 +71,7 @@ class ChunkStore:
     `start` is `Store.start_in_batch`, `settle` is `Store.settled`; `gate` bounds the bytes of batches on their way in. `hold` is
     told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from; `on_request` is told of every
     matched request and must return at once; `on_removed` of rows that were hidden; `is_arriving` answers whether a key is being
-    written.
+    written; `pace` is how fast a namespace's chunks are removed.
     """
 
     def __init__(
@@ -75,8 +91,10 @@ class ChunkStore:
         on_removed: Callable[[Sequence[ObjectRow]], None],
         is_arriving: Callable[[str, str], bool],
         lease_ttl_ms: int,
+        pace: RemovalPace,
     ) -> None:
         self._catalog = catalog
+        self._pace = pace
         self._lease_ttl_ms = lease_ttl_ms
         self._book = book
         self._clock = clock
@@ -153,13 +171,18 @@ class ChunkStore:
     async def _recall(self, bucket: BucketRow, name: str) -> int:
         removed, after = 0, ""
         while True:
-            page = await self._catalog.recall(bucket.name, namespace=name, after=after, now_ms=self._clock.now_ms())
+            started = self._clock.monotonic()
+            limit = _REMOVAL_FACTOR * self._pace.batch
+            page = await self._catalog.recall(
+                bucket.name, namespace=name, after=after, limit=limit, now_ms=self._clock.now_ms()
+            )
             removed += len(page.recalled)
             self._on_removed(page.recalled)
             if page.next_after is None:
                 return removed
             after = page.next_after
-            await asyncio.sleep(0)
+            chunks = -(-len(page.recalled) // _REMOVAL_FACTOR)
+            await self._pace.after(chunks, seconds=self._clock.monotonic() - started)
 
     # -- match ---------------------------------------------------------------------------------------------------
     async def chunks_of_tokens(self, namespace: OpenNamespace, tokens: bytes) -> ChunkList:
@@ -181,6 +204,7 @@ class ChunkStore:
         session: bytes | None = None,
         detail: bool = False,
         name: Callable[[str], str | bytes] = str,
+        may_encode: bool = False,
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
@@ -195,7 +219,7 @@ class ChunkStore:
             user=caller.user_id,
             now_boot_ms=boot_ms(self._clock),
         )
-        details = await self._details(bucket, result.rows, name) if detail else None
+        details = await self._details(bucket, result.rows, name, may_encode=may_encode) if detail else None
         explanation = None
         if explain and result.matched < len(chunks):
             others: Sequence[OpenNamespace] = ()
@@ -218,18 +242,24 @@ class ChunkStore:
         )
 
     async def _details(
-        self, bucket: BucketRow, found: Sequence[MatchedChunk], name: Callable[[str], str | bytes]
-    ) -> tuple[ChunkDetail, ...]:
-        pending = [chunk.key for chunk in found if chunk.digest is None and len(chunk.blobs) == 1]
+        self, bucket: BucketRow, found: Sequence[MatchedChunk], name: Callable[[str], str | bytes], *, may_encode: bool
+    ) -> tuple[ChunkDetail, ...] | EncodedChunks:
+        if may_encode and isinstance(found, ChunkRecords):
+            encoded = encode_chunks(found, self._tiers_of(found.blob_ids()))
+            if encoded is not None:
+                return encoded
+        found = tuple(found)
+        pending = [chunk.key for chunk in found if chunk.digest is None and chunk.is_one_blob]
         digests = await self._pending_digests(bucket, pending) if pending else {}
         details: list[ChunkDetail] = []
         for start in range(0, len(found), DETAILS_A_TURN):
             some = found[start : start + DETAILS_A_TURN]
-            blobs = [chunk.blobs[0] for chunk in some]
-            tiers = self._tiers_of([blob.blob_id for blob in blobs])
+            tiers = self._tiers_of([chunk.blob_id for chunk in some])
             details += [
-                ChunkDetail(name(chunk.key), chunk.size_bytes, chunk.digest or digests.get(chunk.key), tier, blob.codec)
-                for chunk, blob, tier in zip(some, blobs, tiers, strict=True)
+                ChunkDetail(
+                    name(chunk.key), chunk.size_bytes, chunk.digest or digests.get(chunk.key), tier, chunk.codec
+                )
+                for chunk, tier in zip(some, tiers, strict=True)
             ]
             if len(details) < len(found):
                 await asyncio.sleep(0)
@@ -244,7 +274,11 @@ class ChunkStore:
                     digests[row.key] = (await self._settle(row)).digest
         return digests
 
-    def _bytes_by_tier(self, result: MatchResult, details: Sequence[ChunkDetail] | None) -> Mapping[str, int]:
+    def _bytes_by_tier(
+        self, result: MatchResult, details: Sequence[ChunkDetail] | EncodedChunks | None
+    ) -> Mapping[str, int]:
+        if isinstance(details, EncodedChunks):
+            return details.size_by_tier
         if details is not None:
             sizes: dict[str, int] = {}
             for chunk in details:

@@ -146,3 +146,18 @@ async def test_a_name_is_not_declared_while_keys_of_another_namespace_begin_with
     assert (refused.status, refused.code) == (409, "NamespaceConflict")
     assert refused.detail["differs"] == ["keys"]
     assert (await kv.call("GET", "namespace=llm")).status == 404
+
+
+async def test_removing_a_namespace_beside_requests_keeps_to_a_rate(kv: KvDriver) -> None:
+    namespace = await kv.declare("llama")
+    for first in range(20):
+        await kv.put_chain(namespace, namespace.ids([first] * 16))
+    assert kv.pace is not None
+    kv.turn(60_000)  # a request a minute from now: the store is busy for as long as this takes
+    kv.pace.note_request()
+    kv.turn(-60_000)
+    assert (await kv.call("DELETE", "namespace=llama")).value == {"recalled": 20}
+    # Four at a time, in the time in which the collector takes one; nothing is waited for after the last.
+    assert len(kv.waits) >= 4
+    assert max(kv.waits) <= 0.05
+    assert not await rows(kv)

@@ -152,8 +152,8 @@ class Searching:
         found = await world.match(as_ids(keys_of(rows)), rows=True)
         assert (found.matched, found.tokens, found.size_bytes) == (20, 320, 2000)
         assert found.tail == rows[-1]
-        assert [(row.key, row.size_bytes, row.digest, row.blobs) for row in found.rows] == [
-            (row.key, row.size_bytes, row.digest, row.blobs) for row in rows
+        assert [(row.key, row.size_bytes, row.digest, row.blob_id, row.codec) for row in found.rows] == [
+            (row.key, row.size_bytes, row.digest, row.blobs[0].blob_id, row.blobs[0].codec) for row in rows
         ]
         assert found.pin is None
 

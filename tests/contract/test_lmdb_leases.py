@@ -198,6 +198,28 @@ async def test_a_restart_extends_by_one_ttl_at_most_and_each_time_once(world: Lm
         await world.reclaims(session, as_of=0, now_boot_ms=NOW + 3_605_001)
 
 
+async def test_on_a_boot_clock_that_was_put_back_sessions_have_what_they_had_left(world: LmdbWorld) -> None:
+    session = await world.session(ttl_ms=30_000)
+    await world.leases.note_alive(now_boot_ms=NOW + 10_000)
+    await world.close()
+    await world.open(now_boot_ms=5_000)
+    assert await world.leases.expire(now_boot_ms=25_000) == 0
+    assert await world.leases.expire(now_boot_ms=25_500) == 1
+    with pytest.raises(NoSuchSessionError):
+        await world.reclaims(session, as_of=0, now_boot_ms=25_500)
+
+
+async def test_on_a_boot_clock_that_was_put_back_quiet_time_begins_anew_and_is_no_longer(world: LmdbWorld) -> None:
+    await world.session(ttl_ms=20_000)
+    await world.close()
+    await world.open(boot_id="another", now_boot_ms=3_600_000)
+    await world.close()
+    await world.open(boot_id="another", now_boot_ms=1_000)
+    assert world.leases.usage().quiet
+    assert not world.leases.end_quiet(now_boot_ms=21_999)
+    assert world.leases.end_quiet(now_boot_ms=22_000)
+
+
 async def test_losing_the_volatile_environment_is_followed_by_quiet_time(world: LmdbWorld) -> None:
     await world.put([chunk("k", None)])
     await world.session(ttl_ms=5_000)

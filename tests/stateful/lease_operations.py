@@ -7,6 +7,7 @@ the catalog drew, and gives what the answer should have been.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -206,7 +207,7 @@ class Match:
                 user=USER,
                 now_boot_ms=self.now_ms,
             )
-            blobs = tuple(row.blobs[0].blob_id for row in found.rows) if self.rows else None
+            blobs = tuple(chunk.blob_id for chunk in found.rows) if self.rows else None
             value = (found.matched, found.tokens, found.size_bytes, _blob(found.tail), blobs, found.pin is not None)
             return Answer(value, (found.pin or NO_PIN,))
 
@@ -362,22 +363,42 @@ class Claim:
 
 @dataclass(slots=True)
 class Race:
-    """Operations begun one after another while the durable writer is held up, each going as far as it can in some rounds."""
+    """Operations begun one after another while the durable writer is held up, each going as far as it can in some rounds.
+
+    The last `late` ones begin when the changes of the others have run and readers see none of them yet; what these ask of the
+    reading thread and what the writer has done is then told to the event loop in one turn, the writer first if `writer_first`.
+    """
 
     operations: Sequence[Operation]
     rounds: Sequence[int]
+    late: int = 0
+    writer_first: bool = True
     answers: list[Answer] = field(default_factory=list)
 
     async def run(self, world: LeaseWorld) -> list[Answer]:
+        early = len(self.operations) - self.late
         gate, held = world.hold_writer()
         tasks: list[asyncio.Task[Answer]] = []
+        following: tuple[threading.Event, asyncio.Future[None]] | None = None
         try:
             await world.pump(1)
-            for operation, rounds in zip(self.operations, self.rounds, strict=True):
+            for operation, rounds in zip(self.operations[:early], self.rounds, strict=False):
                 tasks.append(asyncio.create_task(operation.run(world)))
                 await world.pump(rounds)
+            if self.late:
+                await world.pump(1)  # whoever was given no round so far
+                following = world.hold_writer()  # the last change of the group of those that wait
         finally:
             gate.set()
         await held
+        if following is not None:
+            reading = world.hold_reader()
+            try:
+                for operation in self.operations[early:]:
+                    tasks.append(asyncio.create_task(operation.run(world)))
+                    await asyncio.sleep(0)
+            finally:
+                world.let_go(writer=following[0], reader=reading, writer_first=self.writer_first)
+            await following[1]
         self.answers = await asyncio.gather(*tasks)
         return self.answers

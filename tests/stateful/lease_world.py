@@ -300,6 +300,19 @@ class LeaseWorld:
 
         return gate, self.database.submit(wait)
 
+    def hold_reader(self) -> threading.Event:
+        """Keep the catalog's reading thread from going on until the event is set."""
+        gate = threading.Event()
+        self.catalog._readers.submit(gate.wait, 30)
+        return gate
+
+    def let_go(self, *, writer: threading.Event, reader: threading.Event, writer_first: bool) -> None:
+        """Let both threads finish what they have while the event loop stands still: it learns of all of it in one turn."""
+        both = [(writer, self.database._executor), (reader, self.catalog._readers)]
+        for gate, thread in both if writer_first else reversed(both):
+            gate.set()
+            thread.submit(lambda: None).result(30)
+
     async def pump(self, rounds: int) -> None:
         """Let what runs go on as far as it can in so many rounds of loop and reading thread."""
         for _ in range(rounds):

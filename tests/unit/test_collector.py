@@ -354,6 +354,27 @@ async def test_beside_other_work_the_collector_keeps_its_rate_and_alone_it_does_
     assert idle_load.slept_seconds == 0
 
 
+async def test_beside_other_work_what_is_due_is_claimed_while_others_are_condemned(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await make_world(capacity_bytes=10 * CHUNK, held_bytes_max=0)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        world.clock.advance(GRACE_SECONDS / 2)
+        world.pace.note_request()
+
+    monkeypatch.setattr(world.pace, "_sleep", sleep)
+    for number in range(500):
+        await world.collector.written(await world.commit(f"k{number:03}"))
+    report = await world.collector.collect()
+    assert report.condemned > 480
+    assert report.claimed > 350
+    # The rate's time for what was condemned, and for the little that became due too late; not for everything twice.
+    assert sum(slept) < 1.3 * report.condemned / 1000
+
+
 async def test_objects_of_ordinary_buckets_leave_less_to_chunks(make_world: MakeWorld) -> None:
     world = await make_world(capacity_bytes=10 * CHUNK)
     await world.put("a")

@@ -159,6 +159,16 @@ async def test_a_recall_beside_requests_keeps_to_a_rate_and_alone_to_none(world:
     assert (sum(world.slept), await world.live()) == (0, set())
 
 
+async def test_a_dry_run_beside_requests_keeps_to_a_rate_too(world: GcWorld) -> None:
+    for number in range(1000):
+        await world.commit(f"k{number:03}")
+    world.pace.note_request()
+    report, removed = await recalled(world, RecallQuery("cache"), dry_run=True)
+    assert (report.state, report.chunks, removed) == ("done", 1000, [])
+    # 1,000 rows looked at, twenty for each of the collector's 1,000 chunks a second.
+    assert sum(world.slept) == pytest.approx(0.05)
+
+
 async def test_only_one_recall_runs_and_only_over_chunks(world: GcWorld) -> None:
     for number in range(3):
         await world.commit(f"k{number}")
@@ -233,6 +243,8 @@ async def test_a_chunk_whose_parts_never_came_together_is_ended_by_the_sweep(wor
         log=LOG,
     )
     assert (await sweep.sweep(leftovers=False)).ended_uploads == 0
+    world.clock.jump_wall(3600)
+    assert (await sweep.sweep(leftovers=False)).ended_uploads == 0, "it is no older for a wall clock that jumped"
     world.clock.advance(601)
     assert (await sweep.sweep(leftovers=False)).ended_uploads == 1
     assert await world.catalog.upload("cache", "k", "u") is None

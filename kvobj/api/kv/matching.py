@@ -15,6 +15,7 @@ from kvobj.api.message import Reply
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import MatchChunks
 from kvobj.catalog.chunk_list import ChunkList
+from kvobj.catalog.chunk_records import EncodedChunks
 from kvobj.errors import InvalidRequestError, NoSuchSessionError
 from kvobj.ids.chunk_ids import TOKEN_BYTES
 from kvobj.store.chunk_values import MatchReply, OpenNamespace
@@ -80,6 +81,7 @@ class Matching:
             session=session,
             detail=request.detail == "chunks",
             name=namer(namespace.row, raw=call.is_msgpack_reply),
+            may_encode=call.is_msgpack_reply and namespace.row.ids == "kvobj",
             explain=request.explain,
             partial_last=partial_last,
             hint=hint_level(request.hint.output_tokens),
@@ -125,7 +127,8 @@ def _reply(found: MatchReply) -> dict[str, object]:
         value["grant"] = found.grant
         value["deadline_ms"] = found.deadline_ms
     if found.chunks is not None:
-        value["chunks"] = found.chunks
+        chunks = found.chunks
+        value["chunks"] = msgspec.Raw(chunks.msgpack) if isinstance(chunks, EncodedChunks) else chunks
     if found.explain is not None:
         explanation = found.explain
         value["explain"] = {

@@ -1,0 +1,205 @@
+/* Rows of chunks into records, and records into the list of a reply: see kvobj/catalog/chunk_records.py, whose pure functions
+ * give the same bytes.
+ *
+ * Reads what the catalog wrote itself, and still trusts no length in it. What it does not know it leaves to the pure twin.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define RECORD_BYTES 72
+#define BLOB_ID_BYTES 16
+#define DIGEST_BYTES 32
+#define CODEC_BYTES 15
+#define CHUNK_ID_BYTES 32
+#define SIZE_AT 48
+#define FLAGS_AT 56
+#define CODEC_AT 57
+#define HAS_DIGEST 1
+#define SEVERAL_BLOBS 2
+
+enum { OK = 0, NOT_LIVE = 1, UNKNOWN = 2 };
+enum { BLOBS = 2, SIZE = 3, DIGEST = 12, STATE = 13 };
+
+typedef struct {
+    const unsigned char *at, *end;
+} reader_t;
+
+static bool big_endian(reader_t *r, int bytes, uint64_t *value) {
+    if (r->end - r->at < bytes) return false;
+    *value = 0;
+    while (bytes--) *value = *value << 8 | *r->at++;
+    return true;
+}
+
+static bool array(reader_t *r, uint64_t *count) {
+    if (r->at == r->end) return false;
+    unsigned char head = *r->at++;
+    if ((head & 0xF0) == 0x90) return *count = head & 0x0F, true;
+    if (head == 0xDC) return big_endian(r, 2, count);
+    if (head == 0xDD) return big_endian(r, 4, count);
+    return false;
+}
+
+static bool number(reader_t *r, uint64_t *value) {
+    if (r->at == r->end) return false;
+    unsigned char head = *r->at++;
+    if (head < 0x80) return *value = head, true;
+    if (head < 0xCC || head > 0xCF) return false;
+    return big_endian(r, 1 << (head - 0xCC), value);
+}
+
+static bool take(reader_t *r, uint64_t length, const unsigned char **bytes) {
+    if ((uint64_t)(r->end - r->at) < length) return false;
+    *bytes = r->at;
+    r->at += length;
+    return true;
+}
+
+static bool binary(reader_t *r, const unsigned char **bytes, uint64_t *length) {
+    if (r->at == r->end) return false;
+    unsigned char head = *r->at++;
+    if (head < 0xC4 || head > 0xC6) return false;
+    return big_endian(r, 1 << (head - 0xC4), length) && take(r, *length, bytes);
+}
+
+static bool text(reader_t *r, const unsigned char **bytes, uint64_t *length) {
+    if (r->at == r->end) return false;
+    unsigned char head = *r->at++;
+    if ((head & 0xE0) == 0xA0) *length = head & 0x1F;
+    else if (head < 0xD9 || head > 0xDB || !big_endian(r, 1 << (head - 0xD9), length)) return false;
+    return take(r, *length, bytes);
+}
+
+/* Whatever comes next, with all that is in it. A count that is not true runs into the end. */
+static bool skip(reader_t *r) {
+    for (uint64_t pending = 1; pending; pending--) {
+        const unsigned char *bytes;
+        uint64_t length = 0;
+        if (r->at == r->end) return false;
+        unsigned char head = *r->at++;
+        if (head < 0x80 || head >= 0xE0 || head == 0xC0 || head == 0xC2 || head == 0xC3) continue;
+        if (head < 0x90) pending += 2 * (uint64_t)(head & 0x0F);
+        else if (head < 0xA0) pending += head & 0x0F;
+        else if (head < 0xC0) length = head & 0x1F;
+        else if (head == 0xC1) return false;
+        else if (head <= 0xC6) { if (!big_endian(r, 1 << (head - 0xC4), &length)) return false; }
+        else if (head <= 0xC9) { if (!big_endian(r, 1 << (head - 0xC7), &length)) return false; length++; }
+        else if (head <= 0xCB) length = head == 0xCA ? 4 : 8;
+        else if (head <= 0xCF) length = (uint64_t)1 << (head - 0xCC);
+        else if (head <= 0xD3) length = (uint64_t)1 << (head - 0xD0);
+        else if (head <= 0xD8) length = ((uint64_t)1 << (head - 0xD4)) + 1;
+        else if (head <= 0xDB) { if (!big_endian(r, 1 << (head - 0xD9), &length)) return false; }
+        else {
+            uint64_t count;
+            if (!big_endian(r, head == 0xDC || head == 0xDE ? 2 : 4, &count)) return false;
+            pending += head >= 0xDE ? 2 * count : count;
+        }
+        if (!take(r, length, &bytes)) return false;
+    }
+    return true;
+}
+
+static bool skip_some(reader_t *r, uint64_t count) {
+    while (count--)
+        if (!skip(r)) return false;
+    return true;
+}
+
+static bool digest(reader_t *r, unsigned char *record) {
+    const unsigned char *bytes;
+    uint64_t length;
+    if (r->at < r->end && *r->at == 0xC0) return r->at++, true;
+    if (!binary(r, &bytes, &length) || length != DIGEST_BYTES) return false;
+    memcpy(record + BLOB_ID_BYTES, bytes, DIGEST_BYTES);
+    record[FLAGS_AT] |= HAS_DIGEST;
+    return true;
+}
+
+static bool first_blob(reader_t *r, unsigned char *record) {
+    const unsigned char *bytes;
+    uint64_t count, length;
+    if (!array(r, &count) || count < 5) return false;
+    if (!binary(r, &bytes, &length) || length != BLOB_ID_BYTES) return false;
+    memcpy(record, bytes, BLOB_ID_BYTES);
+    if (!skip_some(r, 3) || !text(r, &bytes, &length) || length > CODEC_BYTES) return false;
+    memcpy(record + CODEC_AT, bytes, length);
+    return skip_some(r, count - 5);
+}
+
+static int row(reader_t *r, unsigned char *record) {
+    const unsigned char *bytes;
+    uint64_t fields, blobs, size, length;
+    memset(record, 0, RECORD_BYTES);
+    if (!array(r, &fields) || fields <= STATE || !skip_some(r, BLOBS)) return UNKNOWN;
+    if (!array(r, &blobs) || !blobs || !first_blob(r, record) || !skip_some(r, blobs - 1)) return UNKNOWN;
+    if (blobs > 1) record[FLAGS_AT] |= SEVERAL_BLOBS;
+    if (!number(r, &size) || size > INT64_MAX) return UNKNOWN;
+    for (int i = 0; i < 8; i++) record[SIZE_AT + i] = (unsigned char)(size >> 8 * i);
+    if (!skip_some(r, DIGEST - SIZE - 1) || !digest(r, record) || !text(r, &bytes, &length)) return UNKNOWN;
+    bool is_live = length == 4 && !memcmp(bytes, "live", 4);
+    if (!is_live && !(length == 9 && !memcmp(bytes, "condemned", 9))) return UNKNOWN;
+    if (!skip_some(r, fields - STATE - 1)) return UNKNOWN;
+    return is_live ? OK : NOT_LIVE;
+}
+
+/* rows: `count` rows end to end; the i-th becomes the record places[i], of `count`. OK, or what the first other row is. */
+EXPORTED int kvobj_scan_rows(const unsigned char *rows, size_t length, const uint32_t *places, size_t count, unsigned char *records) {
+    reader_t r = {rows, rows + length};
+    for (size_t i = 0; i < count; i++) {
+        if (places[i] >= count) return UNKNOWN;
+        int is = row(&r, records + (size_t)places[i] * RECORD_BYTES);
+        if (is != OK) return is;
+    }
+    return r.at == r.end ? OK : UNKNOWN;
+}
+
+static size_t padded_length(const char *from, size_t most) {
+    const char *end = memchr(from, 0, most);
+    return end ? (size_t)(end - from) : most;
+}
+
+static unsigned char *put_text(unsigned char *to, const void *text_, size_t length) {
+    *to++ = (unsigned char)(0xA0 | length);
+    memcpy(to, text_, length);
+    return to + length;
+}
+
+static unsigned char *put_binary(unsigned char *to, const void *bytes, unsigned char length) {
+    *to++ = 0xC4;
+    *to++ = length;
+    memcpy(to, bytes, length);
+    return to + length;
+}
+
+static unsigned char *put_number(unsigned char *to, uint64_t value) {
+    if (value < 0x80) return *to++ = (unsigned char)value, to;
+    int log = value > 0xFFFFFFFFu ? 3 : value > 0xFFFF ? 2 : value > 0xFF ? 1 : 0;
+    *to++ = (unsigned char)(0xCC + log);
+    for (int shift = (8 << log) - 8; shift >= 0; shift -= 8) *to++ = (unsigned char)(value >> shift);
+    return to;
+}
+
+/* The maps of a msgpack list, without its head, of records with 32-byte ids; tiers: of each record an index into `names` (16 bytes
+ * each, NUL padded) and into `sums`, to which its size is added. `to` has 192 bytes a record. Returns the length. */
+EXPORTED size_t kvobj_chunk_maps(const unsigned char *ids, const unsigned char *records, const unsigned char *tiers, const char *names,
+                                 uint64_t *sums, size_t count, unsigned char *to) {
+    unsigned char *begin = to;
+    for (size_t i = 0; i < count; i++, records += RECORD_BYTES) {
+        uint64_t size = 0;
+        for (int at = 7; at >= 0; at--) size = size << 8 | records[SIZE_AT + at];
+        sums[tiers[i]] += size;
+        *to++ = 0x85;
+        to = put_binary(put_text(to, "id", 2), ids + i * CHUNK_ID_BYTES, CHUNK_ID_BYTES);
+        to = put_number(put_text(to, "size_bytes", 10), size);
+        to = put_text(to, "digest", 6);
+        if (records[FLAGS_AT] & HAS_DIGEST) to = put_binary(to, records + BLOB_ID_BYTES, DIGEST_BYTES);
+        else *to++ = 0xC0;
+        const char *tier = names + (size_t)tiers[i] * 16, *codec = (const char *)records + CODEC_AT;
+        to = put_text(put_text(to, "tier", 4), tier, padded_length(tier, 15));
+        to = put_text(put_text(to, "codec", 5), codec, padded_length(codec, CODEC_BYTES));
+    }
+    return (size_t)(to - begin);
+}
