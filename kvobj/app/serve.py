@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -37,13 +37,15 @@ from kvobj.app.node import Node, flush, housekeeping, open_node
 from kvobj.app.open_files import allow_open_files
 from kvobj.app.readiness import READY, STOPPING, tell
 from kvobj.app.signals import ServerSignals
-from kvobj.app.tls import ServedCertificate
 from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
+
+if TYPE_CHECKING:
+    from kvobj.app.tls import ServedCertificate
 
 FLUSH_SECONDS = 600.0
 
@@ -66,7 +68,7 @@ def uvloop_runner() -> asyncio.Runner:
 
 async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[str, str], log: logging.Logger) -> None:
     clock, metrics = SystemClock(), Metrics()
-    tls = None if settings.server.tls is None else ServedCertificate.load(settings.server.tls, clock, metrics, log)
+    tls = _served_certificate(settings, clock, metrics, log)
     signals = ServerSignals.listen(on_hangup=_nothing_to_reload(log) if tls is None else tls.reload)
     listeners = Listeners.open(settings, environment)
     try:
@@ -87,6 +89,17 @@ async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[s
                 log.warning("not everything could be written down before the stop")
     finally:
         listeners.close()
+
+
+def _served_certificate(
+    settings: Settings, clock: Clock, metrics: Metrics, log: logging.Logger
+) -> ServedCertificate | None:
+    if settings.server.tls is None:
+        return None
+    # Imported here: reading certificates takes 50 ms to load, which a start without TLS need not wait for.
+    from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - see above
+
+    return ServedCertificate.load(settings.server.tls, clock, metrics, log)
 
 
 def _end_as_it_is(log: logging.Logger) -> NoReturn:

@@ -139,9 +139,10 @@ async def serving(
     server_context: ssl.SSLContext | None = None,
     client_context: ssl.SSLContext | None = None,
     receive_mode: ReceiveMode | None = ReceiveMode.DIRECT,
+    clock: TurnedClock | None = None,
 ) -> AsyncIterator[Served]:
     """Serve `handler` on a free port. Sweeps run only when a test turns the clock."""
-    clock, metrics, kept = TurnedClock(), Metrics(), ListLog()
+    clock, metrics, kept = clock or TurnedClock(), Metrics(), ListLog()
     log = logging.getLogger("kvobj-test-http")
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from http_peers import Served, Views, echo, pattern, receive_all, serving, until
+from http_peers import Served, TurnedClock, Views, echo, pattern, receive_all, serving, until
 
 from kvobj.api.http import HttpSettings
 from kvobj.api.message import Reply, RequestBody, RequestHead
@@ -158,3 +158,29 @@ async def test_what_is_held_of_a_client_that_sends_ahead_is_bounded() -> None:
         await asyncio.gather(sending, return_exceptions=True)
         release.set()
         await until(lambda: not served.server._connections)
+
+
+class FailingClock(TurnedClock):
+    """Fails as often as it is told to."""
+
+    failures = 0
+
+    def monotonic(self) -> float:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no time")
+        return super().monotonic()
+
+
+async def test_a_connection_that_cannot_be_taken_in_is_closed_and_that_is_logged() -> None:
+    clock = FailingClock()
+    async with serving(echo, clock=clock) as served:
+        clock.failures = 1
+        peer = await served.connect()
+        assert await peer.is_cut()
+        assert served.lines == ["a connection could not be taken in"]
+        assert not served.server._connections
+        assert not served.server._of_address
+        other = await served.connect()
+        await other.send(b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await other.answer()).status == 200

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,31 @@ async def until_accepted(client: socket.socket) -> None:
         return False
 
     await until(is_empty)
+
+
+@pytest.mark.parametrize("begun", ["a head", "a body", "a reply"])
+async def test_a_client_that_stalls_in_its_request_does_not_have_the_next_server_waited_for(begun: str) -> None:
+    async def handle(head: RequestHead, body: RequestBody) -> Reply:
+        await echo(head, body)
+        return Reply(200, (), bytes(32 * 1024 * 1024))  # more than all buffers on the way take
+
+    beginnings = {
+        "a head": NEXT[:-2],
+        "a body": b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1",
+        "a reply": NEXT,
+    }
+    async with serving(handle, replace(settings(0.01), linger_seconds=0.01)) as served:
+        peer = await served.connect()
+        await peer.send(beginnings[begun])
+        await until(lambda: bool(served.server._connections))
+        (connection,) = served.server._connections
+        reached = {"a head": "head", "a body": "body", "a reply": "send"}[begun]
+        await until(lambda: connection._present()[0][0] == reached and connection.wire.bytes_in > 0)
+        served.turn(6)
+        draining = asyncio.ensure_future(served.server.drain(TIMEOUT_SECONDS))
+        await until(lambda: connection._is_parting)
+        assert not draining.done()
+        served.server.sweep()
+        served.clock.seconds += 6
+        served.server.sweep()
+        assert await asyncio.wait_for(draining, TIMEOUT_SECONDS / 2)

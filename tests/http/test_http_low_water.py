@@ -6,8 +6,9 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-from http_peers import TIMEOUT_SECONDS
+from http_peers import TIMEOUT_SECONDS, echo, pattern, serving, until
 
 from kvobj.api.http.body_handover import ReceiveMode, Wire
 
@@ -73,3 +74,31 @@ async def test_once_full_segments_were_seen_a_long_body_is_awaited_in_large_piec
             await asyncio.wait_for(loop.sock_sendall(client, bytes(size)), TIMEOUT_SECONDS)
             await asyncio.wait_for(filling, TIMEOUT_SECONDS)
             assert low_water(own) == 1
+
+
+async def test_what_a_client_sent_before_it_pauses_in_a_long_body_is_taken_at_the_next_sweep() -> None:
+    put = b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % BODY_BYTES
+    body = pattern(BODY_BYTES)
+    piece = 64 * 1024
+    async with serving(echo) as served:
+        peer = await served.connect()
+        for _ in range(3):  # the kernel learns from a few of them
+            await peer.send(put, body)
+            assert (await peer.answer()).body == body
+        (connection,) = served.server._connections
+        wire = connection.wire
+        before = wire.bytes_in
+        await peer.send(put, body[:piece])
+        for sent in range(piece, 6 * piece, piece):
+            await until(lambda: wire.is_awaiting_bytes)
+            wire._set_low_water(LOW_WATER_BYTES)
+            await peer.send(body[sent : sent + piece])
+            served.turn(16)
+            await until(partial(_has_come, wire, before + len(put) + sent + piece))
+        await peer.send(body[6 * piece :])
+        answer = await peer.answer()
+        assert (answer.status, answer.body) == (200, body)
+
+
+def _has_come(wire: Wire, count: int) -> bool:
+    return wire.bytes_in == count

@@ -71,8 +71,16 @@ def held_server(directory: Path) -> Iterator[HeldServer]:
         held.process.close()
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
+    """One that every test leaves holding, and served."""
+    with held_server(tmp_path_factory.mktemp("held") / "held") as running:
+        yield running
+
+
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[HeldServer]:
+def doomed(tmp_path: Path) -> Iterator[HeldServer]:
+    """One that the test ends."""
     with held_server(tmp_path / "held") as running:
         yield running
 
@@ -245,23 +253,24 @@ def test_a_renewed_server_is_warm_and_holds_what_was_in_memory_alone(held: HeldS
         assert (got.body, got.headers["x-kvobj-tier"]) == (b"chunk" * 1000, "dram")
 
 
-def test_the_end_of_the_holder_is_a_clean_stop(held: HeldServer) -> None:
-    server = held.server_pid
-    with held.process.raw() as client:
+def test_the_end_of_the_holder_is_a_clean_stop(doomed: HeldServer) -> None:
+    server = doomed.server_pid
+    with doomed.process.raw() as client:
         client.request("PUT", "/chunks/a", b"chunk")
-    assert held.process.terminate() == 0
+    assert doomed.process.terminate() == 0
     assert not Path(f"/proc/{server}").exists()
-    assert not list(held.process.shared_memory.parent.glob(held.process.shared_memory.name + "*")), "memory is freed"
+    memory = doomed.process.shared_memory
+    assert not list(memory.parent.glob(memory.name + "*")), "memory is freed"
     with pytest.raises(ConnectionRefusedError):
-        RawConnection(held.process.host, held.process.port, 5)
+        RawConnection(doomed.process.host, doomed.process.port, 5)
 
 
-def test_a_server_whose_holder_is_killed_stops_by_itself(held: HeldServer) -> None:
-    server = held.server_pid
-    held.process.kill()
+def test_a_server_whose_holder_is_killed_stops_by_itself(doomed: HeldServer) -> None:
+    server = doomed.server_pid
+    doomed.process.kill()
     wait_until(lambda: not Path(f"/proc/{server}").exists(), timeout_seconds=20, what="the server to stop")
-    held.process.start()  # both ports and the data directory are free again
-    with held.process.raw() as client:
+    doomed.process.start()  # both ports and the data directory are free again
+    with doomed.process.raw() as client:
         assert client.request("GET", "/").status == 200
 
 

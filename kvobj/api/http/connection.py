@@ -118,6 +118,8 @@ class Connection:
         """Check the deadline of what is being waited for. Event loop only; `now` is the clock's monotonic time."""
         settings = self._serving.settings
         wire = self.wire
+        # What a client that is slow, or pauses, has sent of a long body would else lie there unread, and count as nothing.
+        wire.await_any()
         stage, progress = self._present()
         if stage != self._stage:
             self._stage, self._since, self._mark = stage, now, progress
@@ -126,24 +128,28 @@ class Connection:
         match stage[0]:
             case "idle" if waited >= settings.keep_alive_seconds:
                 wire.close()
-            case "head" if waited >= settings.header_seconds:
+            case "head" if waited >= self._patience(settings.header_seconds):
                 if self._reader.is_within_head:
                     self._stall(self._reader.overdue())
                 else:
                     wire.close()
-            case "body" if waited >= settings.body_stall_seconds:
+            case "body" if waited >= self._patience(settings.body_stall_seconds):
                 if progress - self._mark < settings.body_stall_bytes:
                     self._stall(BodyTimeoutError("the body came too slowly"))
                 self._since, self._mark = now, progress
             case "send":
                 if progress > self._mark:
                     self._since, self._mark = now, progress
-                elif waited >= settings.send_stall_seconds:
+                elif waited >= self._patience(settings.send_stall_seconds):
                     self._serving.instruments.stalled_connections.inc()
                     self._serving.log.info("connection reset: the reply was not taken, remote %s", self._remote)
                     wire.reset()
             case _:
                 pass
+
+    def _patience(self, seconds: float) -> float:
+        """A deadline of a request, which is shorter while the server waits for nothing else to end."""
+        return min(seconds, self._serving.settings.parting_stall_seconds) if self._is_parting else seconds
 
     def _present(self) -> tuple[tuple[str, int], int]:
         """What is waited for, in which request, and how many bytes it has seen."""

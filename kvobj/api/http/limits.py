@@ -43,6 +43,8 @@ class HttpSettings:
     queue_seconds: float = 10.0
     parting_seconds: float = 1.0
     """How long a drain waits for the next request of clients that sent one lately, so as to tell them that it is the last."""
+    parting_stall_seconds: float = 5.0
+    """What the deadlines of a request are shortened to after that: who sends nothing, or takes nothing, has all others wait."""
     listen_backlog: int = 1024
     local_send_bytes: int | None = 256 * _KIB
     """The kernel's send buffer for long replies to clients on this machine; None, and those of all others, are left to the

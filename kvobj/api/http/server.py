@@ -201,6 +201,13 @@ class HttpServer:
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _connected(self, wire: Wire) -> None:
+        try:
+            self._take_in(wire)
+        except Exception:  # noqa: BLE001 - event loops would log it and leave the socket open, its client waiting for ever
+            self._errors.exception("a connection could not be taken in")
+            wire.reset()
+
+    def _take_in(self, wire: Wire) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
         group = ""
@@ -209,18 +216,20 @@ class HttpServer:
         else:
             group = address_group(wire.remote)
         connection = Connection(wire, HeadReader(loop, settings, names=self._header_names), self._serving)
+        if self._is_draining:  # it was accepted, or its TLS handshake had begun, before
+            connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
         too_many = self._too_many(group)
         if too_many:
             self._instruments.refused_connections.inc()
             if self._refusing >= settings.refused_connections:
                 wire.reset()
                 return
+        task = loop.create_task(connection.refuse(too_many) if too_many else connection.serve())
+        # From here on nothing fails, so that what is counted is also given back.
+        if too_many:
             self._refusing += 1
         else:
             self._of_address[group] = self._of_address.get(group, 0) + 1
-        if self._is_draining:  # its TLS handshake had begun before
-            connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
-        task = loop.create_task(connection.refuse(too_many) if too_many else connection.serve())
         self._connections[connection] = task
         task.add_done_callback(lambda done: self._ended(connection, done, group=group, was_served=not too_many))
 
