@@ -296,13 +296,12 @@ class Store:
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
     ) -> list[DeleteOutcome]:
         """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`.
-        Parts of a chunk that is not whole yet are given up, also where it would follow on one of those that went."""
+        Parts of a chunk that is not whole yet are given up."""
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
-        removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
-        removed += (row for outcome in outcomes for row in outcome.descendants)
         gone = [outcome.key for outcome in outcomes if not outcome.precondition_failed]
-        await self._uploads.give_up_parts(bucket, gone, {row.key for row in removed})
-        self._on_removed(removed)
+        await self._uploads.give_up_parts(bucket, gone)
+        removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
+        self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
         return outcomes
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:

@@ -7,7 +7,7 @@ reads work on whole tensors. It stays in its parts' blobs where it is too large 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -170,28 +170,19 @@ class UploadEnds:
             group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
         )
 
-    async def give_up_parts(self, bucket: str, keys: Sequence[str], gone: Collection[str] = ()) -> None:
-        """Forget what came of these chunks, and of those that would follow on the `gone` ones, where they are not whole yet. In
-        ordinary buckets there is nothing to forget. Of the latter the first 1,000 uploads of the bucket are looked at: what lies
-        further back waits for `upload_ttl`."""
+    async def give_up_parts(self, bucket: str, keys: Sequence[str]) -> None:
+        """Forget what came of these chunks, where they are not whole yet. In ordinary buckets there is nothing to forget. Parts of
+        what would follow on them stay: their writers may bring the parent again."""
         row = await self._catalog.bucket(bucket)
         if row is None or row.kind is not BucketKind.KV:
             return
-        if gone:
-            below = (await self._catalog.list_uploads(bucket, groups=True)).rows
-            for upload in below:
-                if upload.group_parts and upload.parent in gone:
-                    await self._give_up(bucket, upload.key, upload.upload_id)
         for number, key in enumerate(keys):
             upload_id = group_upload_id(bucket, key)
             if await self._catalog.upload(bucket, key, upload_id) is not None:
-                await self._give_up(bucket, key, upload_id)
+                with suppress(NoSuchUploadError):  # it has become whole this moment
+                    await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
             if number % _KEYS_A_TURN == _KEYS_A_TURN - 1:
                 await asyncio.sleep(0)
-
-    async def _give_up(self, bucket: str, key: str, upload_id: str) -> None:
-        with suppress(NoSuchUploadError):  # it has become whole this moment
-            await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
 
     async def _commit(
         self,

@@ -108,8 +108,8 @@ class WatchedBody(FakeBody):
         await super().receive_into(buffer, on_bytes)
 
 
-async def put_part(kv: KvDriver, key: str, part: str, data: bytes, *, parent: str = "root") -> Answer:
-    headers = {"x-kvobj-namespace": "parted", "x-kvobj-parent": parent, "x-kvobj-part": part}
+async def put_part(kv: KvDriver, key: str, part: str, data: bytes) -> Answer:
+    headers = {"x-kvobj-namespace": "parted", "x-kvobj-parent": "root", "x-kvobj-part": part}
     return await kv.driver.request("PUT", f"/cache/{key}", body=data, headers=headers)
 
 
@@ -132,22 +132,6 @@ async def test_a_delete_gives_up_the_parts_of_a_chunk_that_is_not_whole(kv: KvDr
     assert (await kv.node.dram.usage()).blobs == 0
     # The next writers begin anew, and may cut the chunk otherwise.
     assert (await put_part(kv, key, "3/4", payload(b"3", CHUNK_BYTES // 4))).headers["x-kvobj-parts"] == "1/4"
-
-
-async def test_a_delete_gives_up_the_parts_of_chunks_that_would_follow(kv: KvDriver) -> None:
-    await kv.declare("parted", part_axis="layer")
-    first, second, third, other = (bytes([number]).hex() * 32 for number in range(1, 5))
-    half = payload(b"0", CHUNK_BYTES // 2)
-    for part in ("0/2", "1/2"):
-        await put_part(kv, first, part, half)
-        await put_part(kv, second, part, half, parent=first)
-    await put_part(kv, third, "0/2", half, parent=second)
-    await put_part(kv, other, "0/2", half)
-    assert (await kv.driver.request("DELETE", f"/cache/{first}")).status == 204
-    uploads = await kv.node.catalog.list_uploads("cache", groups=True)
-    assert [upload.key for upload in uploads.rows] == [other], "what follows on nothing that went stays"
-    await reaped(kv)
-    assert (await kv.node.dram.usage()).blobs == 1
 
 
 async def test_a_bucket_with_nothing_but_parts_can_be_removed(kv: KvDriver) -> None:

@@ -548,7 +548,8 @@ class LeaseMachine(RuleBasedStateMachine):
             if marks:
                 self.condemn(data, marks, 0)
             operations = makes()
-            late, writer_first = data.draw(LATE), data.draw(st.booleans())
+            late = data.draw(LATE)
+            writer_first = data.draw(st.booleans())
         finally:
             self.hot = []
         self.race(operations, rounds[: len(operations)], late=late, writer_first=writer_first)
