@@ -541,7 +541,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A race for few keys, among them now and then one that was hidden; some may be condemned before."""
         one, other = self.a_live_key(data), self.a_live_key(data)
         hidden = [key for key in PARENTS if (row := self.reference.top(key)) is not None and row.hidden]
-        if hidden and data.draw(st.booleans()):
+        if bool(hidden) and data.draw(st.booleans()):
             other = data.draw(st.sampled_from(hidden))
         self.hot = list(dict.fromkeys([*path_to(one)[-2:], other]))
         try:
