@@ -16,7 +16,7 @@ from kvobj.api.chunk_headers import ChunkHeaders, parse_chunk_headers, refuse_ch
 from kvobj.api.exchange import Exchange
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow, UploadRow
+from kvobj.catalog.rows import BucketKind, ObjectRow, UploadRow
 from kvobj.errors import (
     AccessDeniedError,
     ImmutableChunkError,
@@ -132,11 +132,10 @@ class ChunkAccess:
         raise AccessDeniedError("not the bucket's owner", bucket=self.bucket.name, user_id=self._user_id)
 
 
-def open_bucket(
+async def open_bucket(
     exchange: Exchange,
-    bucket: BucketRow | None,
-    name: str,
     catalog: Catalog,
+    name: str,
     *,
     action: Action,
     key: str = "",
@@ -148,7 +147,7 @@ def open_bucket(
     be known for that (`ROW_ACTIONS`): then `check_read` says so. In a KV bucket who signs nothing is denied, others are told what
     they are granted by the methods.
     """
-    rights = exchange.access(bucket, name, is_source=is_source)
+    rights = exchange.access(await catalog.bucket(name), name, is_source=is_source)
     if rights.bucket.kind is BucketKind.KV:
         if exchange.authentication.is_anonymous:
             raise AccessDeniedError("chunks are for users", bucket=name)

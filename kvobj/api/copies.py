@@ -40,11 +40,10 @@ class ObjectCopies:
             raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         fields = exchange.fields
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.PUT_OBJECT,
             key=operation.key,
         )
@@ -110,11 +109,10 @@ class ObjectCopies:
         if exchange.authentication.is_anonymous:
             raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.PUT_OBJECT,
             key=operation.key,
         )
@@ -144,9 +142,7 @@ class ObjectCopies:
     async def _source(self, exchange: Exchange, bucket: str, key: str) -> tuple[BucketAccess, ObjectRow]:
         """The source's row, and the caller's rights in its bucket."""
         catalog = self._store.catalog
-        access = open_bucket(
-            exchange, await catalog.bucket(bucket), bucket, catalog, action=Action.GET_OBJECT, key=key, is_source=True
-        )
+        access = await open_bucket(exchange, catalog, bucket, action=Action.GET_OBJECT, key=key, is_source=True)
         (found,) = await catalog.lookup(bucket, [key])
         row = await access.check_read(found, key)
         if access.bucket.kind is BucketKind.KV:

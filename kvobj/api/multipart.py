@@ -65,11 +65,10 @@ class MultipartUploads:
         if exchange.authentication.is_anonymous:
             raise S3Error("AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate.")
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.PUT_OBJECT,
             key=operation.key,
         )
@@ -232,11 +231,10 @@ class MultipartUploads:
         self, exchange: Exchange, operation: UploadOperation, action: Action
     ) -> tuple[ChunkAccess, UploadRow | None]:
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=action,
             key=operation.key,
         )

@@ -37,11 +37,10 @@ class ObjectReads:
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.GET_OBJECT,
             key=operation.key,
         )

@@ -39,11 +39,10 @@ class ObjectWrites:
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
         """Store the body as the object. A KV bucket's live chunk stands: 200 with x-kvobj-existed, or 409."""
         catalog, fields = self._store.catalog, exchange.fields
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.PUT_OBJECT,
             key=operation.key,
         )
@@ -136,11 +135,10 @@ class ObjectWrites:
     async def upload_part(self, exchange: Exchange, operation: UploadPart) -> Reply:
         """Store the body as a part of an upload."""
         catalog = self._store.catalog
-        access = open_bucket(
+        access = await open_bucket(
             exchange,
-            await catalog.bucket(operation.bucket),
-            operation.bucket,
             catalog,
+            operation.bucket,
             action=Action.PUT_OBJECT,
             key=operation.key,
         )

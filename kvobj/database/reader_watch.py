@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvobj.background import BackgroundWorker
 from kvobj.clock import Clock
 from kvobj.database.environment import Environment, translated
 from kvobj.errors import KvobjError
@@ -47,28 +48,19 @@ class _Watched:
             self.environment.held_at_page = self.environment.lmdb.info()["last_pgno"]
 
 
-class ReaderWatch:
+class ReaderWatch(BackgroundWorker):
     """See the module's text. One worker, event-loop-only; a look costs some 20 µs. It must be closed before the database."""
 
+    worker_name = "database-readers"
+
     def __init__(self, environments: Iterable[Environment], *, clock: Clock, log: logging.Logger) -> None:
+        super().__init__()
         self._watched = [_Watched(environment) for environment in environments]
         self._clock = clock
         self._log = log
         self._told: set[_Reader] = set()
-        self._task: asyncio.Task[None] | None = None
         self.dead_readers = 0
         """Slots of dead processes that were freed since the start."""
-
-    def start(self) -> None:
-        """Begin to look in the background."""
-        self._task = asyncio.create_task(self._run(), name="database-readers")
-
-    async def aclose(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
 
     async def _run(self) -> None:
         while True:

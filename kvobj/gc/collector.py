@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, ChunkName, Durability, ObjectRow
 from kvobj.clock import Clock, boot_ms
@@ -67,13 +68,15 @@ class CollectorCounts:
     refused: int = 0
 
 
-class Collector:
+class Collector(BackgroundWorker):
     """See the module's text. `refused` gives (bucket, key, bytes) of the chunks that policy keeps from the home tier. `name_blob`
     is told the policy's names of a blob's chunk and of its parent, `is_cached` answers whether memory holds a blob.
 
     Hooks: `written` and `removed` tell what lies at home; `touched`, `request` and `hold` what is used; `admits`, `remove_now`
     and `make_room` are asked by writers. Event-loop-only.
     """
+
+    worker_name = "collector"
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Collector:
         name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
         is_cached: Callable[[BlobId], bool] = lambda _: False,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._home = home
         self._reaper = reaper
@@ -110,7 +114,6 @@ class Collector:
         self._making_room = asyncio.Lock()
         self._collecting = asyncio.Lock()
         self._wanted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self.counts = CollectorCounts()
 
     # -- what lies at home, and what is used -----------------------------------------------------------------------
@@ -264,17 +267,6 @@ class Collector:
         return int(excess + (1 - LOW_SHARE) * limit) if excess > 0 else 0
 
     # -- the background --------------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Begin to collect in the background."""
-        self._task = asyncio.create_task(self._run(), name="collector")
-
-    async def aclose(self) -> None:
-        """Stop. Marks are forgotten, which is safe."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
     def wake(self) -> None:
         """Something may have become free: look soon."""
         self._wanted.set()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.clock import Clock, boot_ms
 from kvobj.errors import KvobjError
@@ -15,29 +16,20 @@ INTERVAL_SECONDS: Final = 1.0
 STEP_SESSIONS: Final = 1000
 
 
-class Expiry:
+class Expiry(BackgroundWorker):
     """One worker. `on_freed` is called when pins have gone or quiet time has ended: something may be claimable now.
     Event-loop-only."""
 
+    worker_name = "lease-expiry"
+
     def __init__(self, *, catalog: Catalog, clock: Clock, on_freed: Callable[[], None], log: logging.Logger) -> None:
+        super().__init__()
         self._catalog = catalog
         self._clock = clock
         self._on_freed = on_freed
         self._log = log
         self._was_quiet = False
-        self._task: asyncio.Task[None] | None = None
         self.expired_sessions = 0
-
-    def start(self) -> None:
-        """Begin to work in the background."""
-        self._task = asyncio.create_task(self._run(), name="lease-expiry")
-
-    async def aclose(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
 
     async def _run(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow, UploadRow, WriteCondition
 from kvobj.catalog.setting_rows import LifecycleRule
@@ -69,9 +70,11 @@ class LifecycleCounts:
     passes: int = 0
 
 
-class Lifecycle:
+class Lifecycle(BackgroundWorker):
     """See the module's text. `on_removed` is told of the rows that were hidden, and with none of them that blobs were queued.
     `day_seconds`: what a day of a rule is. One pass at a time. Event-loop-only."""
+
+    worker_name = "lifecycle"
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Lifecycle:
         on_removed: Callable[[Sequence[ObjectRow]], None],
         log: logging.Logger,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._clock = clock
         self._pace = pace
@@ -92,7 +96,6 @@ class Lifecycle:
         self._log = log
         self._position = LifecyclePosition()
         self._passing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
         self.counts = LifecycleCounts()
 
     def save(self) -> bytes:
@@ -105,17 +108,6 @@ class Lifecycle:
             self._position = msgspec.msgpack.decode(state, type=LifecyclePosition)
         except msgspec.DecodeError:
             self._log.warning("the position in the buckets' lifecycles cannot be read: they begin anew")
-
-    def start(self) -> None:
-        """Begin to work in the background."""
-        self._task = asyncio.create_task(self._run(), name="lifecycle")
-
-    async def aclose(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
 
     async def _run(self) -> None:
         while True:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
@@ -26,8 +27,10 @@ PACE_FACTOR: Final = 4
 _ANY_TIME_MS: Final = (1 << 63) - 1
 
 
-class Reaper:
+class Reaper(BackgroundWorker):
     """One worker over the catalog's delete queue. Event-loop-only."""
+
+    worker_name = "reaper"
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Reaper:
         log: logging.Logger,
         pace: Pace | None = None,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._tiers = tiers
         self._in_use = in_use
@@ -51,7 +55,6 @@ class Reaper:
         self._pace = pace
         self._kicked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
         self._waiting_since_ms: int | None = None
         self.reaped_blobs = 0
         self.failures = 0
@@ -66,17 +69,6 @@ class Reaper:
     def kick(self) -> None:
         """Something was removed: reap soon instead of at the next interval."""
         self._kicked.set()
-
-    def start(self) -> None:
-        """Begin to work in the background."""
-        self._task = asyncio.create_task(self._run(), name="reaper")
-
-    async def aclose(self) -> None:
-        """Stop after the step in progress."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
 
     async def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
@@ -49,8 +50,10 @@ class ScrubCounts:
     passes: int = 0
 
 
-class Scrub:
+class Scrub(BackgroundWorker):
     """See the module's text. One object at a time. Event-loop-only."""
+
+    worker_name = "scrub"
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Scrub:
         log: logging.Logger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._copies = copies
         self._lost = lost
@@ -71,7 +75,6 @@ class Scrub:
         self._log = log
         self._sleep = sleep
         self._position = ScrubPosition()
-        self._task: asyncio.Task[None] | None = None
         self.counts = ScrubCounts()
 
     def save(self) -> bytes:
@@ -88,14 +91,7 @@ class Scrub:
     def start(self) -> None:
         """Begin to scrub in the background; nothing where the rate is 0."""
         if self._bytes_per_second:
-            self._task = asyncio.create_task(self._run(), name="scrub")
-
-    async def aclose(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+            super().start()
 
     async def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind
 from kvobj.clock import Clock
@@ -43,8 +44,10 @@ class SweepReport:
     lost_rows: int = 0
 
 
-class Sweep:
+class Sweep(BackgroundWorker):
     """Runs at the start and then at every interval. Event-loop-only."""
+
+    worker_name = "sweep"
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Sweep:
         reconcile_interval_seconds: float = 6 * 3600.0,
         history_retention_seconds: float = 24 * 3600.0,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._tiers = tiers
         self._reaper = reaper
@@ -75,20 +79,8 @@ class Sweep:
         self._reconcile = reconcile
         self._reconcile_interval_seconds = reconcile_interval_seconds
         self._history_retention_seconds = history_retention_seconds
-        self._task: asyncio.Task[None] | None = None
         self.leftover_blobs = 0
         self.sweeps = 0
-
-    def start(self) -> None:
-        """Sweep now and then at every interval."""
-        self._task = asyncio.create_task(self._run(), name="sweep")
-
-    async def aclose(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
 
     async def _run(self) -> None:
         compare_at = self._clock.monotonic()

@@ -80,8 +80,7 @@ async def begin(exchange: Exchange, operation: KvOperation, store: ObjectStore, 
 
     Raises `NoSuchBucketError`, `AccessDeniedError` (an ordinary bucket of somebody else's) and `S3Error` InvalidRequest.
     """
-    bucket = await store.catalog.bucket(operation.bucket)
-    access = open_bucket(exchange, bucket, operation.bucket, store.catalog, action=Action.LIST_BUCKET)
+    access = await open_bucket(exchange, store.catalog, operation.bucket, action=Action.LIST_BUCKET)
     if access.bucket.kind is not BucketKind.KV:
         raise S3Error("InvalidRequest", "The KV API works on buckets of kind kv, and this one is ordinary.")
     caller = Caller(user_id=exchange.authentication.user.id, is_owner=access.is_owner)

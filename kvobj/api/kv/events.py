@@ -62,9 +62,7 @@ class Events:
         """Events with numbers above `after`, all that are there or also all to come. `x-kvobj-last-event` says how far the log had
         come: who wants only what is new starts there."""
         catalog = self._catalog
-        access = open_bucket(
-            exchange, await catalog.bucket(operation.bucket), operation.bucket, catalog, action=Action.LIST_BUCKET
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.LIST_BUCKET)
         if access.bucket.kind is not BucketKind.KV:
             raise S3Error("InvalidRequest", "The KV API works on buckets of kind kv, and this one is ordinary.")
         await access.check_granted_any()

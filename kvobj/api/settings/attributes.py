@@ -32,8 +32,7 @@ class ObjectAttributes:
     async def get(self, exchange: Exchange, operation: GetObjectAttributes) -> Reply:
         """The attributes that the header names. Needs the right to read the object, and that to read its attributes."""
         catalog, fields, key = self._store.catalog, exchange.fields, operation.key
-        bucket = await catalog.bucket(operation.bucket)
-        access = open_bucket(exchange, bucket, operation.bucket, catalog, action=Action.GET_OBJECT, key=key)
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.GET_OBJECT, key=key)
         (found,) = await catalog.lookup(operation.bucket, [key])
         row = await access.check_read(found, key)
         if access.bucket.kind is not BucketKind.KV:

@@ -85,12 +85,10 @@ class Tagging:
         self, exchange: Exchange, operation: ObjectOperation, action: Action, tags: dict[str, str] | None = None
     ) -> ObjectRow:
         catalog = self._store.catalog
-        bucket = await catalog.bucket(operation.bucket)
-        access = open_bucket(exchange, bucket, operation.bucket, catalog, action=action, key=operation.key)
+        access = await open_bucket(exchange, catalog, operation.bucket, action=action, key=operation.key)
         if access.bucket.kind is BucketKind.KV:
-            access.rights.require(
-                action
-            )  # grants of namespaces are about chunks, not about what their owner says of them
+            # Grants of namespaces are about chunks, not about what their owner says of them.
+            access.rights.require(action)
         (row,) = await catalog.lookup(operation.bucket, [operation.key])
         return access.rights.check_row(row, operation.key, action, tags=tags)
 
