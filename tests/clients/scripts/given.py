@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 MIB: Final = 1024 * 1024
 NAMES: Final = (
@@ -112,6 +112,11 @@ def fetch(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int
             return error.code, error.read()
 
 
-def report(*packages: str) -> None:
-    """The script's last word: all went well, with these versions."""
-    print(json.dumps({name: version(name) for name in packages}))  # noqa: T201 - the answer to the test
+def report(*packages: str) -> NoReturn:
+    """The script's last word: all went well, with these versions.
+
+    Ends the process at once: native threads of some clients abort an interpreter that winds itself up (seen once with deltalake's,
+    after all was done), which says nothing of the store.
+    """
+    print(json.dumps({name: version(name) for name in packages}), flush=True)  # noqa: T201 - the answer to the test
+    os._exit(0)
