@@ -40,13 +40,7 @@ class ObjectCopies:
             raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         fields = exchange.fields
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.PUT_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.PUT_OBJECT, key=operation.key)
         bucket = access.bucket
         place = await access.place(operation.key, fields)
         if place is not None and place.group is not None:
@@ -109,13 +103,7 @@ class ObjectCopies:
         if exchange.authentication.is_anonymous:
             raise S3Error("AccessDenied", "Anonymous users cannot copy objects. Please authenticate.")
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.PUT_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.PUT_OBJECT, key=operation.key)
         found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         upload = await access.check_upload(found, operation.upload_id)
         _, source = await self._source(exchange, operation.source_bucket, operation.source_key)

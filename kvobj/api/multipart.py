@@ -65,13 +65,7 @@ class MultipartUploads:
         if exchange.authentication.is_anonymous:
             raise S3Error("AccessDenied", "Anonymous users cannot initiate multipart uploads. Please authenticate.")
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.PUT_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.PUT_OBJECT, key=operation.key)
         bucket, fields = access.bucket, exchange.fields
         place = await access.place(operation.key, fields)
         if place is not None:
@@ -231,13 +225,7 @@ class MultipartUploads:
         self, exchange: Exchange, operation: UploadOperation, action: Action
     ) -> tuple[ChunkAccess, UploadRow | None]:
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=action,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=action, key=operation.key)
         return access, await catalog.upload(operation.bucket, operation.key, operation.upload_id)
 
 

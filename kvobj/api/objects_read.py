@@ -37,13 +37,7 @@ class ObjectReads:
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.GET_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.GET_OBJECT, key=operation.key)
         bucket = access.bucket
         if exchange.overrides and exchange.authentication.is_anonymous:
             check_no_overrides(exchange.overrides)

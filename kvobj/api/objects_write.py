@@ -39,13 +39,7 @@ class ObjectWrites:
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
         """Store the body as the object. A KV bucket's live chunk stands: 200 with x-kvobj-existed, or 409."""
         catalog, fields = self._store.catalog, exchange.fields
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.PUT_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.PUT_OBJECT, key=operation.key)
         bucket = access.bucket
         place = await access.place(operation.key, fields)
         if "x-amz-rdma-token" in fields and exchange.body.length == 0:
@@ -135,13 +129,7 @@ class ObjectWrites:
     async def upload_part(self, exchange: Exchange, operation: UploadPart) -> Reply:
         """Store the body as a part of an upload."""
         catalog = self._store.catalog
-        access = await open_bucket(
-            exchange,
-            catalog,
-            operation.bucket,
-            action=Action.PUT_OBJECT,
-            key=operation.key,
-        )
+        access = await open_bucket(exchange, catalog, operation.bucket, action=Action.PUT_OBJECT, key=operation.key)
         size_bytes = _checked_size(exchange)
         found = await catalog.upload(operation.bucket, operation.key, operation.upload_id)
         upload = await access.check_upload(found, operation.upload_id)
