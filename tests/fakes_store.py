@@ -349,7 +349,7 @@ class FakeStore:
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
 
-    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
+    async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:  # noqa: ARG002 - as the protocol has it
         return self.catalog.objects.get((bucket, key))
 
     async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:

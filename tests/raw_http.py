@@ -180,6 +180,11 @@ class RawConnection:
     ) -> None:
         self.close()
 
+    @property
+    def local_port(self) -> int:
+        """The client's own port."""
+        return int(self._socket.getsockname()[1])
+
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._socket.close()

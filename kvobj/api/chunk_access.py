@@ -55,10 +55,14 @@ class ChunkAccess:
         """The row, if there is one that the user may read. `NoSuchKeyError`, or `AccessDeniedError` for who is granted nothing."""
         if self.bucket.kind is not BucketKind.KV:
             return self.rights.check_row(row, key, action)
-        if row is not None and (self.is_owner or await self._level(row.namespace) is not None):
+        if row is not None and await self.may_read(row.namespace):
             return row
         await self.check_granted_any()
         raise NoSuchKeyError("no such key", bucket=self.bucket.name, key=key)
+
+    async def may_read(self, namespace: str) -> bool:
+        """Whether the user may read the chunks of this namespace of a KV bucket."""
+        return self.is_owner or await self._level(namespace) is not None
 
     async def check_shown(self, row: ObjectRow) -> None:
         """A live chunk stands in a write's way, or answers for it: raise `ImmutableChunkError`, which tells nothing of it, if it

@@ -23,9 +23,12 @@ PART_HEADER: Final = "x-kvobj-part"
 PARTS_HEADER: Final = "x-kvobj-parts"
 PIN_HEADER: Final = "x-kvobj-pin"
 ACCEPT_HEADER: Final = "x-kvobj-accept"
+SIZE_HEADER: Final = "x-kvobj-size-bytes"
+HINT_HEADER: Final = "x-kvobj-hint"
 PLACE_HEADERS: Final = frozenset({NAMESPACE_HEADER, PARENT_HEADER, TOKENS_HEADER, PART_HEADER})
 _TOKENS: Final = re.compile(r"[1-9]\d{0,9}\Z", re.ASCII).match
 _PART: Final = re.compile(r"(0|[1-9]\d{0,4})/([1-9]\d{0,4})\Z", re.ASCII).match
+_HINT: Final = re.compile(r"output-tokens=(\d{1,10})\Z", re.ASCII).match
 _PIN: Final = re.compile(r"[0-9a-f]{32}\Z", re.ASCII).match
 
 
@@ -80,16 +83,32 @@ def check_accepts_raw(fields: Mapping[str, str]) -> None:
         raise S3Error("InvalidRequest", "Chunks are sent raw.", ArgumentName=ACCEPT_HEADER)
 
 
+def parse_hint(fields: Mapping[str, str]) -> int | None:
+    """How many output tokens a writer expects of its request (`output-tokens=N`); None where it does not say. Raises `S3Error`
+    InvalidArgument."""
+    value = fields.get(HINT_HEADER)
+    if value is None:
+        return None
+    found = _HINT(value.strip())
+    if found is None:
+        raise S3Error("InvalidArgument", "A hint is output-tokens=N.", ArgumentName=HINT_HEADER)
+    return int(found[1])
+
+
 def chunk_headers(row: ObjectRow) -> list[Header]:
     """A chunk's place, as a PUT would name it. Nothing of a key that was put without one."""
+    return place_headers(row.namespace, parent_name(row), row.tokens)
+
+
+def place_headers(namespace: str, parent: str | None, tokens: int) -> list[Header]:
+    """The same of what is no row yet; `parent` as a client names it."""
     headers: list[Header] = []
-    if row.namespace not in ("", DEFAULT_NAMESPACE):
-        headers.append((NAMESPACE_HEADER, to_wire(row.namespace)))
-    parent = parent_name(row)
+    if namespace not in ("", DEFAULT_NAMESPACE):
+        headers.append((NAMESPACE_HEADER, to_wire(namespace)))
     if parent is not None and is_plain(parent):  # a batch may name what no header can carry
         headers.append((PARENT_HEADER, to_wire(parent)))
-    if row.tokens:
-        headers.append((TOKENS_HEADER, str(row.tokens)))
+    if tokens:
+        headers.append((TOKENS_HEADER, str(tokens)))
     return headers
 
 

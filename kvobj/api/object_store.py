@@ -20,6 +20,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.codec.checksums import Digester
+from kvobj.store.following import Followed
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
@@ -62,12 +63,25 @@ class Reader(BodyStream, Protocol):
         ...
 
 
+class Following(Protocol):
+    """What is still being uploaded."""
+
+    async def find(self, bucket: str, key: str) -> Followed | None:
+        """What somebody uploads under the key, to be read while it comes."""
+        ...
+
+
 class ObjectStore(Protocol):
     """One put, one get, one copy, one delete; names and listings come from `catalog`."""
 
     @property
     def catalog(self) -> Catalog:
         """The record of buckets, objects, uploads and users."""
+        ...
+
+    @property
+    def following(self) -> Following:
+        """Chunks on their way in."""
         ...
 
     async def start_put(self, request: PutRequest) -> Transfer:
@@ -88,8 +102,9 @@ class ObjectStore(Protocol):
         """The live chunk that a writer of the key meets; where there is none, the parent has to be live (`ParentNotFoundError`)."""
         ...
 
-    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
-        """A client asks for the chunk: it is live again if policy has condemned it, and held against policy for the grace time."""
+    async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:
+        """A client asks for the chunk: it is live again if policy has condemned it, and held against policy for the grace time.
+        `will_open`: the caller opens it next, and a store may do that then."""
         ...
 
     async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:

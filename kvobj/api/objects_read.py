@@ -10,10 +10,11 @@ from typing import Final
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import checksum_headers
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
-from kvobj.api.chunk_headers import check_accepts_raw, parse_pin
+from kvobj.api.chunk_headers import PIN_HEADER, check_accepts_raw, parse_pin
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
+from kvobj.api.following import FollowedReads
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import check_no_overrides, entity_headers, object_headers
 from kvobj.api.object_store import ObjectStore
@@ -33,6 +34,7 @@ class ObjectReads:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._followed = FollowedReads(store)
 
     async def get(self, exchange: Exchange, operation: GetObject) -> Reply:
         """The object, a range of it or a part of it; of a HEAD the same headers without bytes."""
@@ -43,15 +45,31 @@ class ObjectReads:
             check_no_overrides(exchange.overrides)
         if bucket.kind is BucketKind.KV:
             check_accepts_raw(exchange.fields)
-        elif operation.layers is not None or operation.part is not None:
-            raise S3Error("InvalidRequest", "Layers and parts by index are for buckets of kind kv.")
+        elif operation.layers is not None or operation.part is not None or operation.follow:
+            raise S3Error("InvalidRequest", "Layers, parts by index and follow are for buckets of kind kv.")
         if _CUSTOMER_KEY in exchange.fields:
             raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
+        if not operation.follow:
+            return await self._stored(exchange, operation, access)
+        # Twice: between the two looks what was on its way may have arrived.
+        for is_last in (False, True):
+            try:
+                return await self._stored(exchange, operation, access)
+            except NoSuchKeyError:
+                reply = None if PIN_HEADER in exchange.fields else await self._followed.get(exchange, operation, access)
+                if reply is not None:
+                    return reply
+                if is_last:
+                    raise
+        raise AssertionError("unreachable: the last look returns or raises")
+
+    async def _stored(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply:
+        """The reply to a read of what is there. `NoSuchKeyError`, `CorruptionError` where its bytes are lost."""
         for _ in range(READ_ATTEMPTS):
             reply = await self._read(exchange, operation, access)
             if reply is not None:
                 return reply
-        if bucket.kind is BucketKind.KV:
+        if access.bucket.kind is BucketKind.KV:
             # A chunk is a cache's content: lost bytes are a miss, and the engine computes them again.
             raise NoSuchKeyError("no such key", bucket=operation.bucket, key=operation.key)
         raise CorruptionError("no tier has the object's bytes", bucket=operation.bucket, key=operation.key)
@@ -100,7 +118,8 @@ class ObjectReads:
         if not access.is_owner:
             (seen,) = await store.catalog.lookup(bucket.name, [key])
             await access.check_read(seen, key)
-        return await access.check_read(await store.look_up(bucket.name, key), key)
+        will_open = not exchange.is_head
+        return await access.check_read(await store.look_up(bucket.name, key, will_open=will_open), key)
 
     @staticmethod
     def _headers(

@@ -12,10 +12,12 @@ from typing import Final
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import Announced, check_digests, check_trailers, checksum_headers, parse_announced
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
-from kvobj.api.chunk_headers import PARTS_HEADER
+from kvobj.api.chunk_headers import PARTS_HEADER, parse_hint
 from kvobj.api.conditions import parse_delete_condition, parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
+from kvobj.api.kv.matching import hint_level
+from kvobj.api.kv_store import ChunkStore
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
@@ -24,7 +26,7 @@ from kvobj.api.settings.new_object import acl_of_object, owner_of_object, tags_o
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionFailedError
 from kvobj.store.groups import check_same_part
-from kvobj.store.places import GroupPart, check_size
+from kvobj.store.places import ChunkPlace, GroupPart, check_size
 from kvobj.store.requests import PartTarget, PutRequest
 
 MAX_PUT_BYTES: Final = 5 * 1024**3
@@ -33,8 +35,10 @@ MAX_PUT_BYTES: Final = 5 * 1024**3
 class ObjectWrites:
     """Handlers of PutObject, UploadPart and DeleteObject."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, chunks: ChunkStore | None = None) -> None:
+        """`chunks` is told the hints of writers."""
         self._store = store
+        self._chunks = chunks
 
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
         """Store the body as the object. A KV bucket's live chunk stands: 200 with x-kvobj-existed, or 409."""
@@ -48,6 +52,7 @@ class ObjectWrites:
         size_bytes = _checked_size(exchange)
         if place is not None:
             check_size(place, size_bytes)
+            self._note_hint(exchange, operation, place)
         announced = parse_announced(fields, exchange.authentication)
         request = PutRequest(
             bucket=bucket,
@@ -89,6 +94,14 @@ class ObjectWrites:
         if not result.existed:
             headers += checksum_headers(checksums)
         return exchange.reply(200, headers)
+
+    def _note_hint(self, exchange: Exchange, operation: PutObject, place: ChunkPlace) -> None:
+        """Before the body, so that the policy knows what the chunk is of when it is stored; of a chunk in parts, once."""
+        tokens = parse_hint(exchange.fields)
+        if tokens is None or self._chunks is None or (place.group is not None and place.group.index):
+            return
+        is_partial = 0 < place.tokens < place.namespace.chunk_tokens
+        self._chunks.note_write(operation.bucket, operation.key, is_partial=is_partial, hint=hint_level(tokens))
 
     async def _put_chunk_part(
         self, exchange: Exchange, access: ChunkAccess, request: PutRequest, announced: Announced, group: GroupPart

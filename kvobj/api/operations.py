@@ -133,6 +133,17 @@ class PutChunks(KvOperation):
     """POST /bucket?mput."""
 
 
+class OpenSameHost(KvOperation):
+    """POST /bucket?same-host."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewSameHost(KvOperation):
+    """POST /bucket?same-host=ID."""
+
+    grant_id: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOperation(KvOperation):
     """An operation on a session; the subclasses say which."""
@@ -237,11 +248,13 @@ class ObjectOperation:
 
 @dataclass(frozen=True, slots=True)
 class GetObject(ObjectOperation):
-    """GET or HEAD /bucket/key. Of a chunk `layers` is a range of layers, both ends in it, and `part` one of its parts, from 0."""
+    """GET or HEAD /bucket/key. Of a chunk `layers` is a range of layers, both ends in it, and `part` one of its parts, from 0;
+    `follow`: also while it is still being uploaded."""
 
     part_number: int | None = None
     layers: tuple[int, int] | None = None
     part: int | None = None
+    follow: bool = False
 
 
 class PutObject(ObjectOperation):

@@ -71,7 +71,6 @@ _NOT_BUILT_BUCKET: Final = frozenset(
 )
 _NOT_BUILT_OBJECT: Final = frozenset(
     {
-        "follow",
         "legal-hold",
         "restore",
         "retention",
@@ -225,12 +224,17 @@ def _parse_object_read(method: str, target: Target) -> Operation:
         chosen = [name for name in ("partNumber", "layers", "part") if name in query]
         if len(chosen) > 1:
             raise S3Error("InvalidArgument", f"A read names one of {', '.join(chosen)}.")
-        if "partNumber" in query:
-            return GetObject(bucket, key, part_number_of(query))
-        if "layers" in query:
-            return GetObject(bucket, key, layers=_layers(query["layers"]))
-        if "part" in query:
-            return GetObject(bucket, key, part=_part_index(query))
+        if "follow" in query and "layers" not in chosen and chosen:
+            raise S3Error("InvalidArgument", f"follow does not go with {chosen[0]}.", ArgumentName="follow")
+        return GetObject(
+            bucket,
+            key,
+            part_number_of(query) if "partNumber" in query else None,
+            layers=_layers(query["layers"]) if "layers" in query else None,
+            part=_part_index(query) if "part" in query else None,
+            # A HEAD has nothing to follow: it is answered as any other.
+            follow=method == "GET" and "follow" in query,
+        )
     return GetObject(bucket, key)
 
 

@@ -33,8 +33,12 @@ _SALT: Final = secrets.token_bytes(32)
 in another. Names are never written down."""
 
 
+@lru_cache(maxsize=4096)
 def chunk_name(bucket: str, key: str) -> bytes:
-    """What policies call the chunk under this key in this process: 16 bytes, the same whatever blob it names."""
+    """What policies call the chunk under this key in this process: 16 bytes, the same whatever blob it names.
+
+    A read asks three times, so the last few thousand are remembered.
+    """
     return chunk_names(bucket, key_lanes(key))
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import Final, Protocol
 
 from kvobj.catalog.chunk_heads import MatchedChunk
-from kvobj.catalog.chunk_list import ChunkList
+from kvobj.catalog.chunk_list import ChunkList, KeyList
 from kvobj.catalog.chunk_records import ChunkRecords, EncodedChunks, encode_chunks
 from kvobj.catalog.lease_protocol import MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import SessionRow
@@ -291,13 +291,18 @@ class ChunkStore:
         return {tier: result.size_bytes}
 
     # -- many chunks at once -------------------------------------------------------------------------------------
+    def note_write(self, bucket: str, key: str, *, is_partial: bool, hint: int) -> None:
+        """See `api.kv_store.ChunkStore`."""
+        self._on_request(RequestTrace(bucket, KeyList([key]), is_partial, hint))
+
     async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
         """The live rows that the caller may read, as GETs of each would find them: rescued, and held against policy."""
         rows: list[ObjectRow | None] = []
         for start in range(0, len(chunks), LOOKUP_KEYS):
             keys = [chunks.key(index) for index in range(start, min(start + LOOKUP_KEYS, len(chunks)))]
             rows += await self._catalog.lookup(bucket.name, keys, rescue=caller.is_owner)
-            await asyncio.sleep(0)
+            if len(rows) < len(chunks):
+                await asyncio.sleep(0)
         if not caller.is_owner:
             rows = await self._readable(bucket, rows, caller)
         for row in rows:

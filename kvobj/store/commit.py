@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final
@@ -32,6 +32,11 @@ from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
+SEAL_DELAY_SECONDS: Final = 0.05
+"""How long digests that nobody waits for are put off: a burst of chunks is stored, and read, before their hashing takes the cores.
+Only while a quarter at most of what may be unhashed is, and as much of what may be dirty."""
+_SEALING_MAX: Final = 2
+"""Batches that are sealed at a time once writers will have to wait for it soon; until then one, and the cores are others'."""
 
 
 def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
@@ -82,10 +87,13 @@ class CommitStep:
         self._log = log
         self._follow_ups: dict[bytes, asyncio.Future[None]] = {}
         self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
-        self._sealing: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._delayed_bytes_max = min(unhashed_bytes_max, placement.dirty_bytes_max) // 4
+        self._sealing: set[asyncio.Task[None]] = set()
 
-    async def reserve(self, plain_sizes: list[int], *, codec: str = "raw") -> list[Pin]:
-        """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw.
+    async def reserve(self, plain_sizes: list[int], *, codec: str = "raw", bucket: str | None = None) -> list[Pin]:
+        """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw; in
+        the bucket's own regions where it has such.
 
         All in one reservation: half-served writers that wait for each other would never finish.
         """
@@ -93,10 +101,10 @@ class CommitStep:
         if codec != "raw":
             lengths.append(codec_named(codec).encode_bound(plain_sizes[0]))
         if len(lengths) == 1:
-            pin = self._arena.try_reserve(lengths[0])
+            pin = self._arena.try_reserve(lengths[0], bucket=bucket)
             if pin is not None:
                 return [pin]
-        return await self._arena.reserve_many(lengths, timeout_seconds=self._reserve_timeout_seconds)
+        return await self._arena.reserve_many(lengths, timeout_seconds=self._reserve_timeout_seconds, bucket=bucket)
 
     async def encode(self, blob: ReceivedBlob, bucket: BucketRow, into: Pin) -> ReceivedBlob:
         """See `Committer.encode`."""
@@ -173,10 +181,41 @@ class CommitStep:
 
     async def place(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> ObjectRow:
         """See `Committer.place`."""
-        request, place = transfer.request, transfer.request.place
         if transfer.held is not None:
             await self._place_held(transfer, want_digest=want_digest)
             self._give_back_dirty(transfer)  # the cache counts its bytes from here on
+        return self._row(transfer, checksums)
+
+    def place_together(self, transfers: Sequence[PutTransfer]) -> list[ObjectRow] | None:
+        """See `Committer.place_together`."""
+        blobs: list[ReceivedBlob] = []
+        for transfer in transfers:
+            blob = transfer.held
+            if blob is None or not transfer.hash_later or not self._may_defer(transfer):
+                return None
+            blobs.append(blob)
+        if self._unhashed_bytes + sum(blob.plain_bytes for blob in blobs) > self._unhashed_bytes_max:
+            return None
+        for transfer, blob in zip(transfers, blobs, strict=True):
+            transfer.written.append(blob.blob_id)
+        self._placement.hold_unsealed([(blob.blob_id, blob.frame) for blob in blobs])
+        for transfer, blob in zip(transfers, blobs, strict=True):
+            transfer.refs.append(blob.ref())
+            self._give_back_dirty(transfer)
+        return [self._row(transfer, ()) for transfer in transfers]
+
+    @staticmethod
+    def _may_defer(transfer: PutTransfer) -> bool:
+        """Whether the body's digest may follow its acknowledgement, but for how much of that there is already."""
+        return (
+            transfer.durability is Durability.MEMORY
+            and transfer.request.part is None
+            and transfer.request.bucket.codec == "raw"
+            and transfer.body_digester is None
+        )
+
+    def _row(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> ObjectRow:
+        request, place = transfer.request, transfer.request.place
         refs = tuple(transfer.refs)
         return ObjectRow(
             bucket=request.bucket.name,
@@ -202,6 +241,9 @@ class CommitStep:
     async def conclude(self, transfer: PutTransfer, outcome: CommitOutcome | None) -> None:
         """See `Committer.conclude`."""
         self._give_back_dirty(transfer)
+        if outcome is not None:
+            refs = transfer.refs
+            transfer.arrival.settle(outcome, refs[0].digest if len(refs) == 1 else None)
         if outcome is None or outcome.existed:
             return
         if transfer.durability is Durability.MEMORY and transfer.held is not None and not transfer.held.sealed:
@@ -240,11 +282,8 @@ class CommitStep:
         assert blob.hash is not None
         in_memory = transfer.durability is Durability.MEMORY
         may_defer = (
-            in_memory
-            and not want_digest
-            and transfer.request.part is None
-            and transfer.request.bucket.codec == "raw"
-            and transfer.body_digester is None
+            not want_digest
+            and self._may_defer(transfer)
             and self._unhashed_bytes + blob.plain_bytes <= self._unhashed_bytes_max
         )
         if not may_defer or blob.hash.finished:
@@ -262,10 +301,11 @@ class CommitStep:
 
     async def _encode_held(self, transfer: PutTransfer, plain: ReceivedBlob) -> ReceivedBlob:
         encoded = await transfer.encoded(plain)
+        transfer.arrival.end_bytes()
         plain.frame.release()
         transfer.held = encoded
         # The extent was reserved for the worst case: keep no more of the arena than the frame needs.
-        exact = self._arena.try_reserve(encoded.frame_bytes)
+        exact = self._arena.try_reserve(encoded.frame_bytes, bucket=transfer.request.bucket.name)
         if exact is not None:
             exact.view[: encoded.frame_bytes] = encoded.frame.view
             encoded.frame.release()
@@ -299,8 +339,13 @@ class CommitStep:
         if transfer.hash_later:
             self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
             self._unsealed.append((blob, row))
-            if self._sealing is None:
-                self._sealing = asyncio.create_task(self._seal_batches())
+            if self._unhashed_bytes > self._delayed_bytes_max:
+                self._hurry.set()
+            is_behind = self._unhashed_bytes > self._unhashed_bytes_max // 2
+            if len(self._sealing) < (_SEALING_MAX if is_behind else 1):
+                task = asyncio.create_task(self._seal_batches())
+                self._sealing.add(task)
+                task.add_done_callback(self._sealing.discard)
         else:
             self._follow_ups[bytes(blob.blob_id)] = asyncio.create_task(self._seal_hashed(blob, row))
 
@@ -313,12 +358,13 @@ class CommitStep:
             self._end_follow_up(blob, row)
 
     async def _seal_batches(self) -> None:
-        """Hash and seal what is waiting, many small bodies in one job."""
-        try:
-            while self._unsealed:
-                await self._seal_batch()
-        finally:
-            self._sealing = None
+        """Hash and seal what is waiting, many small bodies in one job: after a moment, unless somebody waits or it is much."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEAL_DELAY_SECONDS):
+                await self._hurry.wait()
+        while self._unsealed:
+            await self._seal_batch()
+        self._hurry.clear()
 
     async def _seal_batch(self) -> None:
         batch: list[tuple[ReceivedBlob, ObjectRow]] = []
@@ -358,6 +404,7 @@ class CommitStep:
         if pending is not None:
             if not wait:
                 return row
+            self._hurry.set()
             await asyncio.wait([pending])
         frame = await self._placement.cache.get(BlobId(blob.blob_id))
         if frame is not None:
@@ -374,4 +421,5 @@ class CommitStep:
     async def drain(self) -> None:
         """Wait until no digest is pending."""
         while self._follow_ups:
+            self._hurry.set()
             await asyncio.wait(list(self._follow_ups.values()))

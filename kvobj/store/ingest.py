@@ -7,7 +7,7 @@ anywhere before the commit frees every extent and deletes every blob that was wr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,7 +17,7 @@ from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset, seal_raw
 from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
-from kvobj.store.arriving import ArrivingKeys
+from kvobj.store.arriving import Arrival, ArrivingKeys
 from kvobj.store.hashing import BlobHash, HashPipeline
 from kvobj.store.placement import EarlyPut
 from kvobj.store.requests import PutRequest, PutResult
@@ -105,6 +105,10 @@ class Committer(Protocol):
         """Place what is not placed yet; the row that is to be committed."""
         ...
 
+    def place_together(self, transfers: Sequence[PutTransfer]) -> list[ObjectRow] | None:
+        """`place` of all at once, without their digests; None, and nothing is done, where one of them has to wait for anything."""
+        ...
+
     async def conclude(self, transfer: PutTransfer, outcome: CommitOutcome | None) -> None:
         """The row was committed, or (None) refused."""
         ...
@@ -131,6 +135,7 @@ class PutTransfer:
         encode_pin: Pin | None,
         dirty_reserved_bytes: int,
         hash_later: bool,
+        may_hash_later: bool,
         allocate: Callable[[], BlobId],
         arriving: ArrivingKeys,
     ) -> None:
@@ -141,10 +146,14 @@ class PutTransfer:
         self.mode = mode
         self.names = BlobNames(bucket=request.bucket.name, key=request.key)
         self.refs: list[BlobRef] = []
+        self.arrival = Arrival(request, sizes, self.refs)
+        if existing is not None:
+            self.arrival.end()  # a live chunk answers: nothing will come
         self.written: list[BlobId] = []
         self.held: ReceivedBlob | None = None
         self.dirty_reserved_bytes = dirty_reserved_bytes
         self.hash_later = hash_later
+        self._may_hash_later = may_hash_later
         self.committed = False
         self._committer = committer
         self._pipeline = pipeline
@@ -158,14 +167,14 @@ class PutTransfer:
 
     async def __aenter__(self) -> Self:
         """Nothing but to say that the key is being written: the room is reserved already."""
-        self._arriving.begin(self.names)
+        self._arriving.begin(self.names, self.arrival)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give back whatever the transfer still holds; undo it unless it was committed."""
-        self._arriving.end(self.names)
+        self._arriving.end(self.names, self.arrival)
         await self._end_writing()
         for early in self._early:
             early.abandon()
@@ -194,6 +203,52 @@ class PutTransfer:
         """Whether the body is one blob."""
         return len(self._sizes) == 1
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Plain sizes of the body's blobs, in order."""
+        return self._sizes
+
+    @property
+    def first_room(self) -> Pin:
+        """The extent of the first blob, before it is received."""
+        return self._pins[0]
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the whole body is there."""
+        return self._received
+
+    @property
+    def room(self) -> tuple[Pin | None, int]:
+        """The extent that the body goes to and its size, before it is received: for who fills it from elsewhere. No extent where
+        the body is several blobs, or nothing is to be received."""
+        return (self._pins[0], self._sizes[0]) if self.single and self._pins else (None, self.request.size_bytes)
+
+    def adopt_hash(self, digest: bytes, block_crcs: Sequence[int]) -> None:
+        """Take the hash of the blob that is being received, all of whose bytes are there, from who has computed it already. The
+        body's own digests are not fed."""
+        assert self.held is not None
+        assert self.held.hash is not None
+        self._pipeline.adopt(self.held.hash, digest, block_crcs)
+
+    def hash_elsewhere(self) -> tuple[HashPipeline, frozenset[str]]:
+        """Who fills the room hashes it, too, and tells the pipeline (`HashPipeline.adopt`). Before `receive`. The second: of which
+        algorithms the body's own digests have to be given (`adopt_digests`)."""
+        self.hash_later = False
+        self._pipeline.is_elsewhere = True
+        body = self._pipeline.body
+        return self._pipeline, frozenset() if body is None else body.algorithms
+
+    def hash_after(self) -> None:
+        """Hash the body after its acknowledgement, if its class and what was asked for let that be, whatever its size: for bytes
+        that come all at once, so that nothing could be hashed beside them. Before `receive`."""
+        self.hash_later = self._may_hash_later
+
+    def adopt_digests(self, digests: Mapping[str, bytes]) -> None:
+        """The body's own digests, computed elsewhere. Before the commit."""
+        if self._pipeline.body is not None:
+            self._pipeline.body = Digester.computed(digests)
+
     async def receive(self, source: ByteSource) -> None:
         """Receive the whole body. A body of several blobs is written down while it arrives, at most two blobs at a time."""
         last = len(self._sizes) - 1
@@ -203,6 +258,8 @@ class PutTransfer:
             blob.unseal()
             payload = blob.payload
             blob.hash = self._pipeline.begin(payload)
+            if self.single:
+                self.arrival.begin_bytes(blob.pin, payload)
             if plain_bytes:
                 await source.receive_into(payload, self._feeder(blob))
             if index == last and self.single:
@@ -218,8 +275,9 @@ class PutTransfer:
         self._received = True
 
     def _feeder(self, blob: ReceivedBlob) -> Callable[[int], None]:
+        arrival = self.arrival
         if self.hash_later:
-            return _leave_unhashed
+            return arrival.advance  # hashed after the acknowledgement
         pipeline, blob_hash = self._pipeline, blob.hash
         assert blob_hash is not None
         early = self._committer.begin_home(self, blob)
@@ -227,6 +285,7 @@ class PutTransfer:
 
             def feed(available_bytes: int) -> None:
                 pipeline.feed(blob_hash, available_bytes)
+                arrival.advance(available_bytes)
 
             return feed
         self._early.append(early)
@@ -235,6 +294,7 @@ class PutTransfer:
         def feed_and_write(available_bytes: int) -> None:
             pipeline.feed(blob_hash, available_bytes)
             early.advance(offset + available_bytes)
+            arrival.advance(available_bytes)
 
         return feed_and_write
 
@@ -252,6 +312,7 @@ class PutTransfer:
             self.written.append(blob.blob_id)
             await self._committer.write_home(encoded, self.names, keep_cached=False)
             self.refs.append(encoded.ref())
+            self.arrival.wake()
             if encoded is not blob:
                 self._encode_pin = encoded.pin
         finally:
@@ -307,6 +368,12 @@ class PutTransfer:
             raise IncompleteBodyError("the body has not been received")
         return await self._committer.place(self, checksums, want_digest=want_digest)
 
+    def place_together(self, transfers: Sequence[PutTransfer]) -> list[ObjectRow] | None:
+        """`place` of received ones, of which this is one, at once. None where one has to wait for anything: then `place` each."""
+        if not all(transfer.is_received for transfer in transfers):
+            return None
+        return self._committer.place_together(transfers)
+
     def hand_over(self) -> None:
         """From here on the catalog owns the blobs, whatever it answers (`Catalog.commit_chain`)."""
         self.committed = True
@@ -314,7 +381,3 @@ class PutTransfer:
     async def conclude(self, outcome: CommitOutcome | None) -> None:
         """The commit's outcome for the row of `place`; None: it was refused. Call it once, also where the commit raised."""
         await self._committer.conclude(self, outcome)
-
-
-def _leave_unhashed(_: int) -> None:
-    """Bytes arrive that are hashed after the acknowledgement."""

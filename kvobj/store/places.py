@@ -138,11 +138,16 @@ def _tokens(namespace: NamespaceRow, tokens: int | None) -> int:
 
 def parent_name(row: ObjectRow) -> str | None:
     """The parent as a client names it: `root`, an id, or a key without `NAME/`; None for a key without a parent."""
-    if row.parent == "":
+    return name_of_parent(row.parent, row.namespace)
+
+
+def name_of_parent(parent: str | None, namespace: str) -> str | None:
+    """`parent_name` of what is no row yet; `parent` as in `ObjectRow`."""
+    if parent == "":
         return ROOT_PARENT
-    if row.parent is None or row.namespace in ("", DEFAULT_NAMESPACE):
-        return row.parent
-    return row.parent.removeprefix(f"{row.namespace}/")
+    if parent is None or namespace in ("", DEFAULT_NAMESPACE):
+        return parent
+    return parent.removeprefix(f"{namespace}/")
 
 
 def expected_bytes(place: ChunkPlace) -> int | None:
@@ -179,6 +184,14 @@ def _part_bytes(place: ChunkPlace, group: GroupPart, whole: int) -> int:
     raise LayoutMismatchError(f"the chunk has not {group.count} parts along {axis}", differs=("part",))
 
 
+def part_sizes(place: ChunkPlace, count: int) -> list[int] | None:
+    """The sizes of a chunk's `count` parts in order; None where no layout says them."""
+    if place.namespace.chunk_bytes is None:
+        return None
+    whole = place.namespace.chunk_bytes * place.tokens // place.namespace.chunk_tokens
+    return [_part_bytes(place, GroupPart(index, count), whole) for index in range(count)]
+
+
 def layer_count(namespace: NamespaceRow) -> int:
     """How many layers the chunks of the namespace have; 0 where no layout says it."""
     return 0 if namespace.name == DEFAULT_NAMESPACE else _layout(namespace.declaration).layers
@@ -189,12 +202,19 @@ def layer_span(namespace: NamespaceRow, row: ObjectRow, first: int, last: int) -
 
     Raises `InvalidRequestError` where the layout does not put layers first, or has no such layers.
     """
+    return layer_span_of(namespace, row.size_bytes, first, last, in_parts=bool(row.parts))
+
+
+def layer_span_of(
+    namespace: NamespaceRow, size_bytes: int, first: int, last: int, *, in_parts: bool
+) -> tuple[int, int]:
+    """`layer_span` of a chunk of so many bytes, which lies, or comes, in parts or not."""
     layout = _layout(namespace.declaration) if namespace.name != DEFAULT_NAMESPACE else _Layout("opaque")
     if layout.kind == "opaque" or layout.order[:1] != ("layer",):
         raise InvalidRequestError("the chunk's layout does not put layers first")
-    if row.parts and namespace.part_axis not in (None, "layer"):
+    if in_parts and namespace.part_axis not in (None, "layer"):
         raise InvalidRequestError(f"the chunk lies in parts along {namespace.part_axis}, not by layers")
     if not 0 <= first <= last < layout.layers:
         raise InvalidRequestError(f"the chunk has layers 0 to {layout.layers - 1}")
-    layer_bytes = row.size_bytes // layout.layers
+    layer_bytes = size_bytes // layout.layers
     return first * layer_bytes, (last + 1) * layer_bytes

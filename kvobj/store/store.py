@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-from kvobj.arena import Pin
+from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BlobRef,
@@ -29,6 +29,7 @@ from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.errors import (
     CapacityError,
+    CorruptionError,
     ImmutableChunkError,
     InvalidRequestError,
     LayoutMismatchError,
@@ -41,6 +42,7 @@ from kvobj.errors import (
 from kvobj.ids import BlobId, BlobIdAllocator
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
+from kvobj.store.following import Following
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.hashing import HashPipeline
 from kvobj.store.ingest import PutTransfer
@@ -99,6 +101,14 @@ class Store:
             open_blobs=self._open_blobs,
             start_whole=self._start_whole,
             on_removed=on_removed,
+            on_whole=self.arriving.tell,
+        )
+        self.following = Following(
+            catalog=catalog,
+            arriving=self.arriving,
+            look_up=self.look_up,
+            open_row=self.open,
+            open_blobs=self._open_blobs,
         )
 
     # -- writes --------------------------------------------------------------------------------------------------
@@ -141,12 +151,15 @@ class Store:
         encode_pin: Pin | None = None
         if existing is None:
             try:
-                pins = await self._commit_step.reserve(sizes[:2], codec=request.bucket.codec)
+                pins = await self._commit_step.reserve(
+                    sizes[:2], codec=request.bucket.codec, bucket=request.bucket.name
+                )
             except BaseException:
                 self._placement.unreserve_dirty(dirty_bytes)
                 raise
             if request.bucket.codec != "raw":
                 encode_pin = pins.pop()
+        may_hash_later = dirty_bytes > 0 and request.part is None and not algorithms and request.bucket.codec == "raw"
         return PutTransfer(
             request,
             committer=self._commit_step,
@@ -158,13 +171,8 @@ class Store:
             pins=pins,
             encode_pin=encode_pin,
             dirty_reserved_bytes=dirty_bytes,
-            hash_later=(
-                dirty_bytes > 0
-                and request.part is None
-                and not algorithms
-                and request.bucket.codec == "raw"
-                and request.size_bytes <= HASH_LATER_BYTES_MAX
-            ),
+            hash_later=may_hash_later and request.size_bytes <= HASH_LATER_BYTES_MAX,
+            may_hash_later=may_hash_later,
             allocate=self._blob_ids.allocate,
             arriving=self.arriving,
         )
@@ -227,7 +235,7 @@ class Store:
         return frame_bytes
 
     # -- reads ---------------------------------------------------------------------------------------------------
-    async def look_up(self, bucket: str, key: str) -> ObjectRow | None:
+    async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:  # noqa: ARG002 - see `api.object_store`
         """A client asks for the chunk: it is live again if policy has condemned it, and held against policy for the grace time."""
         (row,) = await self.catalog.lookup(bucket, [key], rescue=True)
         if row is not None:
@@ -249,10 +257,29 @@ class Store:
         """
         reader = await self._open_blobs(row.blobs, start, stop)
         if reader is None:
-            await self._forget_if_lost(row)
+            await self.forget_if_lost(row)
             return None
         self._on_read(row)
         return reader
+
+    async def frame_of(self, row: ObjectRow) -> PinnedFrame | None:
+        """The whole frame of an object of one blob, every byte of it there, pinned for the caller; None as from `open`, as which it
+        counts. `BusyError`: no room to read it into."""
+        frame = await self._placement.read.get(BlobId(row.blobs[0].blob_id))
+        if frame is not None and frame.progress is not None:
+            try:
+                await frame.complete()
+            except (UnavailableError, CorruptionError):
+                frame.release()
+                frame = None
+            except BaseException:
+                frame.release()
+                raise
+        if frame is None:
+            await self.forget_if_lost(row)
+            return None
+        self._on_read(row)
+        return frame
 
     async def _open_blobs(self, blobs: Sequence[BlobRef], start: int, stop: int) -> ObjectReader | None:
         slices = slices_of(blobs, start, stop)
@@ -268,7 +295,7 @@ class Store:
             return None
         return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
 
-    async def _forget_if_lost(self, row: ObjectRow) -> None:
+    async def forget_if_lost(self, row: ObjectRow) -> None:
         """Drop a chunk's row if its bytes are gone for good, so that the next PUT of the chunk stores it again.
 
         A medium that merely fails loses nothing; rows of ordinary buckets stay, for an operator to see.
@@ -300,6 +327,9 @@ class Store:
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
         gone = [outcome.key for outcome in outcomes if not outcome.precondition_failed]
         await self._uploads.give_up_parts(bucket, gone)
+        if self.arriving.is_watched:
+            for key in gone:
+                self.arriving.tell(bucket, key)
         removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
         self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
         return outcomes
@@ -307,6 +337,7 @@ class Store:
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         """Forget an upload and its parts. `NoSuchUploadError`."""
         await self.catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+        self.arriving.tell(bucket, key)
         self._on_removed([])
 
     # -- compositions --------------------------------------------------------------------------------------------
@@ -364,7 +395,10 @@ class Store:
 
     async def start_group_part(self, request: PutRequest) -> GroupStart:
         """Begin to write one part of a chunk that arrives in parts (`request.place.group`). See `UploadEnds.start_part`."""
-        existing = await self._early_look(request)
+        try:
+            existing = await self._early_look(request)
+        except ParentNotFoundError:
+            existing = await self._uploads.live_or_coming(request.bucket.name, request.key, request.place)
         if existing is not None:
             return GroupStart(existing=existing)
         durability = self.durability_of(request.bucket, request.durability)

@@ -31,8 +31,10 @@ from kvobj.errors import (
     CapacityError,
     ImmutableChunkError,
     InvalidRequestError,
+    LayoutMismatchError,
     NoSuchNamespaceError,
     NoSuchUploadError,
+    ParentNotFoundError,
     UnavailableError,
 )
 from kvobj.store.commit import CommitStep, kv_etag
@@ -70,6 +72,7 @@ class UploadEnds:
         open_blobs: Callable[[Sequence[BlobRef], int, int], Awaitable[ObjectReader | None]],
         start_whole: Callable[[PutRequest, Durability], Awaitable[PutTransfer | None]],
         on_removed: Callable[[Sequence[ObjectRow]], None],
+        on_whole: Callable[[str, str, tuple[PartRow, ...]], None] = lambda *_: None,
     ) -> None:
         self._catalog = catalog
         self._commit_step = commit_step
@@ -78,6 +81,7 @@ class UploadEnds:
         self._open_blobs = open_blobs
         self._start_whole = start_whole
         self._on_removed = on_removed
+        self._on_whole = on_whole
 
     async def complete(
         self,
@@ -99,6 +103,21 @@ class UploadEnds:
             )
         return await self._commit(bucket, upload, chosen, condition=condition, checksums=checksums)
 
+    async def live_or_coming(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        """As `Store.live_chunk`, for the parts of a chunk: their parent may still be coming in parts itself. Only the commit asks
+        for a live one: so the layers of a whole chain are put one after the other, each of all its chunks."""
+        try:
+            return await self._live_chunk(bucket, key, place)
+        except ParentNotFoundError:
+            assert place is not None
+            assert place.parent
+            parent = await self._catalog.upload(bucket, place.parent, group_upload_id(bucket, place.parent))
+            if parent is None or parent.namespace != place.namespace.name:
+                raise
+            if parent.tokens < place.parent_tokens:
+                raise LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",)) from None
+            return None
+
     async def start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
         """The group's upload, begun if this is its first part. `LayoutMismatchError` where the writers do not agree."""
         place = request.place
@@ -112,7 +131,7 @@ class UploadEnds:
                 # An upload that another writer began a moment ago stands: it is looked up again.
                 await self._catalog.create_upload(group_upload(request, place, group, durability, self._clock.now_ms()))
                 upload = await self._catalog.upload(bucket, key, upload_id)
-            existing = await self._live_chunk(bucket, key, place)
+            existing = await self.live_or_coming(bucket, key, place)
             if existing is not None:
                 return GroupStart(existing=existing)
             if upload is None:
@@ -236,6 +255,7 @@ class UploadEnds:
         )
         self._on_removed([])
         if not outcome.existed:
+            self._on_whole(bucket.name, upload.key, tuple(parts))
             await self._commit_step.committed(outcome.row)
         return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
 
@@ -292,7 +312,10 @@ class UploadEnds:
                 finally:
                     await source.aclose()
                     await reader.aclose()
-                return await transfer.commit(checksums=checksums)
+                result = await transfer.commit(checksums=checksums)
+                if not result.existed:
+                    self._on_whole(bucket.name, upload.key, tuple(parts))
+                return result
         except (CapacityError, UnavailableError):
             # No room at home for a second copy, or another writer's join has won and its parts' blobs go already: the commit of the
             # parts' own blobs succeeds, or says which.

@@ -172,3 +172,79 @@ async def test_explain_sees_a_put_whose_body_is_on_its_way(kv: KvDriver) -> None
     assert unsent.status == 400
     explained = (await kv.match("default", ids=["other"], explain=True)).value["explain"]
     assert explained["reason"] == "never-stored"
+
+
+# -- parts under parts -------------------------------------------------------------------------------------------------
+
+
+async def put_child_part(kv: KvDriver, key: str, part: str, data: bytes, *, parent: str) -> Answer:
+    headers = {"x-kvobj-namespace": "parted", "x-kvobj-parent": parent, "x-kvobj-part": part}
+    return await kv.driver.request("PUT", f"/cache/{key}", body=data, headers=headers)
+
+
+async def test_the_layers_of_a_chain_are_put_one_after_the_other_each_of_all_its_chunks(kv: KvDriver) -> None:
+    namespace = await kv.declare("parted", part_axis="layer")
+    ids = namespace.ids(TOKENS)
+    half = CHUNK_BYTES // 2
+    for index in range(2):
+        parent = "root"
+        for number, chunk_id in enumerate(ids):
+            data = payload(chunk_id)[index * half : (index + 1) * half]
+            answer = await put_child_part(kv, chunk_id.hex(), f"{index}/2", data, parent=parent)
+            assert (answer.status, answer.headers["x-kvobj-parts"]) == (200, f"{index + 1}/2"), number
+            parent = chunk_id.hex()
+    assert (await kv.match("parted", ids=[each.hex() for each in ids])).value["matched"] == 3
+
+
+async def test_the_last_part_of_a_chunk_whose_parent_is_not_whole_is_refused_and_may_come_again(kv: KvDriver) -> None:
+    namespace = await kv.declare("parted", part_axis="layer")
+    parent, child = (each.hex() for each in namespace.ids(TOKENS)[:2])
+    half = payload(b"half", CHUNK_BYTES // 2)
+    await put_part(kv, parent, "0/2", half)
+    assert (await put_child_part(kv, child, "0/2", half, parent=parent)).status == 200
+    refused = await put_child_part(kv, child, "1/2", half, parent=parent)
+    assert (refused.status, refused.code) == (409, "ParentNotFound")
+    await put_part(kv, parent, "1/2", half)
+    again = await put_child_part(kv, child, "1/2", half, parent=parent)
+    assert (again.status, again.headers["x-kvobj-parts"]) == (200, "2/2")
+    assert (await kv.driver.get(f"/cache/{child}")).body == half + half
+
+
+async def test_a_parent_that_comes_in_another_namespace_or_is_partial_is_none(kv: KvDriver) -> None:
+    namespace = await kv.declare("parted", part_axis="layer")
+    await kv.declare("other", part_axis="layer")
+    parent, child, partial = (each.hex() for each in namespace.ids(TOKENS))
+    half = payload(b"half", CHUNK_BYTES // 2)
+    headers = {"x-kvobj-namespace": "other", "x-kvobj-parent": "root", "x-kvobj-part": "0/2"}
+    assert (await kv.driver.request("PUT", f"/cache/{parent}", body=half, headers=headers)).status == 200
+    refused = await put_child_part(kv, child, "0/2", half, parent=parent)
+    assert (refused.status, refused.code) == (409, "ParentNotFound")
+    headers = {"x-kvobj-namespace": "parted", "x-kvobj-parent": "root", "x-kvobj-part": "0/2", "x-kvobj-tokens": "4"}
+    short = payload(b"short", CHUNK_BYTES // 8)
+    assert (await kv.driver.request("PUT", f"/cache/{partial}", body=short, headers=headers)).status == 200
+    refused = await put_child_part(kv, child, "0/2", half, parent=partial)
+    assert (refused.status, refused.code) == (409, "LayoutMismatch")
+
+
+# -- hints -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_policy_is_told_what_a_writer_says_of_its_request(kv: KvDriver) -> None:
+    namespace = await kv.declare("llama")
+    (whole, partial, _) = namespace.ids(TOKENS)
+    await kv.put(whole.hex(), payload(whole), namespace="llama", parent="root", hint="output-tokens=512")
+    short = payload(partial, CHUNK_BYTES // 4)
+    await kv.put(partial.hex(), short, namespace="llama", parent=whole.hex(), tokens="4", hint="output-tokens=0")
+    told = [
+        ([trace.chunks.key(index) for index in range(len(trace.chunks))], trace.partial_last, trace.hint)
+        for trace in kv.requests
+    ]
+    assert told == [([whole.hex()], False, 4), ([partial.hex()], True, 0)]
+
+
+async def test_a_hint_that_is_none_is_refused_and_one_that_is_left_out_tells_nothing(kv: KvDriver) -> None:
+    for hint in ("", "512", "output-tokens=-1", "output-tokens=1 2", "output-tokens=" + "9" * 11):
+        refused = await kv.put("k", b"data", hint=hint)
+        assert (refused.status, refused.code) == (400, "InvalidArgument"), hint
+    assert (await kv.put("k", b"data")).status == 200
+    assert kv.requests == []

@@ -190,7 +190,6 @@ def test_a_copy_source_that_climbs_or_is_malformed_is_refused(source: str) -> No
         ("GET", "/bucket?inventory&id=1", "inventory"),
         ("POST", "/bucket", "POST object forms"),
         ("PUT", "/bucket/key?retention", "retention"),
-        ("GET", "/bucket/key?follow", "follow"),
     ],
 )
 def test_a_known_feature_that_is_not_built_is_refused_by_name(method: str, target: str, feature: str) -> None:
@@ -246,6 +245,8 @@ def test_a_header_of_a_feature_that_is_not_built_is_refused(header: str) -> None
         ("GET", "/bucket/key?layers=3", "InvalidArgument"),
         ("GET", "/bucket/key?part=10000", "InvalidArgument"),
         ("GET", "/bucket/key?part=1&layers=1-2", "InvalidArgument"),
+        ("GET", "/bucket/key?part=1&follow", "InvalidArgument"),
+        ("GET", "/bucket/key?partNumber=1&follow", "InvalidArgument"),
     ],
 )
 def test_a_wrong_parameter_is_refused(method: str, target: str, code: str) -> None:
@@ -266,6 +267,8 @@ SESSION = "0f" * 16
         ("POST", "/bucket?mget", ops.GetChunks("bucket")),
         ("POST", "/bucket?mput", ops.PutChunks("bucket")),
         ("POST", "/bucket?sessions", ops.OpenSession("bucket")),
+        ("POST", "/bucket?same-host", ops.OpenSameHost("bucket")),
+        ("POST", f"/bucket?same-host={'ab' * 16}", ops.RenewSameHost("bucket", b"\xab" * 16)),
         ("PUT", f"/bucket?sessions={SESSION}", ops.RenewSession("bucket", bytes.fromhex(SESSION))),
         ("DELETE", f"/bucket?sessions={SESSION}", ops.CloseSession("bucket", bytes.fromhex(SESSION))),
         ("PUT", "/bucket?namespace=n", ops.DeclareNamespace("bucket", "n")),
@@ -276,6 +279,9 @@ SESSION = "0f" * 16
         ("GET", "/bucket?events", ops.ReadEvents("bucket", None, follow=False)),
         ("GET", "/bucket?events&after=9&follow", ops.ReadEvents("bucket", 9, follow=True)),
         ("GET", "/bucket/key?layers=2-11", ops.GetObject("bucket", "key", layers=(2, 11))),
+        ("GET", "/bucket/key?follow", ops.GetObject("bucket", "key", follow=True)),
+        ("GET", "/bucket/key?follow&layers=0-1", ops.GetObject("bucket", "key", layers=(0, 1), follow=True)),
+        ("HEAD", "/bucket/key?follow", ops.GetObject("bucket", "key")),
         ("GET", "/bucket/key?part=0", ops.GetObject("bucket", "key", part=0)),
     ],
 )
