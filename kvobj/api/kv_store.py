@@ -73,6 +73,10 @@ class ChunkStore(Protocol):
         """
         ...
 
+    def note_write(self, bucket: str, key: str, *, is_partial: bool, hint: int) -> None:
+        """A writer says what its request is like: the policy is told of a request that names this chunk alone, soon after."""
+        ...
+
     async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
         """The live rows that the caller may read, as GETs of each would find them: rescued, and held against policy."""
         ...

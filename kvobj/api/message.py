@@ -83,6 +83,15 @@ class BodyStream(Protocol):
         ...
 
 
+class LedStream(BodyStream, Protocol):
+    """A body of unknown length whose views have a few bytes each in front of them that go out in the same chunk: one write, and
+    one wake of the client, less for each."""
+
+    def pieces(self) -> AsyncIterator[tuple[bytes, memoryview]]:
+        """What `views` has, as (bytes in front, view), either of which may be empty; valid as long as those of `views`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A whole answer. Content-Length, Date, Server and Connection are added by the HTTP layer.

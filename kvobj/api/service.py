@@ -38,6 +38,8 @@ from kvobj.api.objects_write import ObjectWrites
 from kvobj.api.query_headers import with_query_headers
 from kvobj.api.request import Target, parse_fields, parse_target
 from kvobj.api.routing import parse_operation
+from kvobj.api.same_host.calls import SameHostCalls
+from kvobj.api.same_host.rights import Granting, Levels
 from kvobj.api.settings.acls import Acls
 from kvobj.api.settings.attributes import ObjectAttributes
 from kvobj.api.settings.cors import CorsSettings
@@ -66,13 +68,16 @@ _KV_OPERATIONS: Final[tuple[type, ...]] = (
     ops.ReadEvents,
     ops.GetChunks,
     ops.PutChunks,
+    ops.OpenSameHost,
+    ops.RenewSameHost,
 )
 
 
 class S3Service:
     """`handle` is the entry (`message.Handler`). Event-loop-only; requests run concurrently.
 
-    `chunks` is behind the KV API, `read_events` behind its ?events; without them their calls are not implemented. `executor` runs
+    `chunks` is behind the KV API, `read_events` behind its ?events, `same_host` behind its ?same-host (where grants come from, and
+    who gets them); without them their calls are not implemented. `executor` runs
     hashes of large signed chunks. `upload_ids` draws the ids of multipart uploads.
     """
 
@@ -85,6 +90,7 @@ class S3Service:
         log: logging.Logger,
         chunks: ChunkStore | None = None,
         read_events: Callable[[Exchange, ops.ReadEvents], Awaitable[Reply]] | None = None,
+        same_host: tuple[Granting, Levels] | None = None,
         executor: Executor | None = None,
         upload_ids: Callable[[], str] = new_upload_id,
     ) -> None:
@@ -96,10 +102,13 @@ class S3Service:
         self._credentials = CredentialParser(settings.regions)
         self._verifier = SignatureVerifier(clock, explain=settings.explain_signatures)
         self._cross_origin = CrossOrigin(store.catalog)
-        self._handlers = _handlers(store, upload_ids) | _kv_handlers(store, chunks)
+        self._handlers = _handlers(store, chunks, upload_ids) | _kv_handlers(store, chunks)
         self._handlers[ops.Preflight] = self._cross_origin.preflight
         if read_events is not None:
             self._handlers[ops.ReadEvents] = read_events
+        if same_host is not None and chunks is not None:
+            calls = SameHostCalls(store, chunks, *same_host)
+            self._handlers |= {ops.OpenSameHost: calls.open, ops.RenewSameHost: calls.renew}
 
     async def handle(self, head: RequestHead, body: RequestBody) -> Reply:
         """Answer one request. Raises nothing but CancelledError."""
@@ -187,9 +196,9 @@ class S3Service:
         return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
 
 
-def _handlers(store: ObjectStore, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
+def _handlers(store: ObjectStore, chunks: ChunkStore | None, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
     """Which handler answers which operation: complete, or a request of that operation is a defect."""
-    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store)
+    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store, chunks)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
     uploads, tagging = MultipartUploads(store, new_upload_id=upload_ids), Tagging(store)
     acls, policies, cors, lifecycle = Acls(store), Policies(store), CorsSettings(store), LifecycleSettings(store)

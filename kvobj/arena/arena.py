@@ -62,7 +62,14 @@ class Arena:
         self._geometry = geometry
         self._huge_pages = huge_pages
         self._huge_pages_seen = False
-        self._room = Room(geometry.capacity_bytes, geometry.region_bytes, dedicated_buckets)
+        # Whoever was shown a region once may look at it still: it stays the bucket's, declared so or not.
+        lent_to = {bucket for number, bucket in geometry.dedicated.items() if number in geometry.lent}
+        self._room = Room(
+            geometry.capacity_bytes,
+            geometry.region_bytes,
+            dedicated_buckets | lent_to,
+            on_dedicated=lambda number: self._regions[number].wipe(),
+        )
         self._regions = [
             Region(directory / f"region-{number:04}", self._room.region_span(number)[1])
             for number in range(len(self._room.extents))
@@ -196,9 +203,12 @@ class Arena:
         for region in self._regions:
             if region.path.exists():
                 region.map(huge_pages=self._huge_pages)
+        lent = set(self._geometry.lent)
         for number, bucket in self._geometry.dedicated.items():
-            if bucket in dedicated_buckets and number < len(self._regions):
+            if (bucket in dedicated_buckets or number in lent) and number < len(self._regions):
                 self._room.owners[number] = bucket
+        self._room.lent.update(lent)
+        self._room.mark_used()
 
     # -- reserving -----------------------------------------------------------------------------------------------------
     def try_reserve(self, length: int, *, bucket: str | None = None) -> Pin | None:
@@ -254,6 +264,31 @@ class Arena:
             offsets = self._room.obstacles(length, lane, lambda offset: may_go(self._holds[offset].extent))
             found.extend(self._holds[offset].extent for offset in offsets)
         return found
+
+    def lane_of(self, region: int) -> str | None:
+        """The bucket that a region serves alone now; None: it is shared."""
+        return self._room.owners.get(region)
+
+    def region_file(self, region: int) -> tuple[Path, int]:
+        """The file behind a region, and its size: for who hands it to another process."""
+        found = self._regions[region]
+        return found.path, found.size_bytes
+
+    def shared_regions(self) -> list[int]:
+        """The regions that there are now and that serve all, in order: for who maps them before it has anything in them."""
+        owners = self._room.owners
+        return [
+            number for number, region in enumerate(self._regions) if region.room is not None and number not in owners
+        ]
+
+    def lend(self, region: int, bucket: str) -> None:
+        """Somebody outside, who may see this bucket alone, is about to be shown the whole region: it is the bucket's for good from
+        now on. ValueError where it is not the bucket's."""
+        if self._room.owners.get(region) != bucket:
+            raise ValueError(f"region {region} is not {bucket}'s alone")
+        if region not in self._room.lent:
+            self._room.lent.add(region)
+            self._note_owners()
 
     @property
     def is_waited_for(self) -> bool:
@@ -320,8 +355,13 @@ class Arena:
 
     def _note_owners(self) -> None:
         self._geometry = Geometry(
-            **{name: getattr(self._geometry, name) for name in Geometry.__struct_fields__ if name != "dedicated"},
+            **{
+                name: getattr(self._geometry, name)
+                for name in Geometry.__struct_fields__
+                if name not in ("dedicated", "lent")
+            },
             dedicated=dict(self._room.owners),
+            lent=sorted(self._room.lent),
         )
         if not self._stopping:
             write_geometry(self.directory, self._geometry)

@@ -17,7 +17,8 @@ FORMAT: Final = 1
 
 class Geometry(msgspec.Struct, frozen=True):
     """Identity and shape of an arena. `incarnation` counts the processes that opened it; `data_directory` is whose it is;
-    `dedicated` names the bucket that a region serves alone, so that a restart does not mix others' bytes into it."""
+    `dedicated` names the bucket that a region serves alone, so that a restart does not mix others' bytes into it; `lent` are those
+    of them that somebody outside of the process was shown."""
 
     format: int
     store_id: bytes
@@ -27,6 +28,7 @@ class Geometry(msgspec.Struct, frozen=True):
     incarnation: int = 1
     data_directory: str = ""
     dedicated: dict[int, str] = {}
+    lent: list[int] = []
 
     def same_shape(self, other: Geometry) -> bool:
         """Whether regions described by the one can be used as the other's."""

@@ -1,8 +1,9 @@
 """Which extents of all regions are taken, for whom, and what would have to go to make room for one more.
 
 Pure bookkeeping over one line of bytes, `region * region_bytes + offset`. Most room is shared; a region can serve one declared
-bucket alone, from when that bucket needs it until it is empty. Guarantees that no extent crosses regions or lies in a region
-of another bucket. Room exists only once `add` has given it (populated memory), or an adopted extent in it is freed.
+bucket alone, from when that bucket needs it until it is empty (for good, once it is lent). Guarantees that no extent crosses
+regions or lies in a region of another bucket. Room exists only once `add` has given it (populated memory), or an adopted extent
+in it is freed.
 """
 
 from __future__ import annotations
@@ -20,20 +21,31 @@ _LOOKED_AT_MOST: Final = 65536
 
 
 class Room:
-    """Extents by absolute offset. `dedicated_buckets` are those that get regions of their own; all others share."""
+    """Extents by absolute offset. `dedicated_buckets` are those that get regions of their own; all others share. `on_dedicated` is
+    told of a region that was used before it becomes a bucket's own."""
 
     __slots__ = (
         "_next_look",
+        "_on_dedicated",
         "_pools",
         "_shared",
+        "_used",
         "capacity_bytes",
         "extents",
+        "lent",
         "owners",
         "region_bytes",
         "usable_bytes",
     )
 
-    def __init__(self, capacity_bytes: int, region_bytes: int, dedicated_buckets: frozenset[str]) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        region_bytes: int,
+        dedicated_buckets: frozenset[str],
+        *,
+        on_dedicated: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self.region_bytes = region_bytes
         # What can be had at all: less than the capacity once a region could not be created.
@@ -43,6 +55,10 @@ class Room:
         self._shared = self._pool()
         self._pools = {bucket: self._pool() for bucket in dedicated_buckets}
         self._next_look = 0
+        self._on_dedicated = on_dedicated
+        self._used: set[int] = set()
+        # Regions that somebody outside was shown: they stay their bucket's, since they may be looked at for ever.
+        self.lent: set[int] = set()
 
     def _pool(self) -> ExtentAllocator:
         return ExtentAllocator(self.capacity_bytes, segment_bytes=self.region_bytes, empty=True)
@@ -96,7 +112,9 @@ class Room:
         if offset is None and lane is not None and self._dedicate_one(lane, length):
             offset = pool.allocate(length)
         if offset is not None:
-            self.extents[offset // self.region_bytes][offset] = pool.rounded(length)
+            region = offset // self.region_bytes
+            self.extents[region][offset] = pool.rounded(length)
+            self._used.add(region)
         return offset
 
     def free(self, offset: int) -> int:
@@ -119,6 +137,10 @@ class Room:
         self.extents[region][offset] = length
         self._pool_of(region).record(offset, length)
 
+    def mark_used(self) -> None:
+        """Nobody knows what was in any region before."""
+        self._used.update(range(len(self.extents)))
+
     def obstacles(self, length: int, lane: str | None, may_go: Callable[[int], bool]) -> list[int]:
         """Offsets of extents whose removal makes one gap for `length` in the lane: the fewest bytes found, none of which
         `may_go` refuses. Empty where there is no such place (or a gap is there already).
@@ -132,7 +154,11 @@ class Room:
         best = self._cheapest(own, length, may_go, whole=False)
         if best is None:
             # No region of the lane's own can give it: empty one of somebody else's, which then changes hands.
-            others = [region for region in range(len(self.extents)) if self.owners.get(region) != lane]
+            others = [
+                region
+                for region in range(len(self.extents))
+                if self.owners.get(region) != lane and region not in self.lent
+            ]
             best = self._cheapest(others, length, may_go, whole=True)
         return best or []
 
@@ -170,12 +196,14 @@ class Room:
                 self._shared.remove(start, room)
                 self.owners[region] = lane
                 self._pools[lane].add(start, room)
+                if region in self._used:
+                    self._on_dedicated(region)
                 return True
         return False
 
     def _undedicate_if_empty(self, region: int) -> None:
         owner = self.owners.get(region)
-        if owner is None or self.extents[region]:
+        if owner is None or self.extents[region] or region in self.lent:
             return
         start, room = self.region_span(region)
         pool = self._pools[owner]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +24,15 @@ from kvobj.config.settings import (
     EventSettings,
     GcSettings,
     LimitSettings,
+    ListenAddress,
+    LmSettings,
     LogSettings,
     Network,
     PolicySettings,
+    RegionsName,
     RootCredentials,
+    SameHostName,
+    SameHostSettings,
     SecuritySettings,
     ServerSettings,
     Settings,
@@ -74,13 +79,16 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
         gc=_read_gc(root.table("gc")),
         policy=_read_policy(root.table("policy")),
         events=_read_events(root.table("events")),
+        lm=_read_lm(root.table("lm")),
         security=_read_security(root.table("security"), environment),
+        same_host=_read_same_host(root.table("same_host")),
         limits=_read_limits(root.table("limits")),
         log=_read_log(root.table("log")),
         debug=_read_debug(root.table("debug")),
     )
     root.finish()
     _check_names_are_unique(settings, problems)
+    _check_owners(settings, problems)
     if settings.server.listen == settings.admin.listen and settings.admin.listen.port != 0:
         problems.append(f"admin.listen: is the same as server.listen ({settings.admin.listen})")
     if problems:
@@ -94,9 +102,7 @@ def _read_server(reader: TableReader) -> ServerSettings:
     key = reader.optional_text("tls_key")
     if (certificate is None) != (key is None):
         reader.report("tls_key" if key is None else "tls_certificate", "is missing: TLS needs certificate and key")
-    workers = reader.whole_number("workers", default.workers, low=1, high=1024)
-    if workers != 1:
-        reader.report("workers", "only 1 is available in this version")
+    workers = reader.whole_number("workers", default.workers, low=1, high=256)
     default_bucket = reader.optional_text("default_bucket")
     if default_bucket is not None and (problem := bucket_name_problem(default_bucket)):
         reader.report("default_bucket", problem)
@@ -149,8 +155,10 @@ def _read_bucket(reader: TableReader) -> BucketSettings:
     if durability == "shared":
         reader.report("durability", "shared needs a remote tier, which is not available in this version")
     codec: CodecName = reader.choice("codec", ("raw", "zp"), "raw")
+    regions: RegionsName = reader.choice("regions", ("shared", "own"), "shared")
+    owner = reader.text("owner", ROOT_USER_ID)
     reader.finish()
-    return BucketSettings(name=name, kind=kind, durability=durability, codec=codec)
+    return BucketSettings(name=name, kind=kind, durability=durability, codec=codec, regions=regions, owner=owner)
 
 
 def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSettings:
@@ -161,11 +169,13 @@ def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSetti
     if access_key and (problem := access_key_problem(access_key)):
         reader.report("access_key", problem)
     secret_key = _read_secret(reader, environment)
+    same_host: SameHostName = reader.choice("same_host", ("no", "all", "trusted"), "no")
     user = UserSettings(
         id=user_id,
         display_name=reader.text("display_name", user_id),
         access_key=access_key,
         secret_key=secret_key,
+        same_host=same_host,
     )
     reader.finish()
     return user
@@ -270,6 +280,36 @@ def _zmq_endpoint(reader: TableReader, key: str) -> str | None:
     return endpoint
 
 
+def _read_lm(reader: TableReader) -> LmSettings:
+    default = LmSettings()
+    settings = LmSettings(
+        listen=reader.address("listen", ListenAddress("127.0.0.1", 0)) if reader.has("listen") else None,
+        bucket=reader.optional_text("bucket") or default.bucket,
+        user=reader.text("user", default.user),
+        allow=_read_networks(reader, "allow") if reader.has("allow") else default.allow,
+        connections=reader.whole_number("connections", default.connections, low=1, high=100_000),
+    )
+    if settings.bucket and (problem := bucket_name_problem(settings.bucket)):
+        reader.report("bucket", problem)
+    if settings.listen is not None:
+        if not settings.bucket:
+            reader.report("bucket", "is missing: the KV bucket that LMCache's chunks are in")
+        # Who listens for others must say whom he means: nothing else keeps strangers out.
+        if not reader.has("allow") and not _is_loopback(settings.listen.host):
+            reader.report(
+                "allow", f"is missing: {settings.listen} is reached from elsewhere, and lm:// knows no credentials"
+            )
+    reader.finish()
+    return settings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _read_security(reader: TableReader, environment: Mapping[str, str]) -> SecuritySettings:
     variable = reader.optional_text("wrapping_key_env")
     reader.finish()
@@ -283,6 +323,20 @@ def _read_security(reader: TableReader, environment: Mapping[str, str]) -> Secur
     else:
         return SecuritySettings(bytes.fromhex(written))
     return SecuritySettings()
+
+
+def _read_same_host(reader: TableReader) -> SameHostSettings:
+    default = SameHostSettings()
+    socket = reader.optional_text("socket")
+    settings = SameHostSettings(
+        enabled=reader.flag("enabled", default=default.enabled),
+        socket=None if socket is None else Path(socket),
+        connections=reader.whole_number("connections", default.connections, low=1, high=100_000),
+        staging_bytes=reader.size_bytes("staging", default.staging_bytes, low=_MIB, high=_TIB),
+        staging_total_bytes=reader.size_bytes("staging_total", default.staging_total_bytes, low=_MIB, high=_TIB),
+    )
+    reader.finish()
+    return settings
 
 
 def _read_limits(reader: TableReader) -> LimitSettings:
@@ -326,6 +380,13 @@ def _read_debug(reader: TableReader) -> DebugSettings:
     )
     reader.finish()
     return settings
+
+
+def _check_owners(settings: Settings, problems: list[str]) -> None:
+    known = {ROOT_USER_ID, *(user.id for user in settings.users)}
+    for position, bucket in enumerate(settings.buckets):
+        if bucket.owner not in known:
+            problems.append(f"buckets[{position}].owner: {bucket.owner} is no user of this file")
 
 
 def _check_names_are_unique(settings: Settings, problems: list[str]) -> None:

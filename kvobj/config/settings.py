@@ -15,6 +15,8 @@ BucketKindName = Literal["ordinary", "kv"]
 DurabilityName = Literal["memory", "local", "shared"]
 CodecName = Literal["raw", "zp"]
 PolicyName = Literal["gipe", "lru"]
+RegionsName = Literal["shared", "own"]
+SameHostName = Literal["no", "all", "trusted"]
 LogLevelName = Literal["debug", "info", "warning", "error"]
 Network = IPv4Network | IPv6Network
 
@@ -63,22 +65,27 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """A bucket that a start makes if it is absent. An existing bucket of this name is left as it is."""
+    """A bucket that a start makes if it is absent. An existing bucket of this name is left as it is, but for `regions`: whether
+    its chunks lie in regions of the arena that are its alone."""
 
     name: str
     kind: BucketKindName = "ordinary"
     durability: DurabilityName = "local"
     codec: CodecName = "raw"
+    regions: RegionsName = "shared"
+    owner: str = "root"
 
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """A user that a start adds, or puts in place of the one with the same id. Not an administrator."""
+    """A user that a start adds, or puts in place of the one with the same id. Not an administrator. `same_host`: whether its
+    processes on this machine may map all of the arena, and write into it."""
 
     id: str
     display_name: str
     access_key: str
     secret_key: str = field(repr=False)
+    same_host: SameHostName = "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +172,36 @@ class EventSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LmSettings:
+    """LMCache's own protocol on one KV bucket, used as one user; off where `listen` is None. It knows no credentials: `allow` says
+    from where it may be reached."""
+
+    listen: ListenAddress | None = None
+    bucket: str = ""
+    user: str = "root"
+    allow: tuple[Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+    connections: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class SecuritySettings:
     """Keys that the environment gives. None: the wrapping key of namespace keys follows from the data directory's store key."""
 
     wrapping_key: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SameHostSettings:
+    """The path by shared memory for clients on this machine (docs/same-host.md). None for `socket`: `DATA/same-host.sock`.
+
+    `staging_bytes` is the largest staging room of one connection, `staging_total_bytes` what all may have together.
+    """
+
+    enabled: bool = True
+    socket: Path | None = None
+    connections: int = 256
+    staging_bytes: int = 256 * 2**20
+    staging_total_bytes: int = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +254,9 @@ class Settings:
     gc: GcSettings = field(default_factory=GcSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
     events: EventSettings = field(default_factory=EventSettings)
+    lm: LmSettings = field(default_factory=LmSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    same_host: SameHostSettings = field(default_factory=SameHostSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     log: LogSettings = field(default_factory=LogSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)

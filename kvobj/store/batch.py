@@ -7,7 +7,7 @@ until the commit, so a batch is as large as the store lets it be (`ByteGate`), c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -70,6 +70,7 @@ class ChunkBatch:
         self._items: list[BatchItem | int] = []
         self._transfers: list[PutTransfer] = []
         self._placing: list[asyncio.Task[ObjectRow]] = []
+        self._placed: list[ObjectRow] = []
         self._turns = asyncio.Semaphore(_PLACED_AT_ONCE)
         self._keys: set[str] = set()
 
@@ -99,18 +100,46 @@ class ChunkBatch:
 
         `digest`: what BLAKE3 of the bytes has to be. Errors as `Store.start_put` but for the parent's: the commit asks for it.
         """
+        transfer = await self.reserve(request)
+        if transfer is None:
+            await _pass_over(source, request.size_bytes)
+        else:
+            await self.fill(transfer, source, digest=digest)
+
+    async def reserve(self, request: PutRequest) -> PutTransfer | None:
+        """Room for the next chunk, for who brings its bytes later: `fill` it, in the order of the reservations, before the commit.
+        None where the chunk is stored already. Errors as `add`."""
         if request.key in self._keys or len(self._items) >= MAX_CHUNKS:
             raise InvalidRequestError(f"a batch has at most {MAX_CHUNKS} chunks, each once", limit=MAX_CHUNKS)
         self._keys.add(request.key)
         transfer = await self._stack.enter_async_context(await self._start(request))
         existing = transfer.existing
         if existing is not None:
-            await _pass_over(source, request.size_bytes)
             self._items.append(await self._existing(existing, request))
-            return
-        await transfer.receive(source)
+            return None
         self._items.append(len(self._transfers))
         self._transfers.append(transfer)
+        return transfer
+
+    async def fill(self, transfer: PutTransfer, source: ByteSource, *, digest: bytes | None = None) -> None:
+        """Receive a chunk that has room from the source. Otherwise as `add`."""
+        await transfer.receive(source)
+        await self._begin_placing(transfer, digest)
+
+    async def fill_together(self, filled: Sequence[tuple[PutTransfer, ByteSource, bytes | None]]) -> None:
+        """`fill` all that was reserved, in that order: what waits for nothing is placed in one step."""
+        for transfer, source, _ in filled:
+            await transfer.receive(source)
+        transfers = [transfer for transfer, _, _ in filled]
+        if transfers and all(digest is None for _, _, digest in filled):
+            rows = transfers[0].place_together(transfers)
+            if rows is not None:
+                self._placed += rows
+                return
+        for transfer, _, digest in filled:
+            await self._begin_placing(transfer, digest)
+
+    async def _begin_placing(self, transfer: PutTransfer, digest: bytes | None) -> None:
         await self._turns.acquire()
         task = asyncio.create_task(self._place(transfer, digest))
         task.add_done_callback(lambda _: self._turns.release())
@@ -145,20 +174,25 @@ class ChunkBatch:
     async def commit(self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0) -> list[BatchItem]:
         """Make the chunks visible in one step; what became of each, in the order they were added. See `Catalog.commit_chain`."""
         await self.placed()
-        rows = [task.result() for task in self._placing]
+        rows = self._placed + [task.result() for task in self._placing]
         outcomes: list[CommitOutcome | KvobjError] = []
         if rows:
             for transfer in self._transfers:
                 transfer.hand_over()
             try:
-                outcomes = await self._catalog.commit_chain(
-                    rows, quota=quota, parent_tokens=parent_tokens, now_ms=self._clock.now_ms()
-                )
+                outcomes = await self._commit_chain(rows, quota, parent_tokens)
             finally:
                 for index, transfer in enumerate(self._transfers):
                     outcome = outcomes[index] if outcomes else None
                     await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
         return [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
+
+    async def _commit_chain(
+        self, rows: Sequence[ObjectRow], quota: NamespaceQuota | None, parent_tokens: int
+    ) -> list[CommitOutcome | KvobjError]:
+        return await self._catalog.commit_chain(
+            rows, quota=quota, parent_tokens=parent_tokens, now_ms=self._clock.now_ms()
+        )
 
     async def _item(self, outcome: CommitOutcome | KvobjError) -> BatchItem:
         if isinstance(outcome, KvobjError):

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Final
 
 from blake3 import blake3
 
 from kvobj.codec.checksums import Digester, crc32c
-from kvobj.codec.frame import BLOCK_PLAIN_BYTES
+from kvobj.codec.frame import BLOCK_PLAIN_BYTES, block_count
+from kvobj.errors import InvalidRequestError
+from kvobj.ids import DIGEST_BYTES
 
 INLINE_BYTES: Final = 64 * 1024
 # A job is worth its hop from here on; it also bounds how far hashing trails a body that is still arriving.
@@ -66,6 +69,14 @@ class BlobHash:
                 self._crc = 0
             offset += len(piece)
 
+    def adopt(self, digest: bytes, block_crcs: Sequence[int]) -> None:
+        """Take over what somebody else has computed of the whole payload. `InvalidRequestError` for what no payload has."""
+        if len(digest) != DIGEST_BYTES or len(block_crcs) != block_count(len(self.payload)):
+            raise InvalidRequestError("not the hash of a blob of this size", size_bytes=len(self.payload))
+        self.hashed_bytes = len(self.payload)
+        self.block_crcs = list(block_crcs)
+        self.digest = digest
+
     @property
     def pending_bytes(self) -> int:
         """Bytes that have arrived and are not hashed yet."""
@@ -99,13 +110,15 @@ class BlobHash:
 class HashPipeline:
     """Hashes the blobs of one transfer in order. Event-loop-only but for the jobs it sends to `executor`."""
 
-    __slots__ = ("_blobs", "_executor", "_running", "body")
+    __slots__ = ("_blobs", "_executor", "_running", "body", "is_elsewhere")
 
     def __init__(self, executor: Executor, *, body: Digester | None) -> None:
         self._executor = executor
         self._blobs: deque[BlobHash] = deque()
         self._running = False
         self.body = body
+        self.is_elsewhere = False
+        """Whether who fills the bytes hashes them, too: what is fed is only noted, until the hash is adopted."""
 
     def begin(self, payload: memoryview) -> BlobHash:
         """Start the next blob; its bytes are `payload`, to be filled from the front."""
@@ -116,9 +129,24 @@ class HashPipeline:
             self._blobs.append(blob)
         return blob
 
+    def adopt(self, blob: BlobHash, digest: bytes, block_crcs: Sequence[int]) -> None:
+        """Finish a blob that was begun and never fed with a hash from elsewhere."""
+        blob.adopt(digest, block_crcs)
+        if blob in self._blobs:
+            self._blobs.remove(blob)
+        blob.wake()
+
+    def hash_here(self, blob: BlobHash) -> None:
+        """Who was to hash a blob whose bytes are all there is gone: hash it after all."""
+        if not blob.finished:
+            self.is_elsewhere = False
+            self.feed(blob, len(blob.payload))
+
     def feed(self, blob: BlobHash, available_bytes: int) -> None:
         """Say that the first `available_bytes` of the blob have arrived."""
         blob.available_bytes = available_bytes
+        if self.is_elsewhere:
+            return
         if not self._running and (
             available_bytes - blob.hashed_bytes >= STEP_BYTES or available_bytes == len(blob.payload)
         ):

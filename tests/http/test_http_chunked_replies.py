@@ -87,6 +87,28 @@ async def test_a_chunk_is_whole_at_the_client_while_the_next_is_not_there_yet(si
         assert await read_chunk(peer) == b""
 
 
+class Led(Unmeasured):
+    """The same, each view but the second led by its number."""
+
+    async def pieces(self) -> AsyncIterator[tuple[bytes, memoryview]]:
+        index = 0
+        async for view in self.views():
+            yield b"" if index == 1 else b"<%d>" % index, view
+            index += 1
+
+
+async def test_what_leads_a_view_comes_in_its_chunk() -> None:
+    contents = [pattern(100), pattern(70_000, 2), pattern(3_000_000, 3), b""]
+    async with serving(answering(Led(contents))) as served:
+        peer = await served.connect()
+        await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await read_head(peer)
+        received = []
+        while chunk := await read_chunk(peer):
+            received.append(chunk)
+    assert received == [b"<0>" + contents[0], contents[1], b"<2>" + contents[2], b"<3>"]
+
+
 async def test_an_unmeasured_stream_that_fails_is_reset_and_never_ended() -> None:
     stream = Unmeasured([b"first", b"second"], fail_after=1)
     async with serving(answering(stream)) as served:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kvobj.config import (
     BucketSettings,
     EventSettings,
     ListenAddress,
+    LmSettings,
     PolicySettings,
     RootCredentials,
     Settings,
@@ -153,7 +155,7 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ("[[tiers]]", "tiers[0].kind: is missing"),
         ('tiers = "dram"', "tiers: must be tables, written [[tiers]], not the text 'dram'"),
         ('[catalog]\nkind="postgres"\ndsn_env="DSN"', "catalog.kind: postgres is not available in this version"),
-        ("[server]\nworkers=2", "server.workers: only 1 is available"),
+        ("[server]\nworkers=257", "server.workers: must be from 1 to 256"),
         ("[server]\nworkers=true", "server.workers: must be a whole number, not true or false"),
         ('[server]\ntls_key="x"', "server.tls_certificate: is missing"),
         ('[server]\ndata=""', "server.data: must not be empty"),
@@ -173,9 +175,23 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[[tiers]]\nkind="dram"\nhigh_watermark=1.5', "tiers[0].high_watermark: must be from 0.1 to 0.99"),
         ('[[tiers]]\nkind="dram"\nhigh_watermark="x"', "tiers[0].high_watermark: must be a number"),
         ("[limits]\nconnections=0", "limits.connections: must be from 1 to"),
+        ('[[buckets]]\nname="cache"\nowner="nobody"', "buckets[0].owner: nobody is no user of this file"),
+        ('[[buckets]]\nname="cache"\nregions="all"', "buckets[0].regions: must be one of shared, own"),
+        ('[[users]]\nid="u"\nsame_host="yes"', "users[0].same_host: must be one of no, all, trusted"),
+        ('[same_host]\nstaging="1 KiB"', "same_host.staging: must be from"),
+        ('[same_host]\nenabled="yes"', "same_host.enabled: must be true or false"),
         ('[log]\nlevel="loud"', "log.level: must be one of debug, info, warning, error"),
         ('[log]\nrequests="yes"', "log.requests: must be true or false"),
         ('server = "x"', "server: must be a table"),
+        ('[lm]\nlisten="127.0.0.1:65432"', "lm.bucket: is missing"),
+        ('[lm]\nbucket="UPPER"', "lm.bucket: must be 3 to 63"),
+        (
+            '[lm]\nlisten="0.0.0.0:65432"\nbucket="cache"',
+            "lm.allow: is missing: 0.0.0.0:65432 is reached from elsewhere",
+        ),
+        ('[lm]\nlisten="kv.example:65432"\nbucket="cache"', "lm.allow: is missing"),
+        ('[lm]\nallow=["10.0.0.1/8"]', "lm.allow[0]: must be a network such as"),
+        ("[lm]\nconnections=0", "lm.connections: must be from 1 to"),
     ],
 )
 def test_a_wrong_value_is_told_by_its_path(text: str, problem: str) -> None:
@@ -272,7 +288,7 @@ _toml_values = st.recursive(
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["server", "admin", "buckets", "users", "catalog", "tiers", "gc", "events", "limits", "log", "debug"]
+            ["server", "admin", "buckets", "users", "catalog", "tiers", "gc", "events", "lm", "limits", "log", "debug"]
         ),
         _toml_values,
     )
@@ -283,6 +299,18 @@ def test_any_document_is_settings_or_a_list_of_problems(document: dict[str, obje
     except ConfigurationError as error:
         outcome = error.problems
     assert isinstance(outcome, Settings) or (outcome and isinstance(outcome, list))
+
+
+def test_lmcaches_protocol_is_off_by_default_and_open_to_whom_it_names() -> None:
+    assert parse("").lm == LmSettings()
+    assert parse("").lm.listen is None
+    assert parse('[lm]\nlisten="localhost:1"\nbucket="cache"').lm.allow == LmSettings().allow
+    settings = parse('[lm]\nlisten="0.0.0.0:1"\nbucket="cache"\nallow=["10.0.0.0/8"]\nuser="main"').lm
+    assert (settings.listen, settings.user, settings.allow) == (
+        ListenAddress("0.0.0.0", 1),  # noqa: S104 - only read
+        "main",
+        (ip_network("10.0.0.0/8"),),
+    )
 
 
 def test_events_are_kept_for_a_day_and_published_nowhere_by_default() -> None:

@@ -159,3 +159,10 @@ async def test_others_run_while_a_long_list_of_misses_is_told() -> None:
     running.cancel()
     assert len(items) == 10_000
     assert turns > 100
+
+
+async def test_an_items_header_leads_the_first_of_its_bytes() -> None:
+    stream, _ = stream_of(Chunks(), 200_000, 200_000)
+    pieces = [(bool(lead), len(view)) async for lead, view in stream.pieces()]
+    await stream.aclose()
+    assert pieces == [(True, 100_000), (False, 100_000), (True, 100_000), (False, 100_000), (True, 0)]

@@ -7,7 +7,7 @@ connection: a client never takes half an object for a whole one. Head fields are
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -133,28 +133,38 @@ async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:
 
 
 async def _send_chunks(wire: Wire, head: bytes, stream: BodyStream) -> None:
-    """Transfer-Encoding: chunked (RFC 9112 §7.1), a chunk a view. The head does not wait for the first view, nor a chunk's end
-    for the next one: a stream of events may rest for long."""
-    views: AsyncIterator[memoryview] = stream.views()
+    """Transfer-Encoding: chunked (RFC 9112 §7.1), a chunk a view with what leads it. The head does not wait for the first view, nor
+    a chunk's end for the next one: a stream of events may rest for long."""
+    led: Callable[[], AsyncIterator[tuple[bytes, memoryview]]] | None = getattr(stream, "pieces", None)
+    pieces = _unled(stream) if led is None else led()
     wire.write(head)
     try:
-        async for view in views:
-            size = len(view)
+        async for lead, view in pieces:
+            size = len(lead) + len(view)
             if not size:
                 continue
             if size <= _JOINED_CHUNK_BYTES:
-                wire.write(b"%x\r\n%s\r\n" % (size, view))
+                wire.write(b"%x\r\n%s%s\r\n" % (size, lead, view))
                 await wire.flush()
             else:
-                await wire.send(b"%x\r\n" % size, view)
+                await wire.send(b"%x\r\n%s" % (size, lead), view)
                 wire.write(b"\r\n")
     finally:
-        await _close(views)
+        await _close(pieces)
     wire.write(b"0\r\n\r\n")
     await wire.flush()
 
 
-async def _close(views: AsyncIterator[memoryview]) -> None:
+async def _unled(stream: BodyStream) -> AsyncIterator[tuple[bytes, memoryview]]:
+    views: AsyncIterator[memoryview] = stream.views()
+    try:
+        async for view in views:
+            yield b"", view
+    finally:
+        await _close(views)
+
+
+async def _close(views: AsyncIterator[object]) -> None:
     # A generator left in the middle would otherwise be finalised by the garbage collector, after the stream is closed.
     close = getattr(views, "aclose", None)
     if close is not None:

@@ -30,6 +30,7 @@ LOOK_AHEAD: Final = 2
 """Chunks that are opened while one is sent: each pins a frame, and a cold one fills meanwhile."""
 _GATHERED_VIEW_BYTES: Final = 16 * 1024
 _GATHERED_BYTES: Final = 64 * 1024
+_NOTHING: Final = memoryview(b"")
 _ITEMS_A_TURN: Final = 64
 """Items after which others run, where neither a tier nor the client makes the stream wait."""
 
@@ -148,7 +149,7 @@ class BatchReads:
 
 
 class ChunkStream:
-    """Implements `message.BodyStream`: opens a few items ahead of the one that is sent, and ends with a count."""
+    """Implements `message.LedStream`: opens a few items ahead of the one that is sent, and ends with a count."""
 
     length = None
 
@@ -160,7 +161,16 @@ class ChunkStream:
         self._current: Reader | None = None
 
     async def views(self) -> AsyncIterator[memoryview]:
-        """See `BodyStream.views`. Headers, and payloads that are small, are gathered and sent together."""
+        """See `BodyStream.views`."""
+        async with aclosing(self.pieces()) as pieces:
+            async for lead, view in pieces:
+                if lead:
+                    yield memoryview(lead)
+                if len(view):
+                    yield view
+
+    async def pieces(self) -> AsyncGenerator[tuple[bytes, memoryview], None]:
+        """See `LedStream.pieces`. Headers, and payloads that are small, are gathered, and lead the next one that is not."""
         count = 0
         gathered = bytearray()
         while True:
@@ -170,23 +180,23 @@ class ChunkStream:
                 break
             span, opening = self._ahead.popleft()
             if opening is not None and not opening.done() and gathered:
-                yield memoryview(bytes(gathered))  # nobody knows how long the next one takes
+                yield bytes(gathered), _NOTHING  # nobody knows how long the next one takes
                 gathered.clear()
             count += 1
             reader = self._current = None if opening is None else await self._opened(span, opening)
             gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
             if reader is not None:
-                async with aclosing(_joined(gathered, reader)) as views:
-                    async for view in views:
-                        yield view
+                async with aclosing(_joined(gathered, reader)) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 self._current = None
                 await reader.aclose()
             if len(gathered) >= _GATHERED_BYTES // 2:
-                yield memoryview(bytes(gathered))
+                yield bytes(gathered), _NOTHING
                 gathered.clear()
             if count % _ITEMS_A_TURN == 0:
                 await asyncio.sleep(0)
-        yield memoryview(bytes(gathered) + framed({"end": True, "items": count}))
+        yield bytes(gathered) + framed({"end": True, "items": count}), _NOTHING
 
     async def _header(self, span: Span, *, is_there: bool) -> bytes:
         header: dict[str, object] = {"i": span.index, "layer": span.layer, "codec": "raw"}
@@ -230,17 +240,16 @@ class ChunkStream:
             self._release()
 
 
-async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[memoryview, None]:
-    """What was gathered, then the reader's views; small ones are gathered too, to be sent with what follows."""
+async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[tuple[bytes, memoryview], None]:
+    """The reader's views, the first of them led by what was gathered; small ones are gathered too, to be sent with what follows."""
     async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
         async for view in views:
             if len(view) <= _GATHERED_VIEW_BYTES and len(gathered) + len(view) <= _GATHERED_BYTES:
                 gathered += view
                 continue
-            if gathered:
-                yield memoryview(bytes(gathered))
-                gathered.clear()
-            yield view
+            lead = bytes(gathered)
+            gathered.clear()
+            yield lead, view
 
 
 def _whole(rows: Sequence[ObjectRow | None]) -> Iterator[Span]:

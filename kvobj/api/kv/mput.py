@@ -18,7 +18,7 @@ from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import PutChunks
-from kvobj.catalog.rows import Durability
+from kvobj.catalog.rows import BucketRow, Durability
 from kvobj.codec.checksums import Digester
 from kvobj.errors import AccessDeniedError, IncompleteBodyError, InvalidChunkIdError, InvalidRequestError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
@@ -29,7 +29,7 @@ from kvobj.store.places import DEFAULT_NAMESPACE, check_size, place_of
 from kvobj.store.requests import PutRequest
 
 _DIGESTED_INLINE_BYTES: Final = 64 * 1024
-_DIGEST_BYTES: Final = 32
+DIGEST_BYTES: Final = 32
 
 
 class BatchWrites:
@@ -82,9 +82,9 @@ class BatchWrites:
                     raise AccessDeniedError("the namespace may not be written", bucket=call.bucket.name)
             elif namespace.row.name != name:
                 raise InvalidRequestError("the chunks of a batch are of one namespace", position=count)
-            request = _request(call, namespace, header, durability)
-            if header.digest is not None and len(header.digest) != _DIGEST_BYTES:
-                raise InvalidRequestError(f"a digest has {_DIGEST_BYTES} bytes", position=count)
+            request = put_request(call.bucket, call.caller.user_id, namespace, header, durability)
+            if header.digest is not None and len(header.digest) != DIGEST_BYTES:
+                raise InvalidRequestError(f"a digest has {DIGEST_BYTES} bytes", position=count)
             await batch.add(request, stream, digest=header.digest)
             count += 1
 
@@ -124,7 +124,10 @@ class _Incoming:
             check_digests(self._announced, value, self._digester)
 
 
-def _request(call: Call, namespace: OpenNamespace, header: ItemHeader, durability: Durability | None) -> PutRequest:
+def put_request(
+    bucket: BucketRow, user_id: str, namespace: OpenNamespace, header: ItemHeader, durability: Durability | None
+) -> PutRequest:
+    """What one item of a batch asks to be stored. `InvalidChunkIdError`, `LayoutMismatchError`, and those of `place_of`."""
     row = namespace.row
     name, parent = _name(namespace, header.id), None
     if name is None:
@@ -135,10 +138,10 @@ def _request(call: Call, namespace: OpenNamespace, header: ItemHeader, durabilit
     place = place_of(row, key, parent=parent, tokens=header.tokens)
     check_size(place, header.size_bytes)
     return PutRequest(
-        bucket=call.bucket,
+        bucket=bucket,
         key=key,
         size_bytes=header.size_bytes,
-        owner=call.caller.user_id,
+        owner=user_id,
         durability=durability,
         place=place,
     )

@@ -15,11 +15,13 @@ from kvobj.api.operations import (
     KvOperation,
     ListNamespaces,
     MatchChunks,
+    OpenSameHost,
     OpenSession,
     PinChunks,
     PutChunks,
     ReadEvents,
     RemoveNamespace,
+    RenewSameHost,
     RenewSession,
 )
 from kvobj.api.parameters import limit_of, name_of
@@ -37,6 +39,11 @@ _CALLS: Final[dict[str, dict[str, _Parse]]] = {
     "pins": {"POST": lambda bucket, _: PinChunks(bucket)},
     "mget": {"POST": lambda bucket, _: GetChunks(bucket)},
     "mput": {"POST": lambda bucket, _: PutChunks(bucket)},
+    "same-host": {
+        "POST": lambda bucket, query: (
+            RenewSameHost(bucket, _session_id(query, "same-host")) if query["same-host"] else OpenSameHost(bucket)
+        )
+    },
     "sessions": {
         "POST": lambda bucket, _: OpenSession(bucket),
         "PUT": lambda bucket, query: RenewSession(bucket, _session_id(query)),
@@ -75,9 +82,9 @@ def parse_kv_call(method: str, target: Target) -> KvOperation:
     return parse(target.bucket, target.parameters)
 
 
-def _session_id(query: dict[str, str]) -> bytes:
+def _session_id(query: dict[str, str], name: str = "sessions") -> bytes:
     """A session's id. One that is none of this server's making names no session, and never reaches the catalog."""
-    value = query["sessions"]
+    value = query[name]
     if not _SESSION_ID(value):
         raise S3Error("NoSuchSession")
     return bytes.fromhex(value)

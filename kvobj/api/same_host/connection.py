@@ -1,0 +1,270 @@
+"""One connection of a same-host client: its token, its calls one after the other, and its end.
+
+Whatever the end is (the client closed, died, stalls past its lease, sent what is no message, lost its rights), the order is: the
+control page says that nothing of it holds any more, and only then pins and room are given back. Who checks the page after using
+memory has therefore used what it took it for. Room in the arena that a trusted writer may still be writing into, since it stalls
+and is not gone, is given back when its socket ends: the kernel ends that after the writer's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.api.kv.errors import error_value
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.same_host.message_socket import MessageSocket
+from kvobj.api.same_host.reads import ExtentReads
+from kvobj.api.same_host.rights import Grant, Grants
+from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
+from kvobj.arena import Arena, PinnedFrame
+from kvobj.catalog.rows import ObjectRow
+from kvobj.errors import AccessDeniedError, InvalidRequestError, KvobjError, UnavailableError
+from kvobj.same_host.descriptors import control_page
+from kvobj.same_host.messages import (
+    DESCRIPTORS_MAX,
+    REPLY_BYTES_MAX,
+    VERSION,
+    Abandon,
+    Commit,
+    Committed,
+    Failed,
+    Hello,
+    Open,
+    Region,
+    Regions,
+    Release,
+    Reply,
+    Request,
+    Reserve,
+    Reserved,
+    Stage,
+    Staged,
+    Welcome,
+    decode_request,
+    encode,
+)
+from kvobj.same_host.revocation import revoke
+from kvobj.store.extents import ExtentLedger, PinnedBudget, ReadsAndWrites
+
+HELLO_SECONDS: Final = 5.0
+AHEAD_REGIONS: Final = 4
+"""A trusted writer is shown so many at once, 1 GiB, before it is given room in any: a tenth of a second of its background."""
+_STALL_SECONDS: Final = 1.0
+"""A stop waits so long for a writer that stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What connections share."""
+
+    store: ReadsAndWrites
+    hot_frame: Callable[[ObjectRow], PinnedFrame | None]
+    reads: ExtentReads
+    chunks: ChunkStore
+    arena: Arena
+    grants: Grants
+    pinned: PinnedBudget
+    staging: StagingBudget
+    executor: Executor | None
+    reserve_seconds: float
+    log: logging.Logger
+
+
+class Connection:
+    """See the module's text. Event-loop-only; `run` is its life."""
+
+    def __init__(self, connection: socket.socket, parts: Parts, *, peer: tuple[int, int]) -> None:
+        self._parts = parts
+        self._peer = peer
+        self._task: asyncio.Task[None] | None = None
+        self._messages = MessageSocket(connection, on_end=self.end)
+        self._grant: Grant | None = None
+        self._ledger: ExtentLedger | None = None
+        self._writes: ExtentWrites | None = None
+        self._control = -1
+        self._page: mmap.mmap | None = None
+        self._regions: set[int] = set()
+        self._is_ending = False
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its lease has run out: it stalls, or its user may not go on."""
+        return self._grant is not None and self._parts.grants.is_over(self._grant)
+
+    def start(self, on_ended: Callable[[Connection], None]) -> None:
+        """Serve it in a task of its own; `on_ended` is called when nothing of it is left."""
+        self._task = asyncio.create_task(self._run(), name="same-host connection")
+        self._task.add_done_callback(lambda _: on_ended(self))
+
+    def end(self) -> None:
+        """Revoke what it holds, now, and let its task end. Idempotent."""
+        self._revoke()
+        if self._task is not None and not self._is_ending:
+            self._is_ending = True
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        """End it, whatever its client does, and return when it has ended."""
+        self.end()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_STALL_SECONDS)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        log = self._parts.log
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                await self._greet()
+            while (raw := await self._messages.read()) is not None:
+                await self._serve(decode_request(raw))
+        except (InvalidRequestError, AccessDeniedError, UnavailableError, TimeoutError) as error:
+            log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error) or "no hello")
+        except asyncio.CancelledError:
+            return  # by `end`: what it was doing is undone below
+        except Exception:
+            log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
+        finally:
+            await self._close()
+
+    async def _greet(self) -> None:
+        raw = await self._messages.read()
+        if raw is None:
+            raise UnavailableError("gone before its hello")
+        request = decode_request(raw)
+        if not isinstance(request, Hello):
+            raise InvalidRequestError("the first message is a hello")
+        grant = self._parts.grants.claim(request.token)
+        if grant is None or request.version != VERSION:
+            error = AccessDeniedError("the token is not good, or no longer")
+            await self._send(_failed(error))
+            raise error
+        parts, rights = self._parts, grant.rights
+        self._grant = grant
+        self._ledger = ExtentLedger(
+            store=parts.store,
+            arena=parts.arena,
+            budget=parts.pinned,
+            lane=rights.lane,
+            reserve_seconds=parts.reserve_seconds,
+            hot_frame=parts.hot_frame,
+        )
+        self._writes = ExtentWrites(parts.chunks, parts.executor, parts.staging)
+        self._control, self._page = control_page()
+        if rights.is_trusted and rights.may_write:
+            # The first look at a page costs as much as a copy: it can be had before room is asked for.
+            await self._show(parts.arena.shared_regions()[:AHEAD_REGIONS])
+        await self._send(Welcome(VERSION), (self._control,))
+        parts.log.info(
+            "same-host connection bucket=%s user=%s pid=%d uid=%d", rights.bucket.name, rights.user_id, *self._peer
+        )
+
+    async def _serve(self, request: Request) -> None:
+        assert self._ledger is not None
+        assert self._writes is not None
+        if isinstance(request, Release):
+            self._ledger.release(request.handles)
+            return
+        if isinstance(request, Abandon):
+            await self._writes.abandon(request.batch)
+            return
+        descriptors: Sequence[int] = ()
+        try:
+            reply, descriptors = await self._answer(request, self._ledger, self._writes)
+        except KvobjError as error:
+            reply = _failed(error)
+        await self._send(reply, descriptors)
+
+    async def _answer(
+        self, request: Request, ledger: ExtentLedger, writes: ExtentWrites
+    ) -> tuple[Reply, Sequence[int]]:
+        assert self._grant is not None
+        rights = self._grant.rights
+        match request:
+            case Open():
+                opened = await self._parts.reads.open(request, rights, ledger)
+                await self._show([extent.region for extent in opened.extents if extent is not None])
+                return opened, ()
+            case Stage():
+                descriptor, size_bytes = writes.stage(request.size_bytes, rights)
+                return Staged(size_bytes), (descriptor,)
+            case Reserve():
+                batch, rooms = await writes.reserve(request, rights)
+                await self._show([room.region for room in rooms if room is not None])
+                return Reserved(batch, rooms), ()
+            case Commit():
+                return Committed(await writes.commit(request, rights)), ()
+            case _:
+                raise InvalidRequestError("not a call that is answered here")
+
+    async def _show(self, regions: Sequence[int]) -> None:
+        """Hand over the descriptors of regions that the client has not got yet."""
+        fresh = sorted(set(regions) - self._regions)
+        for start in range(0, len(fresh), DESCRIPTORS_MAX):
+            some = fresh[start : start + DESCRIPTORS_MAX]
+            await self._show_some(some)
+            self._regions.update(some)
+
+    async def _show_some(self, regions: Sequence[int]) -> None:
+        assert self._grant is not None
+        arena, rights = self._parts.arena, self._grant.rights
+        mode = os.O_RDWR if rights.is_trusted else os.O_RDONLY
+        descriptors: list[int] = []
+        told: list[Region] = []
+        try:
+            for number in regions:
+                if rights.lane is not None:
+                    arena.lend(number, rights.lane)
+                path, size_bytes = arena.region_file(number)
+                descriptors.append(os.open(path, mode | os.O_CLOEXEC))
+                told.append(Region(number, size_bytes))
+            await self._send(Regions(told), descriptors)
+        except OSError as error:
+            raise UnavailableError("a region cannot be handed over", reason=str(error)) from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    async def _send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
+        message = encode(reply)
+        if len(message) > REPLY_BYTES_MAX:
+            raise InvalidRequestError("the reply would be too long", size_bytes=len(message))
+        await self._messages.send(message, descriptors)
+
+    def _revoke(self) -> None:
+        if self._page is not None:
+            revoke(self._page)
+
+    async def _close(self) -> None:
+        self._is_ending = True
+        self._revoke()
+        if self._ledger is not None:
+            await self._ledger.aclose()
+        if self._writes is not None:
+            with suppress(KvobjError, asyncio.CancelledError):
+                if self._writes.has_reserved:
+                    await self._messages.wait_end()
+            with suppress(KvobjError):
+                await self._writes.aclose()
+        self._messages.close()
+        if self._grant is not None:
+            self._parts.grants.end(self._grant)
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+
+def _failed(error: KvobjError) -> Failed:
+    status, told = error_value(error)
+    detail = told["detail"]
+    assert isinstance(detail, dict)
+    return Failed(status, str(told["code"]), str(told["message"]), detail)

@@ -1,0 +1,110 @@
+"""A Unix stream socket on the event loop, message by message, with descriptors on the way out.
+
+Bounded: what a peer sends ahead of what is being served stays in the kernel once a message's worth has arrived here. A peer that
+reads no replies is given up after a while. Descriptors that a peer sends are closed by the kernel: nothing here asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvobj.errors import UnavailableError
+from kvobj.same_host.framing import Unframer, framed
+from kvobj.same_host.messages import REQUEST_BYTES_MAX
+
+SEND_SECONDS: Final = 10.0
+_READ_BYTES: Final = 64 * 1024
+
+
+class MessageSocket:
+    """Owns a connected socket. Event-loop-only; one task reads. `on_end` is called at once when the peer is gone, also while a
+    message is being served."""
+
+    def __init__(self, connection: socket.socket, *, on_end: Callable[[], None]) -> None:
+        connection.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        self._socket = connection
+        self._descriptor = connection.fileno()
+        self._on_end = on_end
+        self._unframer = Unframer(REQUEST_BYTES_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Future[None] | None = None
+        self._is_ended = False
+        self._is_reading = True
+        self._is_closed = False
+        self._loop.add_reader(self._descriptor, self._on_readable)
+
+    async def read(self) -> bytes | None:
+        """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has."""
+        while True:
+            message = self._unframer.take()
+            if message is not None or self._is_ended:
+                return message
+            if not self._is_reading and not self._is_closed:
+                self._is_reading = True
+                self._loop.add_reader(self._descriptor, self._on_readable)
+            self._arrived = self._loop.create_future()
+            await self._arrived
+
+    async def wait_end(self) -> None:
+        """Return once the peer has ended; what it says meanwhile is not heard."""
+        while await self.read() is not None:
+            continue
+
+    async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message; with its first byte go the descriptors, which stay the caller's. `UnavailableError` where the peer does
+        not read, or is gone."""
+        data = framed(message)
+        try:
+            if descriptors:
+                sent = socket.send_fds(self._socket, [data], list(descriptors))
+            else:
+                try:
+                    sent = self._socket.send(data)
+                except BlockingIOError:
+                    sent = 0
+            if sent < len(data):
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._loop.sock_sendall(self._socket, data[sent:])
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError("the same-host client does not read", reason=str(error)) from error
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_reading:
+            self._loop.remove_reader(self._descriptor)
+        self._socket.close()
+        self._end()
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            self._is_reading = False
+            self._end()
+            self._on_end()
+            return
+        self._unframer.feed(data)
+        if self._unframer.buffered_bytes > REQUEST_BYTES_MAX:
+            self._loop.remove_reader(self._descriptor)
+            self._is_reading = False
+        self._wake()
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and not arrived.done():
+            arrived.set_result(None)

@@ -1,0 +1,98 @@
+"""The Unix socket of the same-host path: it takes connections, looks after their leases, and ends them all at a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from kvobj.api.same_host.connection import Connection, Parts
+from kvobj.background import BackgroundWorker
+from kvobj.errors import UnavailableError
+from kvobj.same_host.descriptors import at_path, peer_of
+
+BACKLOG: Final = 128
+_LOOKS_A_LEASE: Final = 8
+_LOOK_SECONDS_MAX: Final = 1.0
+
+
+class SameHostServer(BackgroundWorker):
+    """See the module's text. `lease_seconds` sets how often leases are looked at; `connections_max` are open at most, and more are
+    closed at once: their clients use HTTP."""
+
+    worker_name = "same-host leases"
+
+    def __init__(
+        self, path: Path, parts: Parts, *, lease_seconds: float, connections_max: int, log: logging.Logger
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self._parts = parts
+        self._look_seconds = min(_LOOK_SECONDS_MAX, lease_seconds / _LOOKS_A_LEASE)
+        self._connections_max = connections_max
+        self._log = log
+        self._listener: socket.socket | None = None
+        self._connections: set[Connection] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def listen(self) -> None:
+        """Bind the socket, in place of one that an earlier process left, and take connections.
+
+        `UnavailableError` where that cannot be.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if self.path.exists() and stat.S_ISSOCK(self.path.stat().st_mode):
+                self.path.unlink()
+            at_path(self.path, listener.bind)
+            # Anybody may knock: the token decides.
+            self.path.chmod(0o666)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise UnavailableError(
+                "the same-host socket cannot be bound", path=str(self.path), reason=str(error)
+            ) from error
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self.start()
+
+    async def aclose(self) -> None:
+        """Take no more, revoke and end all. Idempotent."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+            self.path.unlink(missing_ok=True)
+        await super().aclose()
+        for connection in list(self._connections):
+            await connection.aclose()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # gone again, or no descriptors left: the others go on
+        os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - the standard library's own signature
+        if len(self._connections) >= self._connections_max:
+            connection.close()
+            return
+        served = Connection(connection, self._parts, peer=peer_of(connection))
+        self._connections.add(served)
+        served.start(self._connections.discard)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            for connection in [each for each in self._connections if each.is_overdue]:
+                self._log.warning("a same-host client has not renewed its lease: what it holds is revoked")
+                connection.end()

@@ -1,0 +1,276 @@
+"""`Stage`, `Reserve`, `Commit`, `Abandon`: chunks that come by shared memory, as ?mput stores them.
+
+From the staging room bytes are read, by a system call and never through a mapping, into the arena, and only there hashed and
+judged: what the writer does to the staging room meanwhile changes what is stored or fails its digest, and never anything here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.api.kv.chunk_stream import ItemHeader
+from kvobj.api.kv.errors import error_value
+from kvobj.api.kv.mput import DIGEST_BYTES, put_request
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.object_headers import parse_durability
+from kvobj.api.same_host.rights import Rights
+from kvobj.catalog.rows import ObjectRow
+from kvobj.errors import (
+    AccessDeniedError,
+    BusyError,
+    EntityTooLargeError,
+    ImmutableChunkError,
+    IncompleteBodyError,
+    InvalidRequestError,
+    NoSuchNamespaceError,
+)
+from kvobj.same_host.descriptors import staging_memory
+from kvobj.same_host.messages import Commit, NewItem, Reserve, ReservedRoom, StoredItem
+from kvobj.store.batch import BatchItem, ChunkBatch
+from kvobj.store.chunk_values import OpenNamespace
+from kvobj.store.extents import FilledElsewhere, room_of
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.places import DEFAULT_NAMESPACE
+from kvobj.store.requests import PutRequest
+
+STAGING_BYTES_MIN: Final = 1024 * 1024
+BATCHES_MAX: Final = 8
+"""Reservations that one connection may have open."""
+_INLINE_BYTES: Final = 256 * 1024
+"""Up to here copying where one is is cheaper than a hop to a pool."""
+_STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+class StagingBudget:
+    """Bytes of staging rooms that connections may have together, and each of them."""
+
+    __slots__ = ("connection_bytes_max", "total_bytes", "total_bytes_max")
+
+    def __init__(self, *, connection_bytes_max: int, total_bytes_max: int) -> None:
+        self.connection_bytes_max = connection_bytes_max
+        self.total_bytes_max = total_bytes_max
+        self.total_bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    batch: ChunkBatch
+    namespace: OpenNamespace
+    items: Sequence[tuple[PutTransfer | None, bytes | None]]
+    stack: AsyncExitStack
+
+
+class ExtentWrites:
+    """What one connection writes. `aclose` gives back all that is not committed."""
+
+    def __init__(self, chunks: ChunkStore, executor: Executor | None, budget: StagingBudget) -> None:
+        self._chunks = chunks
+        self._executor = executor
+        self._budget = budget
+        self._staging = -1
+        self._staging_bytes = 0
+        self._batches: dict[int, _Batch] = {}
+        self._next_batch = 1
+
+    # -- the staging room ----------------------------------------------------------------------------------------
+    def stage(self, size_bytes: int, rights: Rights) -> tuple[int, int]:
+        """A staging room of at least so many bytes: its descriptor, which stays this object's, and its size.
+
+        `EntityTooLargeError`, `BusyError` where all connections together have as much as they may.
+        """
+        _check_may_write(rights)
+        size_bytes = max(STAGING_BYTES_MIN, 1 << max(0, size_bytes - 1).bit_length())
+        budget = self._budget
+        if size_bytes > budget.connection_bytes_max:
+            limit_bytes = budget.connection_bytes_max
+            raise EntityTooLargeError("a staging room is not so large", size_bytes=size_bytes, limit_bytes=limit_bytes)
+        if budget.total_bytes - self._staging_bytes + size_bytes > budget.total_bytes_max:
+            raise BusyError("there is no room for more staging", limit_bytes=budget.total_bytes_max)
+        self._end_staging()
+        self._staging = staging_memory(size_bytes)
+        self._staging_bytes = size_bytes
+        budget.total_bytes += size_bytes
+        return self._staging, size_bytes
+
+    def _end_staging(self) -> None:
+        if self._staging >= 0:
+            os.close(self._staging)
+            self._budget.total_bytes -= self._staging_bytes
+            self._staging, self._staging_bytes = -1, 0
+
+    # -- room in the arena ---------------------------------------------------------------------------------------
+    async def reserve(self, request: Reserve, rights: Rights) -> tuple[int, list[ReservedRoom | None]]:
+        """Room for a batch, which the writer fills; None for a chunk that is stored already. `AccessDeniedError` for writers that
+        are not trusted; otherwise as ?mput."""
+        _check_may_write(rights)
+        if not rights.is_trusted:
+            raise AccessDeniedError("only trusted writers write into the arena", user_id=rights.user_id)
+        if len(self._batches) >= BATCHES_MAX:
+            raise BusyError("too many reservations are open", limit=BATCHES_MAX)
+        namespace = await self._namespace(request.namespace, rights)
+        items: list[tuple[PutTransfer | None, bytes | None]] = []
+        rooms: list[ReservedRoom | None] = []
+        async with AsyncExitStack() as stack:
+            batch = await self._begin(stack, request.items, rights)
+            for item in request.items:
+                put = _put_request(item, namespace, request.durability, rights)
+                transfer = await batch.reserve(put)
+                if transfer is not None:
+                    transfer.hash_after()
+                items.append((transfer, item.digest))
+                rooms.append(None if transfer is None else _room(transfer))
+            number = self._next_batch
+            self._next_batch += 1
+            self._batches[number] = _Batch(batch, namespace, items, stack.pop_all())
+        return number, rooms
+
+    async def abandon(self, number: int) -> None:
+        """Give a reservation back. A number that is none is ignored."""
+        held = self._batches.pop(number, None)
+        if held is not None:
+            await held.stack.aclose()
+
+    # -- commits -------------------------------------------------------------------------------------------------
+    async def commit(self, request: Commit, rights: Rights) -> list[StoredItem]:
+        """Make a batch visible in one step. What is wrong with it fails it whole, what the state of the store refuses is told of
+        each chunk, as by ?mput."""
+        _check_may_write(rights)
+        if request.batch:
+            return await self._commit_reserved(request.batch)
+        namespace = await self._namespace(request.namespace, rights)
+        async with AsyncExitStack() as stack:
+            batch = await self._begin(stack, request.items, rights)
+            filled: list[tuple[PutTransfer, _Staged, bytes | None]] = []
+            for item in request.items:
+                put = _put_request(item, namespace, request.durability, rights)
+                if item.at + item.size_bytes > self._staging_bytes:
+                    raise IncompleteBodyError("a chunk is not within the staging room", size_bytes=item.size_bytes)
+                transfer = await batch.reserve(put)
+                if transfer is not None:
+                    transfer.hash_after()
+                    filled.append((transfer, _Staged(self._staging, item.at, self._executor), item.digest))
+            await batch.fill_together(filled)
+            return await _committed(batch, namespace)
+
+    async def _commit_reserved(self, number: int) -> list[StoredItem]:
+        held = self._batches.pop(number, None)
+        if held is None:
+            raise InvalidRequestError("no such reservation", given=number)
+        async with held.stack:
+            await held.batch.fill_together(
+                [
+                    (transfer, FilledElsewhere(transfer), digest)
+                    for transfer, digest in held.items
+                    if transfer is not None
+                ]
+            )
+            return await _committed(held.batch, held.namespace)
+
+    async def _begin(self, stack: AsyncExitStack, items: Sequence[NewItem], rights: Rights) -> ChunkBatch:
+        size_bytes = sum(item.size_bytes for item in items)
+
+        async def check_shown(row: ObjectRow) -> None:
+            if rights.is_owner:
+                return
+            try:
+                await self._chunks.namespace(rights.bucket, row.namespace or DEFAULT_NAMESPACE, caller=rights.caller)
+            except NoSuchNamespaceError:
+                raise ImmutableChunkError(
+                    "a live chunk of another namespace has the key", bucket=row.bucket, key=row.key
+                ) from None
+
+        return await stack.enter_async_context(self._chunks.batch(size_bytes, check_shown=check_shown))
+
+    async def _namespace(self, name: str, rights: Rights) -> OpenNamespace:
+        namespace = await self._chunks.namespace(rights.bucket, name or DEFAULT_NAMESPACE, caller=rights.caller)
+        if not namespace.may_write:
+            raise AccessDeniedError("the namespace may not be written", bucket=rights.bucket.name)
+        return namespace
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether the writer may be writing into the arena at this moment."""
+        return bool(self._batches)
+
+    async def aclose(self) -> None:
+        """The connection is gone. Idempotent."""
+        self._end_staging()
+        for number in list(self._batches):
+            await self.abandon(number)
+
+
+class _Staged:
+    """A `ByteSource` over a part of a staging room. The descriptor outlives it: a connection serves one request at a time."""
+
+    __slots__ = ("_at", "_descriptor", "_executor")
+
+    def __init__(self, descriptor: int, at: int, executor: Executor | None) -> None:
+        self._descriptor = descriptor
+        self._at = at
+        self._executor = executor
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        """See `ByteSource.receive_into`."""
+        filled, size_bytes = 0, len(buffer)
+        while filled < size_bytes:
+            step = buffer[filled : filled + _STEP_BYTES]
+            if size_bytes <= _INLINE_BYTES:
+                count = os.preadv(self._descriptor, [step], self._at)
+            else:
+                loop = asyncio.get_running_loop()
+                reading = loop.run_in_executor(self._executor, os.preadv, self._descriptor, [step], self._at)
+                try:
+                    count = await asyncio.shield(reading)
+                finally:
+                    # Whoever is cancelled here gives the buffer away next.
+                    if not reading.done():
+                        await asyncio.wait([reading])
+            if count <= 0:
+                raise IncompleteBodyError("the staging room ends before the chunk does")
+            filled += count
+            self._at += count
+            on_bytes(filled)
+
+
+def _check_may_write(rights: Rights) -> None:
+    if not rights.may_write:
+        raise AccessDeniedError("the bucket may not be written", bucket=rights.bucket.name, user_id=rights.user_id)
+
+
+def _put_request(item: NewItem, namespace: OpenNamespace, durability: str | None, rights: Rights) -> PutRequest:
+    if item.digest is not None and len(item.digest) != DIGEST_BYTES:
+        raise InvalidRequestError(f"a digest has {DIGEST_BYTES} bytes")
+    header = ItemHeader(
+        id=item.id, parent=item.parent, tokens=item.tokens, digest=item.digest, size_bytes=item.size_bytes
+    )
+    asked = parse_durability({} if durability is None else {"x-kvobj-durability": durability})
+    return put_request(rights.bucket, rights.user_id, namespace, header, asked)
+
+
+def _room(transfer: PutTransfer) -> ReservedRoom:
+    place = room_of(transfer)
+    if place is None:
+        raise EntityTooLargeError("larger than one blob", size_bytes=transfer.request.size_bytes)
+    return ReservedRoom(place.region, place.offset, place.size_bytes)
+
+
+async def _committed(batch: ChunkBatch, namespace: OpenNamespace) -> list[StoredItem]:
+    items = await batch.commit(quota=namespace.row.quota, parent_tokens=namespace.row.chunk_tokens)
+    return [_told(item) for item in items]
+
+
+def _told(item: BatchItem) -> StoredItem:
+    if item.error is not None:
+        status, error = error_value(item.error)
+        detail = error["detail"]
+        assert isinstance(detail, dict)
+        return StoredItem(status, code=str(error["code"]), message=str(error["message"]), detail=detail)
+    row = item.row
+    assert row is not None
+    return StoredItem(200, item.existed, row.durability.value, row.etag, row.digest)

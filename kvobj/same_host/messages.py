@@ -1,0 +1,217 @@
+"""The messages of a same-host connection, as msgpack arrays; version 1.
+
+A connection is used by one caller at a time: a request, its reply, the next request. `Release` and `Abandon` have no reply. Before
+a reply that names regions for the first time come `Regions` messages, whose bytes carry the regions' descriptors in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from kvobj.errors import InvalidRequestError, UnavailableError
+
+VERSION: Final = 1
+TOKEN_BYTES: Final = 32
+KEYS_MAX: Final = 1024
+"""Of one `Open`; a batch of chunks has at most 1,000."""
+RELEASES_MAX: Final = 4096
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
+DESCRIPTORS_MAX: Final = 64
+"""Of one `Regions` message; the kernel passes at most 253."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+_Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
+_Handles = Annotated[list[_Number], msgspec.Meta(max_length=RELEASES_MAX)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Arrays: a message costs its values and not its field names. Fields are only ever appended."""
+
+
+# -- what a client says ------------------------------------------------------------------------------------------
+class Hello(_Message, frozen=True, array_like=True, gc=False, tag=1):
+    """First: the token that HTTP gave, good for one connection."""
+
+    version: int
+    token: _Token
+
+
+class Open(_Message, frozen=True, array_like=True, gc=False, tag=2):
+    """Where the bytes of these keys lie. `namespace`: keys of others are misses; `layers`: of each chunk only A to B; `pins`:
+    none, one for all, or one for each, which reads what it pins even where a DELETE has hidden it."""
+
+    keys: _Keys
+    namespace: str | None = None
+    layers: tuple[_Number, _Number] | None = None
+    pins: Annotated[list[bytes | None], msgspec.Meta(max_length=KEYS_MAX)] = []
+
+
+class Release(_Message, frozen=True, array_like=True, gc=False, tag=3):
+    """Let go of extents. No reply."""
+
+    handles: _Handles
+
+
+class NewItem(_Message, frozen=True, array_like=True, gc=False):
+    """A chunk to be stored. `id` and `parent` are raw ids or strings, as its namespace has them. `at`: where in the staging
+    room its bytes are; nothing where room was reserved."""
+
+    id: Any
+    size_bytes: _Number
+    parent: Any = None
+    tokens: _Number | None = None
+    digest: bytes | None = None
+    at: _Number = 0
+
+
+_Items = Annotated[list[NewItem], msgspec.Meta(max_length=KEYS_MAX)]
+
+
+class Stage(_Message, frozen=True, array_like=True, gc=False, tag=4):
+    """Make a staging room of at least so many bytes, in place of the one before."""
+
+    size_bytes: _Number
+
+
+class Reserve(_Message, frozen=True, array_like=True, gc=False, tag=5):
+    """Room in the arena for chunks that are committed together: for writers that are trusted."""
+
+    namespace: str
+    items: _Items
+    durability: str | None = None
+
+
+class Commit(_Message, frozen=True, array_like=True, gc=False, tag=6):
+    """Make chunks visible in one step. `batch`: what `Reserved` called it, whose items it commits; 0: `items`, from the staging
+    room."""
+
+    batch: _Number
+    namespace: str = ""
+    items: _Items = []
+    durability: str | None = None
+
+
+class Abandon(_Message, frozen=True, array_like=True, gc=False, tag=7):
+    """Give reserved room back. No reply."""
+
+    batch: _Number
+
+
+Request = Hello | Open | Release | Stage | Reserve | Commit | Abandon
+
+
+# -- what a server says ------------------------------------------------------------------------------------------
+class Welcome(_Message, frozen=True, array_like=True, gc=False, tag=1):
+    """To `Hello`. Its bytes carry the descriptor of the control page."""
+
+    version: int
+
+
+class Region(_Message, frozen=True, array_like=True, gc=False):
+    """A region file, whose descriptor comes along."""
+
+    number: int
+    size_bytes: int
+
+
+class Regions(_Message, frozen=True, array_like=True, gc=False, tag=2):
+    """Before the reply that names them. The same number again: another file is behind it from here on."""
+
+    regions: list[Region]
+
+
+class Extent(_Message, frozen=True, array_like=True, gc=False):
+    """`size_bytes` at `offset` of a region, under a handle to be released."""
+
+    handle: int
+    region: int
+    offset: int
+    size_bytes: int
+    generation: int
+    digest: bytes | None
+    tier: str
+
+
+class Opened(_Message, frozen=True, array_like=True, gc=False, tag=3):
+    """To `Open`, in its order. Where there is no extent, `sizes` (empty where none is missing) tells of what is stored all the
+    same: it is to be asked for again once others are released, or over HTTP. None in both: a miss."""
+
+    extents: list[Extent | None]
+    sizes: list[int | None] = []
+
+
+class Staged(_Message, frozen=True, array_like=True, gc=False, tag=4):
+    """To `Stage`. Its bytes carry the descriptor."""
+
+    size_bytes: int
+
+
+class ReservedRoom(_Message, frozen=True, array_like=True, gc=False):
+    """Where a chunk's bytes go."""
+
+    region: int
+    offset: int
+    size_bytes: int
+
+
+class Reserved(_Message, frozen=True, array_like=True, gc=False, tag=5):
+    """To `Reserve`: room for each item; None where a chunk is stored already and its bytes are not wanted."""
+
+    batch: int
+    rooms: list[ReservedRoom | None]
+
+
+class StoredItem(_Message, frozen=True, array_like=True, gc=False):
+    """What became of one chunk: as the reply of a PUT, or the error in its place (`status` other than 200)."""
+
+    status: int
+    existed: bool = False
+    durability: str = ""
+    etag: str = ""
+    digest: bytes | None = None
+    code: str = ""
+    message: str = ""
+    detail: dict[str, object] = {}
+
+
+class Committed(_Message, frozen=True, array_like=True, gc=False, tag=6):
+    """To `Commit`, in the order of its items."""
+
+    items: list[StoredItem]
+
+
+class Failed(_Message, frozen=True, array_like=True, gc=False, tag=7):
+    """In place of any reply. The status and code are those that HTTP has for the error."""
+
+    status: int
+    code: str
+    message: str
+    detail: dict[str, object] = {}
+
+
+Reply = Welcome | Regions | Opened | Staged | Reserved | Committed | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_request: Final[Callable[[bytes], Request]] = msgspec.msgpack.Decoder(Request).decode
+_decode_reply: Final[Callable[[bytes], Reply]] = msgspec.msgpack.Decoder(Reply).decode
+
+
+def decode_request(raw: bytes) -> Request:
+    """What a client says. `InvalidRequestError` for what is none of the above."""
+    try:
+        return _decode_request(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"no message of a same-host client: {error}") from error
+
+
+def decode_reply(raw: bytes) -> Reply:
+    """What a server says. `UnavailableError` for what is none of the above: then this is not the server it was taken for."""
+    try:
+        return _decode_reply(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnavailableError("no message of a kvobj server", reason=str(error)) from error

@@ -1,0 +1,64 @@
+"""Pages of mapped memory, made ready in the background: whoever copies first would pay for them, as much again as the copy costs.
+
+One thread for all mappings of a process, step by step, without the interpreter's lock and resting as long as it works. A mapping
+that nobody has any more is left alone. What a copy needs before its turn it makes ready itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvobj.same_host.mapping import Mapping
+
+_STEP_BYTES: Final = 4 * 1024 * 1024
+"""Half a millisecond: a thread that maps or unmaps something else waits so long at most."""
+
+
+class Toucher:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[weakref.ref[Mapping]] = deque()
+        self._is_running = False
+
+    def forget(self) -> None:
+        """In a forked child: the thread is the parent's."""
+        self._begin()
+
+    def add(self, mapping: Mapping) -> None:
+        """Have all of a mapping's pages ready soon."""
+        with self._lock:
+            self._waiting.append(weakref.ref(mapping))
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name="kvobj-pages", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                known = self._waiting.popleft()
+            offset = 0
+            while (mapping := known()) is not None and offset < mapping.size_bytes:
+                began = time.monotonic()
+                mapping.touch(offset, min(_STEP_BYTES, mapping.size_bytes - offset))
+                offset += _STEP_BYTES
+                del mapping
+                time.sleep(time.monotonic() - began)
+
+
+toucher: Final = Toucher()
+os.register_at_fork(after_in_child=toucher.forget)

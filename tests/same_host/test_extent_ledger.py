@@ -1,0 +1,220 @@
+"""The ledger over a whole node: what holders open, reserve and commit, and that nothing of it stays when they go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from real_store import MIB, node_settings, running_node
+
+from kvobj.app.node import Node
+from kvobj.catalog.rows import BucketRow, Durability, ObjectRow
+from kvobj.codec.frame import block_crcs
+from kvobj.config.settings import BucketSettings
+from kvobj.errors import BusyError, InvalidRequestError
+from kvobj.ids import BlobId
+from kvobj.store.extents import ExtentLedger, HashedBlob, PinnedBudget, Place, Reservation
+from kvobj.store.places import ChunkPlace, default_namespace
+from kvobj.store.requests import PutRequest
+
+
+@pytest.fixture
+async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
+    buckets = (
+        BucketSettings("cache", "kv", "memory"),
+        BucketSettings("apart", "kv", "memory", regions="own"),
+        BucketSettings("plain"),
+    )
+    dram = replace(settings.dram, region_bytes=16 * MIB)
+    async with running_node(replace(settings, buckets=buckets, dram=dram)) as running:
+        await running.arena.populate()
+        yield running
+
+
+def budget(holder_mib: int = 32) -> PinnedBudget:
+    return PinnedBudget(holder_bytes_max=holder_mib * MIB, total_bytes_max=48 * MIB)
+
+
+def ledger_of(node: Node, pinned: PinnedBudget | None = None, *, lane: str | None = None) -> ExtentLedger:
+    return ExtentLedger(store=node.store, arena=node.arena, budget=pinned or budget(), lane=lane, reserve_seconds=1.0)
+
+
+async def request(node: Node, key: str, size_bytes: int, *, bucket: str = "cache", **more: object) -> PutRequest:
+    row = await node.catalog.bucket(bucket)
+    assert isinstance(row, BucketRow)
+    place = None if bucket == "plain" else ChunkPlace(default_namespace(bucket), None, 0)
+    made = PutRequest(bucket=row, key=key, size_bytes=size_bytes, owner="root", place=place)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def memory(node: Node, place: Place) -> memoryview:
+    path, size_bytes = node.arena.region_file(place.region)
+    assert place.offset + place.size_bytes <= size_bytes
+    view = node.arena._regions[place.region].room
+    assert view is not None
+    assert path.exists()
+    return view[place.offset : place.offset + place.size_bytes]
+
+
+async def stored(node: Node, ledger: ExtentLedger, key: str, data: bytes, *, bucket: str = "cache") -> ObjectRow:
+    reserved = await ledger.reserve(await request(node, key, len(data), bucket=bucket))
+    assert reserved.place is not None
+    memory(node, reserved.place)[:] = data
+    result = await ledger.commit(reserved.handle)
+    assert isinstance(result.row, ObjectRow)
+    return result.row
+
+
+async def test_what_a_holder_fills_is_committed_in_place_and_opened_where_it_lies(node: Node) -> None:
+    ledger, data = ledger_of(node), os.urandom(300_000)
+    reserved = await ledger.reserve(await request(node, "k", len(data)))
+    assert reserved.place is not None
+    memory(node, reserved.place)[:] = data
+    row = (await ledger.commit(reserved.handle)).row
+    assert isinstance(row, ObjectRow)
+    opened = await ledger.open(row)
+    assert opened is not None
+    assert opened.place == reserved.place
+    assert memory(node, opened.place) == data
+    assert ledger.pinned_bytes == len(data)
+    await node.commit_step.drain()
+    assert (await node.store.settled(row)).digest == blake3(data).digest()
+    await ledger.aclose()
+
+
+@pytest.mark.parametrize("bucket", ["cache", "plain"])
+async def test_a_write_of_any_bucket_is_committed_or_leaves_nothing(node: Node, bucket: str) -> None:
+    ledger, before = ledger_of(node), node.arena.reserved_bytes
+    data = os.urandom(100_000)
+    row = await stored(node, ledger, "k", data, bucket=bucket)
+    assert row.size_bytes == len(data)
+    kept = node.arena.reserved_bytes
+    for _ in range(3):
+        await ledger.reserve(await request(node, "other", len(data), bucket=bucket))
+    assert len(ledger) == 3
+    await ledger.aclose()
+    assert len(ledger) == 0
+    await node.commit_step.drain()
+    assert node.arena.reserved_bytes == kept > before
+    assert (await node.catalog.lookup(bucket, ["other"])) == [None]
+    assert len(node.store.arriving) == 0
+
+
+async def test_a_hash_from_a_trusted_holder_is_taken_over(node: Node) -> None:
+    ledger, data = ledger_of(node), os.urandom(700_000)
+    reserved = await ledger.reserve(await request(node, "k", len(data), durability=Durability.LOCAL))
+    assert reserved.place is not None
+    memory(node, reserved.place)[:] = data
+    hashed = HashedBlob(blake3(data).digest(), block_crcs(memoryview(data)))
+    result = await ledger.commit(reserved.handle, hashed=hashed)
+    assert isinstance(result.row, ObjectRow)
+    assert result.row.digest == blake3(data).digest()
+    await node.dram.delete([BlobId(result.row.blobs[0].blob_id)])
+    opened = await ledger.open(result.row)  # read back from nvme, every block of it checked
+    assert opened is not None
+    assert memory(node, opened.place) == data
+    assert opened.tier == "nvme"
+    await ledger.aclose()
+
+
+async def test_a_hash_of_another_size_is_refused_and_nothing_is_stored(node: Node) -> None:
+    ledger = ledger_of(node)
+    reserved = await ledger.reserve(await request(node, "k", 1000))
+    with pytest.raises(InvalidRequestError):
+        await ledger.commit(reserved.handle, hashed=HashedBlob(bytes(32), [1, 2, 3]))
+    assert await node.catalog.lookup("cache", ["k"]) == [None]
+    with pytest.raises(InvalidRequestError):
+        await ledger.commit(reserved.handle)
+
+
+async def test_a_live_chunk_answers_a_reservation(node: Node) -> None:
+    ledger = ledger_of(node)
+    row = await stored(node, ledger, "k", b"abc")
+    assert await ledger.reserve(await request(node, "k", 3)) == Reservation(0, None, row)
+    assert len(ledger) == 0
+
+
+async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(node: Node) -> None:
+    ledger, data = ledger_of(node), os.urandom(5 * MIB)
+    row = await stored(node, ledger, "k", data)
+    await node.commit_step.drain()
+    opened = await ledger.open(row)
+    assert opened is not None
+    await node.store.delete("cache", ["k"])
+    await node.dram.delete([BlobId(row.blobs[0].blob_id)])
+    held = node.arena.reserved_bytes
+    for number in range(20):
+        await stored(node, ledger, f"more-{number}", os.urandom(MIB))
+    assert memory(node, opened.place) == data
+    ledger.release([opened.handle, opened.handle, 999])
+    assert ledger.pinned_bytes == 0
+    assert held > 0
+    assert await ledger.open(row) is None
+
+
+async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
+    shared = PinnedBudget(holder_bytes_max=2 * MIB, total_bytes_max=3 * MIB)
+    one, other = ledger_of(node, shared), ledger_of(node, shared)
+    rows = [await stored(node, one, f"k{number}", os.urandom(MIB)) for number in range(4)]
+    held = [await one.open(row) for row in rows[:2]]
+    with pytest.raises(BusyError):
+        await one.open(rows[2])
+    assert await other.open(rows[2]) is not None
+    with pytest.raises(BusyError):
+        await other.open(rows[3])
+    assert held[0] is not None
+    one.release([held[0].handle])
+    assert await other.open(rows[3]) is not None
+    await one.aclose()
+    await other.aclose()
+    assert shared.pinned_bytes == 0
+
+
+async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Node) -> None:
+    everyone, own = ledger_of(node), ledger_of(node, lane="apart")
+    await stored(node, everyone, "k", os.urandom(MIB))
+    data = os.urandom(MIB)
+    row = await stored(node, everyone, "k", data, bucket="apart")
+    opened = await own.open(row)
+    assert opened is not None
+    region = opened.place.region
+    assert node.arena.lane_of(region) == "apart"
+    # Promoted from nvme it lands among others' bytes: the lane gets a copy.
+    await node.commit_step.drain()
+    assert await node.write_behind.flush(timeout_seconds=10)
+    await node.dram.delete([BlobId(row.blobs[0].blob_id)])
+    again = await own.open(row)
+    assert again is not None
+    assert node.arena.lane_of(again.place.region) == "apart"
+    assert memory(node, again.place) == data
+    await own.aclose()
+
+
+async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: Node) -> None:
+    everyone = ledger_of(node)
+    # Something of others was in every region before.
+    rows = [await stored(node, everyone, f"k{number}", b"\xee" * (3 * MIB)) for number in range(18)]
+    await node.commit_step.drain()
+    await node.write_behind.flush(timeout_seconds=10)
+    await node.dram.delete([BlobId(row.blobs[0].blob_id) for row in rows])
+    row = await stored(node, everyone, "k", b"mine", bucket="apart")
+    opened = await everyone.open(row)
+    assert opened is not None
+    region = opened.place.region
+    node.arena.lend(region, "apart")
+    room = node.arena._regions[region].room
+    assert room is not None
+    assert bytes(room).count(b"\xee\xee\xee\xee") == 0
+    everyone.release([opened.handle])
+    await node.store.delete("apart", ["k"])
+    await node.dram.delete([BlobId(row.blobs[0].blob_id)])
+    for number in range(12):
+        await stored(node, everyone, f"later-{number}", os.urandom(3 * MIB))
+    assert node.arena.lane_of(region) == "apart"
+    with pytest.raises(ValueError, match="alone"):
+        node.arena.lend((region + 1) % 4, "apart")

@@ -1,0 +1,171 @@
+"""Holders that die, stall or outlive their server: nothing of theirs stays, and stale memory is never taken for right bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from same_host_world import (
+    READER,
+    Holder,
+    client_of,
+    gauge,
+    grant_of,
+    payload,
+    raw_peer,
+    settings,
+    viewed,
+    wait_for_nothing_held,
+)
+from server_process import MIB, ServerProcess, wait_until
+
+from kvobj.client import KvClient
+from kvobj.errors import NoSuchSessionError
+from kvobj.same_host.messages import VERSION, Hello, Open, Opened, Welcome
+
+SIZE = 3 * MIB
+ENTRY = payload("k", 8).hex()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    # Leases of a second, so that stalling past one takes no longer.
+    with ServerProcess(tmp_path, settings(lease="1 s")) as running:
+        yield running
+
+
+def put(server: ServerProcess, name: str = "k", size_bytes: int = SIZE) -> None:
+    with client_of(server, same_host=False) as client:
+        client.put_chunk(name, payload(name, size_bytes))
+
+
+def pinned_bytes(server: ServerProcess) -> int:
+    return gauge(server, "kvobj_same_host_pinned_bytes")
+
+
+def test_a_killed_client_gives_back_what_it_held_and_leaves_nothing_visible(server: ServerProcess) -> None:
+    put(server)
+    before = server.settled_occupancy()
+    with Holder(server) as holder:
+        assert holder.ask("view k") == "shared"
+        assert holder.ask(f"reserve unfinished {2 * MIB}") == "reserved"
+        assert pinned_bytes(server) == SIZE
+        assert server.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"]
+        holder.process.send_signal(signal.SIGKILL)
+        holder.process.wait()
+        wait_for_nothing_held(server)
+    server.wait_for_occupancy(before)
+    with client_of(server) as client:
+        assert client.get_chunk("unfinished") is None
+        assert client.get_chunk("k") == payload("k", SIZE)
+
+
+def test_a_client_that_stalls_past_its_lease_is_told_so_when_it_wakes(server: ServerProcess) -> None:
+    put(server)
+    with Holder(server) as holder:
+        assert holder.ask("view k") == "shared"
+        assert holder.ask("check k") == f"{ENTRY} True"
+        holder.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: pinned_bytes(server) == 0, timeout_seconds=15, what="the pins of who stalls to go")
+        holder.process.send_signal(signal.SIGCONT)
+        assert holder.ask("check k").endswith("False")
+        assert holder.ask("get k") == ENTRY  # by whichever way is up now
+    wait_for_nothing_held(server)
+
+
+def test_room_of_a_trusted_writer_that_stalls_is_nobody_elses_until_it_is_gone(server: ServerProcess) -> None:
+    before = server.settled_occupancy()
+    with Holder(server) as holder:
+        assert holder.ask(f"reserve half {2 * MIB}") == "reserved"
+        held = server.occupancy()["arena reserved_bytes"]
+        holder.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "is revoked" in server.log_tail(80), timeout_seconds=15, what="the revocation")
+        assert server.occupancy()["arena reserved_bytes"] == held > before["arena reserved_bytes"]
+        holder.process.send_signal(signal.SIGKILL)
+        holder.process.wait()
+        server.wait_for_occupancy(before)
+    wait_for_nothing_held(server)
+
+
+def test_a_client_falls_back_while_its_server_is_away_and_comes_back_with_it(server: ServerProcess) -> None:
+    put(server)
+    with client_of(server) as client:
+        view = viewed(client, "k")
+        assert view.is_valid
+        server.kill()
+        assert not view.is_valid
+        server.start()
+        assert not view.is_valid
+        view.release()
+        assert client.get_chunk("k") == payload("k", SIZE)  # over HTTP if need be
+        wait_until(lambda: client.is_same_host, timeout_seconds=20, what="the same-host path to be back")
+        with viewed(client, "k") as found:
+            assert found.is_shared
+            assert found.data == payload("k", SIZE)
+        assert client.same_host_fallbacks > 0
+
+
+def test_a_stop_revokes_what_is_held_first(server: ServerProcess) -> None:
+    put(server)
+    with client_of(server) as client:
+        view = viewed(client, "k")
+        assert server.terminate() == 0
+        assert not view.is_valid
+
+
+def test_a_client_that_does_not_renew_loses_its_connection(server: ServerProcess) -> None:
+    put(server)
+    grant = grant_of(server)
+    with raw_peer(grant.socket) as peer:
+        assert isinstance(peer.ask(Hello(VERSION, grant.token)), Welcome)
+        control = peer.descriptors[-1]  # behind the regions that a trusted writer is shown
+        opened = peer.ask(Open(["k"]))
+        assert isinstance(opened, Opened)
+        assert os.pread(control, 1, 0) == b"\0"
+        assert peer.is_ended()  # it asks for nothing, and a lease passes
+        assert os.pread(control, 1, 0) == b"\1"
+    wait_for_nothing_held(server)
+
+
+def test_a_token_is_of_no_use_after_its_connection_has_ended(server: ServerProcess) -> None:
+    grant = grant_of(server)
+    with raw_peer(grant.socket) as peer:
+        peer.ask(Hello(VERSION, grant.token))
+    wait_for_nothing_held(server)
+    with client_of(server) as client, pytest.raises(NoSuchSessionError):
+        client._renew_grant(grant.id)
+
+
+def test_a_user_whose_rights_end_loses_the_connection_within_a_lease(server: ServerProcess) -> None:
+    with client_of(server, same_host=False) as root:
+        root.declare_namespace("theirs", DECLARATION | {"access": {READER.id: "read"}})
+        with Holder(server, READER) as holder:
+            assert holder.ask("up x") == "True"
+            root.declare_namespace("theirs", DECLARATION | {"access": {}})
+            wait_for_nothing_held(server)
+
+
+def test_many_clients_come_and_go_and_nothing_is_left(server: ServerProcess) -> None:
+    put(server)
+    before = server.settled_occupancy()
+    clients: list[KvClient] = []
+    for _ in range(10):
+        client = client_of(server)
+        clients.append(client)
+        assert client.view_chunk("k") is not None
+        client.put_chunk("k", payload("k", SIZE))
+    for client in clients:
+        client.close()
+    wait_for_nothing_held(server)
+    server.wait_for_occupancy(before)
+
+
+DECLARATION = {
+    "model": "m",
+    "chunk_tokens": 16,
+    "layout": {"kind": "kv", "dtype": "bf16", "layers": 4, "kv_heads": 8, "head_dim": 64},
+    "ids": "kvobj",
+}
