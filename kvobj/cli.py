@@ -1,7 +1,8 @@
 """`kvobj serve`: reads the configuration and starts the server. Names and exits are fixed (design §12).
 
 Exits 0 after a clean stop, 1 when the store could not run, 2 for a configuration that cannot be used (every problem
-on a line of its own) and for misuse. This is the edge: only here are the environment and the arguments read.
+on a line of its own), for misuse, and where only the client is installed. This is the edge: only here are the environment
+and the arguments read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvobj import __version__
 from kvobj.announcement import announcement
 from kvobj.config import Settings, example_text, load_settings
 from kvobj.errors import ConfigurationError, KvobjError
+from kvobj.extras import server_missing
 
 __all__ = ["announcement", "main"]
 
@@ -43,19 +45,28 @@ def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, st
 
 def _run(settings: Settings, environment: Mapping[str, str]) -> int:
     # Imported here, so that a wrong configuration is told at once and `--help` does not load the server.
-    from kvobj.app.serve import run  # noqa: PLC0415 - see above
-
+    try:
+        from kvobj.app.serve import run  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        return _not_installed(error)
     return run(settings, environment)
 
 
 def _hold(settings: Settings, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    from kvobj.app.holder import hold  # noqa: PLC0415 - see above
-
+    try:
+        from kvobj.app.holder import hold  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        return _not_installed(error)
     command = [sys.executable, "-m", "kvobj", "serve"]
     for option, value in (("--config", options.config), ("--data", options.data), ("--listen", options.listen)):
         if value is not None:
             command += [option, str(value)]
     return hold(settings, command, environment)
+
+
+def _not_installed(error: ModuleNotFoundError) -> int:
+    sys.stderr.write(f"kvobj: {server_missing(error)}\n")
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

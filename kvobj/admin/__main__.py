@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kvobj.admin.cli import main
+from kvobj.admin import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -96,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--kind", choices=("ordinary", "kv"), default="ordinary")
     create.add_argument("--durability", choices=("memory", "local"), help="default: memory for kv, local for ordinary")
     create.add_argument("--codec", choices=("raw", "zp"), default="raw")
+    create.add_argument("--owner", metavar="USER", help="default: root")
     user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
     add = user.add_parser("add", help="add a user; keys that are not given are made and shown once", parents=[shared])
     add.add_argument("id", metavar="ID")
@@ -225,7 +226,9 @@ def _recall(client: AdminClient, output: Output, options: argparse.Namespace) ->
 
 
 def _create_bucket(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
-    bucket = client.create_bucket(options.name, kind=options.kind, durability=options.durability, codec=options.codec)
+    bucket = client.create_bucket(
+        options.name, kind=options.kind, durability=options.durability, codec=options.codec, owner=options.owner
+    )
     output.show(bucket, lambda console: render.print_values(console, "bucket", bucket))
     return 0
 

@@ -90,6 +90,19 @@ def print_status(console: Console, status: Document) -> None:
                     (label if is_size else str(key)).replace("_", " "), size_text(value) if is_size else _text(value)
                 )
             console.print(table)
+    workers = _table("worker", "process", "requests", "connections", "CPU", "restarts", "last end")
+    for number, worker in enumerate(_documents(status.get("workers"))):
+        workers.add_row(
+            f"{number}{'' if worker.get('is_ready') else ' (starting)'}",
+            _text(worker.get("pid")),
+            _text(worker.get("requests")),
+            _text(worker.get("connections")),
+            duration_text(worker.get("cpu_seconds")),
+            _text(worker.get("restarts")),
+            _text(worker.get("last_end")),
+        )
+    if workers.row_count:
+        console.print(workers)
     notes = status.get("notes")
     for note in notes if isinstance(notes, list) else []:
         console.print(f"note: {note}", markup=False, highlight=False)

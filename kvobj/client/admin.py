@@ -40,12 +40,21 @@ class AdminClient:
             after = next_after
 
     def create_bucket(
-        self, name: str, *, kind: str = "ordinary", durability: str | None = None, codec: str = "raw"
+        self,
+        name: str,
+        *,
+        kind: str = "ordinary",
+        durability: str | None = None,
+        codec: str = "raw",
+        owner: str | None = None,
     ) -> Document:
-        """Create a bucket. `BucketExistsError` if the name is taken."""
+        """Create a bucket, root's unless `owner` is another user's id. `BucketExistsError` if the name is taken,
+        `NotFoundError` if nobody has that id."""
         asked: Document = {"name": name, "kind": kind, "codec": codec}
         if durability is not None:
             asked["durability"] = durability
+        if owner is not None:
+            asked["owner"] = owner
         return self._post("buckets", asked)
 
     def flush(self) -> Document:

@@ -7,27 +7,32 @@ a new one, which is safe since every call here is idempotent or answers a repeat
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 from urllib.parse import urlsplit
 
+import msgspec
+
+from kvobj.client.call_scope import CallScope, current_scope
 from kvobj.client.credentials import Credentials
 from kvobj.client.errors import answer_error
-from kvobj.client.sigv4 import UNSIGNED_PAYLOAD, encoded_path, encoded_query, signed_headers
+from kvobj.client.incoming import Incoming
+from kvobj.client.request_head import SignedHeads
+from kvobj.client.response_head import BrokenAnswerError, ResponseHead
+from kvobj.client.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD
+from kvobj.client.wire import ServerClosedError, Wire
 from kvobj.errors import InvalidRequestError, UnavailableError
+
+__all__ = ["Answer", "Endpoint", "Incoming", "SignedConnection"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
-_PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Read at once: between two pieces the deadline is looked at."""
-
-T = TypeVar("T")
+_FIRST_ERROR_STATUS: Final = 400
+_BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,69 +82,6 @@ class Answer:
         return document
 
 
-class Incoming:
-    """An answer of status 2xx or 3xx whose body is still to be read. A context manager: what is left unread at its end costs the
-    connection. Reading raises `UnavailableError` where the body ends early or does not come in time."""
-
-    def __init__(
-        self,
-        response: http.client.HTTPResponse,
-        connection: http.client.HTTPConnection,
-        *,
-        deadline: float,
-        unavailable: Callable[[Exception], UnavailableError],
-    ) -> None:
-        self.status = response.status
-        self.headers: Mapping[str, str] = {name.lower(): value for name, value in response.getheaders()}
-        self._response = response
-        self._connection = connection
-        self._socket = connection.sock  # a connection that the server closes after this answer forgets it
-        self._deadline = deadline
-        self._unavailable = unavailable
-
-    def allow(self, seconds: float) -> None:
-        """Set another deadline, from now: what is read next of a long answer may take so long."""
-        self._deadline = time.monotonic() + seconds
-
-    def read(self) -> bytes:
-        """All that is left."""
-        return self._reading(self._response.read)
-
-    def readinto(self, view: memoryview) -> None:
-        """Fill the whole view."""
-        filled = 0
-        while filled < len(view):
-            piece = view[filled : filled + _PIECE_BYTES]
-            count = self._reading(lambda piece=piece: self._response.readinto(piece))  # type: ignore[misc]
-            if not count:
-                raise self._unavailable(http.client.IncompleteRead(b"", len(view) - filled))
-            filled += count
-
-    def readline(self) -> bytes:
-        """The next line; b"" at the end."""
-        return self._reading(self._response.readline)
-
-    def close(self) -> None:
-        """Read no more. Idempotent."""
-        if not self._response.isclosed():
-            self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _reading(self, read: Callable[[], T]) -> T:
-        try:
-            if self._socket is not None and self._socket.fileno() >= 0:
-                self._socket.settimeout(_left(self._deadline))
-            return read()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._connection.close()
-            raise self._unavailable(error) from error
-
-
 class SignedConnection:
     """Sends signed requests to one endpoint. A context manager; not thread-safe."""
 
@@ -154,17 +96,11 @@ class SignedConnection:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self._credentials = credentials
-        self._region = region
+        self._heads = SignedHeads(credentials, host=endpoint.host_header, region=region)
         self._wall_seconds = wall_seconds
         self._timeout_seconds = timeout_seconds
-        if endpoint.is_tls:
-            context = tls or ssl.create_default_context()
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                endpoint.host, endpoint.port, timeout=timeout_seconds, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_seconds)
+        self._tls = (tls or ssl.create_default_context()) if endpoint.is_tls else None
+        self._wire = Wire()
 
     def request(
         self,
@@ -195,42 +131,80 @@ class SignedConnection:
         A body of several buffers is sent without being copied, and not signed. Errors are those of `request`.
         """
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
-        target = encoded_path(path) + ("?" + encoded_query(query) if query else "")
-        for is_last_try in (False, True):
-            was_kept = self._connection.sock is not None
-            try:
-                self._connection.timeout = _left(deadline)
-                if self._connection.sock is not None:
-                    self._connection.sock.settimeout(self._connection.timeout)
-                signed = self._signed(method, path, query, headers or {}, body)
-                with suppress(BrokenPipeError):  # who refuses a body may have answered before the last of it
-                    self._connection.request(method, target, body, signed)
-                response = self._connection.getresponse()
-            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
-                self._connection.close()
-                if is_last_try or not was_kept:
-                    raise self._unavailable(error) from error
-                continue
-            except (OSError, http.client.HTTPException) as error:
-                self._connection.close()
-                raise self._unavailable(error) from error
-            incoming = Incoming(response, self._connection, deadline=deadline, unavailable=self._unavailable)
-            if incoming.status >= http.client.BAD_REQUEST:
-                with incoming:
-                    content_type = incoming.headers.get("content-type", "")
-                    raise answer_error(incoming.status, incoming.read(), content_type=content_type)
+        buffers = body if not isinstance(body, bytes) else (body,) if body else ()
+        head = self._signed(method, path, query, headers or {}, body)
+        scope = current_scope()
+        try:
+            answered = self._exchange(method, head, buffers, deadline=deadline, scope=scope)
+        except (OSError, BrokenAnswerError) as error:
+            self._end(scope)
+            raise self._unavailable(error) from error
+        except BaseException:  # an interrupt: nobody knows what of it was sent, so the connection ends here
+            self._end(scope)
+            raise
+        incoming = Incoming(answered, self._wire, deadline=deadline, scope=scope, unavailable=self._unavailable)
+        if incoming.status < _FIRST_ERROR_STATUS:
             return incoming
-        raise AssertionError("unreachable: the last try returns or raises")
+        with incoming:
+            told = incoming.headers
+            raise answer_error(
+                incoming.status,
+                incoming.read(),
+                content_type=told.get("content-type", ""),
+                retry_after=told.get("retry-after", ""),
+            )
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        self._connection.close()
+        self._wire.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _exchange(
+        self,
+        method: str,
+        head: bytes,
+        body: Sequence[bytes | memoryview],
+        *,
+        deadline: float,
+        scope: CallScope | None,
+    ) -> ResponseHead:
+        """Send, and read the answer's head; on a kept connection that the server has closed, once more on a new one."""
+        if self._wire.is_open and self._wire.is_stale():
+            self._wire.close()
+        was_kept = self._wire.is_open
+        while True:
+            if not self._wire.is_open:
+                self._wire = Wire()
+            if scope is not None:
+                scope.guard(self._wire.abort)
+            if not self._wire.is_open:
+                self._wire.connect(self.endpoint.host, self.endpoint.port, tls=self._tls, deadline=deadline)
+            try:
+                return self._asked(method, head, body, deadline)
+            except (ServerClosedError, ConnectionResetError, BrokenPipeError):
+                self._wire.close()
+                if not was_kept:
+                    raise
+                was_kept = False
+
+    def _asked(self, method: str, head: bytes, body: Sequence[bytes | memoryview], deadline: float) -> ResponseHead:
+        try:
+            self._wire.send(head, body, deadline=deadline)
+        except (BrokenPipeError, ConnectionResetError):  # who refuses a body may have answered before the last of it
+            answered = self._wire.read_head(method=method, deadline=deadline)
+            return msgspec.structs.replace(answered, is_kept=False)
+        return self._wire.read_head(method=method, deadline=deadline)
+
+    def _end(self, scope: CallScope | None) -> None:
+        if scope is not None:
+            scope.unguard()
+        self._wire.close()
 
     def _signed(
         self,
@@ -239,30 +213,17 @@ class SignedConnection:
         query: Sequence[tuple[str, str]],
         headers: Mapping[str, str],
         body: bytes | Sequence[bytes | memoryview],
-    ) -> dict[str, str]:
-        timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._wall_seconds()))
-        signed = signed_headers(
-            self._credentials,
-            method=method,
-            path=path,
-            query=query,
-            headers={"host": self.endpoint.host_header, **{name.lower(): value for name, value in headers.items()}},
-            payload_sha256=hashlib.sha256(body).hexdigest() if isinstance(body, bytes) else UNSIGNED_PAYLOAD,
-            region=self._region,
-            timestamp=timestamp,
-        )
+    ) -> bytes:
         if not isinstance(body, bytes):
-            signed["content-length"] = str(sum(len(buffer) for buffer in body))
-        return signed
+            payload_sha256 = UNSIGNED_PAYLOAD
+        else:
+            payload_sha256 = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
+        length = None
+        if body or method not in _BODILESS_METHODS:
+            length = len(body) if isinstance(body, bytes) else sum(memoryview(buffer).nbytes for buffer in body)
+        second = int(self._wall_seconds())
+        return self._heads.head(method, path, query, headers, payload_sha256, second=second, length=length)
 
     def _unavailable(self, error: Exception) -> UnavailableError:
         reason = str(error) or type(error).__name__
         return UnavailableError("no answer from the server", endpoint=self.endpoint.host_header, reason=reason)
-
-
-def _left(deadline: float) -> float:
-    """Seconds to a deadline; TimeoutError where none are left."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left

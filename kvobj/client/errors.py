@@ -68,13 +68,17 @@ _BY_STATUS: Final[dict[int, type[KvobjError]]] = {
     507: StoreFullError,
 }
 _XML_ELEMENTS: Final = re.compile(r"<(\w+)>([^<]*)</\1>")
+_SECONDS: Final = re.compile(r"[0-9]{1,6}")
 _MESSAGE_LENGTH_MAX: Final = 500
 _MSGPACK: Final = "application/msgpack"
 
 
-def answer_error(status: int, body: bytes, *, content_type: str = "") -> KvobjError:
-    """The error that an answer stands for, by its code first and its status second. What its detail tells is the error's data."""
+def answer_error(status: int, body: bytes, *, content_type: str = "", retry_after: str = "") -> KvobjError:
+    """The error that an answer stands for, by its code first and its status second. What its detail tells is the error's data, and
+    as `retry_after_seconds` what a Retry-After header of seconds does."""
     code, message, detail = _told(body, content_type)
+    if _SECONDS.fullmatch(retry_after):
+        detail = {**detail, "retry_after_seconds": int(retry_after)}
     return error_of(status, code, message, detail)
 
 

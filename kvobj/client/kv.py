@@ -7,12 +7,12 @@ from contextlib import closing
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
-from blake3 import blake3
 
-from kvobj.client.connection import Endpoint, Incoming, SignedConnection
+from kvobj.client.chunk_bytes import ChunkBytes
+from kvobj.client.connection import Endpoint, SignedConnection
 from kvobj.client.credentials import Credentials
-from kvobj.client.errors import error_of
-from kvobj.client.kv_stream import LENGTH_BYTES, STREAM_TYPE, chunk_stream, header_length, parse_header
+from kvobj.client.following import follow, stored_part
+from kvobj.client.http_chunks import HttpChunks, listed
 from kvobj.client.kv_values import (
     DEFAULT,
     Buffer,
@@ -26,12 +26,16 @@ from kvobj.client.kv_values import (
     RenewalAnswer,
     SessionAnswer,
     StoredChunk,
+    StoredPart,
 )
 from kvobj.client.pin_ledger import Statement
 from kvobj.client.retry import RetryRule
-from kvobj.client.transport import MSGPACK, Transport, read_answer
-from kvobj.errors import CorruptionError, InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
-from kvobj.ids.chunk_ids import CHUNK_ID_BYTES, Tokens, token_bytes
+from kvobj.client.same_host import SameHost
+from kvobj.client.same_host_lane import GrantAnswer
+from kvobj.client.transport import MSGPACK, Transport
+from kvobj.client.views import ChunkView
+from kvobj.errors import KvobjError
+from kvobj.ids.chunk_ids import Tokens, token_bytes
 
 TIMEOUT_SECONDS: Final = 30.0
 EVENT_WAIT_SECONDS: Final = 30.0
@@ -52,6 +56,10 @@ class KvClient:
     read are hashed and compared with the digest that the server tells, unless `verify` is False. Errors are the typed ones
     of `kvobj.errors`; a chunk that is not stored is None. Calls about sessions have connections of their own beside `connections`:
     a renewal never waits for a read.
+
+    On the server's own host chunk bytes go by shared memory where the server allows it, and else, as everything else, over HTTP
+    (docs/same-host.md); `same_host` False: never. `verify_same_host`: whether what was copied from there is hashed, too; None: as
+    `verify` says. In a forked child the client connects anew.
     """
 
     def __init__(
@@ -64,6 +72,8 @@ class KvClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
         retry: RetryRule | None = None,
         verify: bool = True,
+        same_host: bool = True,
+        verify_same_host: bool | None = None,
         region: str = "us-east-1",
     ) -> None:
         place = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
@@ -81,9 +91,27 @@ class KvClient:
 
         self._transport = transport(connections)
         self._leases = transport(_LEASE_CONNECTIONS)
+        self._same_host = SameHost(self._grant, self._renew_grant, timeout_seconds=timeout_seconds, is_wanted=same_host)
+        self._bytes = ChunkBytes(
+            HttpChunks(self._transport, self._path),
+            self._same_host,
+            verify=verify,
+            verify_same_host=verify if verify_same_host is None else verify_same_host,
+        )
+
+    @property
+    def is_same_host(self) -> bool:
+        """Whether chunk bytes go by shared memory at this moment; finds out, if that is due."""
+        return self._same_host.is_up
+
+    @property
+    def same_host_fallbacks(self) -> int:
+        """How many calls went over HTTP though the server allows shared memory: it was away, or could not serve them so."""
+        return self._same_host.fallbacks
 
     def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close the connections; views of chunks do not hold any more. Idempotent."""
+        self._same_host.close()
         self._transport.close()
         self._leases.close()
 
@@ -133,25 +161,7 @@ class KvClient:
 
         `ParentNotFoundError`, `LayoutMismatchError`, `ImmutableChunkError`, `QuotaExceededError`, `StoreFullError`.
         """
-        place = {
-            "x-kvobj-namespace": None if namespace is DEFAULT else namespace.name,
-            "x-kvobj-parent": parent.hex() if isinstance(parent, bytes) else parent,
-            "x-kvobj-tokens": None if tokens is None else str(tokens),
-            "x-kvobj-durability": durability,
-        }
-        headers = {header: value for header, value in place.items() if value is not None}
-        body = [memoryview(data).cast("B")]
-        path = f"{self._path}/{namespace.key_of(name)}"
-        with self._transport.open("PUT", path, headers=headers, body=body) as answer:
-            answer.read()
-            told = answer.headers
-        digest = told.get("x-kvobj-digest")
-        return StoredChunk(
-            existed=told.get("x-kvobj-existed") == "true",
-            durability=told.get("x-kvobj-durability", ""),
-            etag=told.get("etag", "").strip('"'),
-            digest=bytes.fromhex(digest) if digest else None,
-        )
+        return self._bytes.put(namespace, NewChunk(name, data, parent=parent, tokens=tokens), durability=durability)
 
     def get_chunk(
         self,
@@ -168,21 +178,87 @@ class KvClient:
 
         `CorruptionError` for bytes that are not what the server says they are.
         """
-        headers = {} if pin is None else {"x-kvobj-pin": pin.hex()}
-        query = () if layers is None else (("layers", f"{layers[0]}-{layers[1]}"),)
+        return self._bytes.get(name, namespace, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds)
+
+    def view_chunk(
+        self,
+        name: Name,
+        *,
+        namespace: Namespace = DEFAULT,
+        pin: bytes | None = None,
+        timeout_seconds: float | None = None,
+    ) -> ChunkView | None:
+        """A chunk to be looked at where it is; None if it is not stored. On the same host nothing is copied: see `ChunkView`, which
+        is released by the caller. Elsewhere the bytes are read into memory of their own. `pin` as for `get_chunk`."""
+        return self._bytes.view(name, namespace, pin=pin, timeout_seconds=timeout_seconds)
+
+    def get_chunks(
+        self,
+        names: Sequence[Name],
+        rooms: Sequence[memoryview],
+        *,
+        namespace: Namespace = DEFAULT,
+        pin: bytes | None = None,
+    ) -> list[int | None]:
+        """Each chunk's bytes at the start of its writable room; how many they are, None for a miss. `pin` as for `get_chunk`.
+
+        `InvalidRequestError` for a room that is too small, before a byte of it is written (on the same host: of any room).
+        `CorruptionError` as `get_chunk`; what the rooms hold then is undefined.
+        """
+        return self._bytes.get_many(names, rooms, namespace, pin=pin)
+
+    # -- layer by layer ------------------------------------------------------------------------------------------
+    def put_part(
+        self,
+        name: Name,
+        data: Buffer,
+        *,
+        part: tuple[int, int],
+        namespace: Namespace,
+        parent: Name | None = None,
+        tokens: int | None = None,
+        durability: str | None = None,
+    ) -> StoredPart:
+        """Store part `(index, count)` of a chunk, along the namespace's `part_axis`; index counts from 0. The chunk is visible once
+        all are there, in whatever order and by whichever writers. The parent may be coming in parts itself; where it is not whole
+        when the last part is there, that part is refused (`ParentNotFoundError`) and is put again later. `LayoutMismatchError`
+        where the writers do not agree; else as `put_chunk`."""
+        place = {
+            "x-kvobj-namespace": namespace.name,
+            "x-kvobj-parent": parent.hex() if isinstance(parent, bytes) else parent,
+            "x-kvobj-tokens": None if tokens is None else str(tokens),
+            "x-kvobj-part": f"{part[0]}/{part[1]}",
+            "x-kvobj-durability": durability,
+        }
+        headers = {header: value for header, value in place.items() if value is not None}
         path = f"{self._path}/{namespace.key_of(name)}"
-        try:
-            with self._transport.open(
-                "GET", path, query=query, headers=headers, timeout_seconds=timeout_seconds
-            ) as answer:
-                size_bytes = int(answer.headers.get("content-length", "0"))
-                view = _room(into, size_bytes)
-                answer.readinto(view)
-                digest = answer.headers.get("x-kvobj-digest") if answer.status == _OK else None
-        except NoSuchKeyError:
-            return None
-        self._check(view, bytes.fromhex(digest) if digest else None)
-        return view
+        with self._transport.open("PUT", path, headers=headers, body=[memoryview(data).cast("B")]) as answer:
+            answer.read()
+            return stored_part(answer)
+
+    def follow_chunk(
+        self,
+        name: Name,
+        *,
+        namespace: Namespace = DEFAULT,
+        layers: tuple[int, int] | None = None,
+        wait_seconds: float = 0.0,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[memoryview]:
+        """A chunk's bytes while it is still being put, each piece in memory of its own, as they come; with `layers` (A to B) one
+        view a layer. A stored chunk comes at once. Only the iteration's end says that what has come is a chunk's:
+        `UnavailableError` where the upload was given up, or nothing came within the timeout (for each piece), `CorruptionError`.
+
+        `NoSuchKeyError` where nobody puts the chunk, and nobody has begun to within `wait_seconds`. Keeps one connection.
+        """
+        return follow(
+            self._transport,
+            f"{self._path}/{namespace.key_of(name)}",
+            layers=layers,
+            wait_seconds=wait_seconds,
+            timeout_seconds=self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds,
+            verify=self._verify,
+        )
 
     # -- match ---------------------------------------------------------------------------------------------------
     def match(
@@ -201,7 +277,7 @@ class KvClient:
         where a session is given. `output_tokens` and `partial_last` are hints to the eviction policy."""
         document: dict[str, object] = {"namespace": namespace.name, "detail": "chunks" if detail else "none"}
         if ids is not None:
-            document["ids"] = _listed(ids)
+            document["ids"] = listed(ids)
         if tokens is not None:
             document["tokens"] = token_bytes(tokens)
         if session is not None:
@@ -249,7 +325,7 @@ class KvClient:
         timeout_seconds: float | None = None,
     ) -> PinsAnswer:
         """Pin chunks, each with a pin of its own. `PinLimitExceededError` pins none."""
-        document = {"session": session, "namespace": namespace.name, "tails": _listed(tails)}
+        document = {"session": session, "namespace": namespace.name, "tails": listed(tails)}
         return self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
 
     # -- many at once --------------------------------------------------------------------------------------------
@@ -266,51 +342,15 @@ class KvClient:
         """Chunks as they come, in the order of the list or layer by layer. `into(index, layer, size_bytes)` gives the room for an
         item, or None for new memory. `CorruptionError`; `UnavailableError` if the stream breaks off: what came before is right. The
         timeout is for each item."""
-        document: dict[str, object] = {"namespace": namespace.name, "ids": _listed(names)}
-        if layers is not None:
-            document["layers"] = layers
-        if layer_order:
-            document["order"] = "layer"
-        body = msgspec.msgpack.encode(document)
-        item_seconds = self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds
-        with self._transport.open(
-            "POST",
-            self._path,
-            query=(("mget", ""),),
-            headers={"content-type": MSGPACK},
-            body=body,
-            timeout_seconds=timeout_seconds,
-        ) as answer:
-            count = 0
-            while True:
-                answer.allow(item_seconds)
-                header = parse_header(_exactly(answer, header_length(_exactly(answer, LENGTH_BYTES))))
-                if header.end:
-                    if header.items != count:
-                        raise UnavailableError("the stream of chunks is not whole", items=header.items, came=count)
-                    answer.read()
-                    return
-                count += 1
-                if header.status != _OK:
-                    yield ReadChunk(header.i, header.layer, None)
-                    continue
-                room = None if into is None else into(header.i, header.layer, header.size_bytes)
-                view = _room(room, header.size_bytes)
-                answer.readinto(view)
-                self._check(view, header.digest)
-                yield ReadChunk(header.i, header.layer, view)
+        return self._bytes.stream(
+            names, namespace, layers=layers, layer_order=layer_order, into=into, timeout_seconds=timeout_seconds
+        )
 
     def mput(
         self, chunks: Sequence[NewChunk], *, namespace: Namespace = DEFAULT, durability: str | None = None
     ) -> list[StoredChunk | KvobjError]:
         """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error."""
-        headers = {"content-type": STREAM_TYPE, "accept": MSGPACK}
-        if durability is not None:
-            headers["x-kvobj-durability"] = durability
-        body = chunk_stream(namespace.name, chunks)
-        with self._transport.open("POST", self._path, query=(("mput", ""),), headers=headers, body=body) as answer:
-            told: dict[str, Any] = read_answer(answer.read(), dict)
-        return [_stored(item) for item in told["items"]]
+        return self._bytes.put_many(namespace, chunks, durability=durability)
 
     # -- events --------------------------------------------------------------------------------------------------
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
@@ -340,43 +380,8 @@ class KvClient:
             method, self._path, kind, query=(query,), document=document, timeout_seconds=timeout_seconds
         )
 
-    def _check(self, view: memoryview, digest: bytes | None) -> None:
-        if self._verify and digest is not None and blake3(view).digest() != digest:
-            raise CorruptionError("the bytes that came are not those that were stored", size_bytes=len(view))
+    def _grant(self) -> GrantAnswer:
+        return self._leases.call("POST", self._path, GrantAnswer, query=(("same-host", ""),))
 
-
-def _listed(names: Sequence[Name]) -> bytes | list[str]:
-    """Names as msgpack has them: raw ids end to end, or strings."""
-    if names and isinstance(names[0], bytes):
-        ids = [name for name in names if isinstance(name, bytes)]
-        if len(ids) != len(names) or any(len(each) != CHUNK_ID_BYTES for each in ids):
-            raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
-        return b"".join(ids)
-    keys = [name for name in names if isinstance(name, str)]
-    if len(keys) != len(names):
-        raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
-    return keys
-
-
-def _stored(item: Mapping[str, Any]) -> StoredChunk | KvobjError:
-    if "error" in item:
-        error = item["error"]
-        return error_of(item["status"], error["code"], error["message"], error.get("detail") or {})
-    return msgspec.convert(item, StoredChunk)
-
-
-def _room(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:
-    if into is None:
-        return memoryview(bytearray(size_bytes))
-    view = memoryview(into).cast("B")
-    if len(view) < size_bytes:
-        raise InvalidRequestError(
-            "the chunk is larger than the room for it", size_bytes=size_bytes, room_bytes=len(view)
-        )
-    return view[:size_bytes]
-
-
-def _exactly(answer: Incoming, size_bytes: int) -> bytes:
-    buffer = bytearray(size_bytes)
-    answer.readinto(memoryview(buffer))
-    return bytes(buffer)
+    def _renew_grant(self, grant_id: bytes) -> None:
+        self._leases.call("POST", self._path, dict, query=(("same-host", grant_id.hex()),))

@@ -158,6 +158,20 @@ class StoredChunk(msgspec.Struct, frozen=True):
     digest: bytes | None = None
 
 
+class StoredPart(msgspec.Struct, frozen=True):
+    """What a PUT of a part tells: how many of the chunk's `count` parts are stored now. `existed`: this one, or the whole chunk,
+    was stored before by another writer."""
+
+    existed: bool
+    have: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the chunk is whole, and so is visible."""
+        return self.have == self.count
+
+
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
     """One item of an mget: the chunk's bytes, or those of one of its layers; None: it is not stored."""

@@ -7,8 +7,11 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.errors import KvobjError
+
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
+_TOLD_SECONDS_MAX: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class RetryBudget:
 
     def note_call(self) -> None:
         """A call is made for the first time."""
+        if self._left >= self.rule.burst:  # as it is but after failures
+            return
         with self._lock:
             self._left = min(self.rule.burst, self._left + self.rule.share)
 
@@ -46,6 +51,13 @@ class RetryBudget:
                 return False
             self._left -= 1
             return True
+
+
+def told_seconds(error: KvobjError) -> float:
+    """How long at least the server asks to wait (Retry-After), but no longer than a client lets itself be told; 0.0 if it says
+    nothing."""
+    told = error.data.get("retry_after_seconds")
+    return min(float(told), _TOLD_SECONDS_MAX) if isinstance(told, int) else 0.0
 
 
 def pause_seconds(tries: int, *, fraction: float | None = None) -> float:

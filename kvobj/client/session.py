@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
+from kvobj.client.forking import forget_in_child
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
 from kvobj.client.lease import Lease, boot_seconds
 from kvobj.client.pin_ledger import PinLedger
+from kvobj.client.views import ChunkView
 from kvobj.errors import (
     KvobjError,
     NoSuchKeyError,
@@ -93,6 +95,8 @@ class PinnedMatch:
 class Session:
     """A context manager: entering opens a session and starts to renew it, leaving ends both. Thread-safe.
 
+    It is the process's that opened it: in a forked child it is closed, its pins are valid no more, and the server hears nothing.
+
     `now` is `lease.boot_seconds` but in tests. Without a thread (`is_automatic` False) its owner calls `renew` himself.
     """
 
@@ -120,6 +124,16 @@ class Session:
         self._wake = threading.Event()
         self._is_closed = False
         self._thread: threading.Thread | None = None
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: the parent goes on to renew it, and releases what it holds."""
+        self._lock, self._renewing, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._thread = None
+        self._is_closed = True
+        for epoch in (self._epoch, *self._past):
+            if epoch is not None:
+                epoch.lease.lose()
 
     def __enter__(self) -> Self:
         self._epoch = self._open()
@@ -233,6 +247,31 @@ class Session:
         if data is None:
             raise NoSuchKeyError("the pin holds no such chunk", name=name)
         return data
+
+    def view(self, pin: Pin, name: Name) -> ChunkView | None:
+        """A pinned chunk to be looked at where it is (`KvClient.view_chunk`), released by the caller; None if the pin does not hold
+        now. On the same host the view holds the bytes by itself from then on; who wants the pin's word as well asks `Pin.is_valid`
+        after the use."""
+        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        if grant is None or not grant.epoch.lease.is_valid(self.now()):
+            return None
+        lease = grant.epoch.lease
+        timeout = None if self._is_renewed else max(_CALL_SECONDS_MIN, lease.left_seconds(self.now()))
+        try:
+            view = self._client.view_chunk(
+                name, namespace=pin.namespace, pin=_id_for(grant, pin.names, name), timeout_seconds=timeout
+            )
+        except UnavailableError:
+            if lease.is_valid(self.now()):
+                raise
+            return None
+        if not lease.is_valid(self.now()):
+            if view is not None:
+                view.release()
+            return None
+        if view is None:
+            raise NoSuchKeyError("the pin holds no such chunk", name=name)
+        return view
 
     def read_many(
         self,
@@ -348,13 +387,15 @@ class Session:
             for tail, pin_id in zip(tails, ids, strict=True)
         ]
 
-    def _granted(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[bytes | None]:
+    def _granted(
+        self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace, *, timeout_seconds: float | None = None
+    ) -> list[bytes | None]:
         with self._lock:
             ticket = epoch.ledger.begin()
         answer = None
         sent_at = self.now()
         try:
-            answer = self._client.pin_tails(epoch.id, tails, namespace=namespace, timeout_seconds=_call_seconds(epoch))
+            answer = self._client.pin_tails(epoch.id, tails, namespace=namespace, timeout_seconds=timeout_seconds)
         finally:
             ids = [] if answer is None else [each.pin for each in answer.pins]
             with self._lock:
@@ -383,7 +424,8 @@ class Session:
         for group in _grouped(behind):
             names = [name for pin, _ in group for name in pin.names]
             try:
-                ids = iter(self._granted(new, names, group[0][0].namespace))
+                seconds = _call_seconds(new)
+                ids = iter(self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds))
             except PinLimitExceededError:
                 ids = iter([None] * len(names))
             for pin, grant in group:

@@ -1,21 +1,22 @@
 """Calls of many threads over a few kept connections, each call with a deadline and a bounded number of retries.
 
 What is retried: 503 and connections that broke. Every call may be made twice: PUTs of chunks are idempotent, and a pin whose answer
-was lost is found by the next renewal.
+was lost is found by the next renewal. A call that another thread ends (`CallScope`) is not made again, its connection is closed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
+from kvobj.client.call_scope import current_scope, pause
 from kvobj.client.connection import Incoming, SignedConnection
-from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds
+from kvobj.client.forking import forget_in_child
+from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds, told_seconds
 from kvobj.errors import BusyError, UnavailableError
 
 MSGPACK: Final = "application/msgpack"
@@ -23,8 +24,31 @@ MSGPACK: Final = "application/msgpack"
 T = TypeVar("T")
 
 
+class Lent:
+    """A context manager: an answer to be read within the block, on a connection that is lent until the block's end."""
+
+    __slots__ = ("_connection", "_incoming", "_transport")
+
+    def __init__(self, transport: Transport, connection: SignedConnection, incoming: Incoming) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._incoming = incoming
+
+    def __enter__(self) -> Incoming:
+        return self._incoming
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._incoming.close()
+        finally:
+            self._transport.give(self._connection)
+
+
 class Transport:
-    """Lends connections. Thread-safe. `connect` makes one; at most `connections` are open, and who finds none free waits."""
+    """Lends connections. Thread-safe. `connect` makes one; at most `connections` are open, and who finds none free waits.
+
+    In a forked child it begins anew: the parent's connections stay the parent's.
+    """
 
     def __init__(
         self,
@@ -35,12 +59,24 @@ class Transport:
         retry: RetryRule,
     ) -> None:
         self._connect = connect
-        self._free = threading.BoundedSemaphore(connections)
-        self._idle: list[SignedConnection] = []
-        self._lock = threading.Lock()
-        self._budget = RetryBudget(retry)
+        self._connections = connections
+        self._retry = retry
         self._is_closed = False
         self.timeout_seconds = timeout_seconds
+        self._begin()
+        forget_in_child(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()  # taken as such where nobody waits: a condition costs several times as much
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._lent = 0
+        self._idle: list[SignedConnection] = []
+        self._budget = RetryBudget(self._retry)
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`; the wires forget by themselves."""
+        self._begin()
 
     def call(
         self,
@@ -63,7 +99,6 @@ class Transport:
         ) as answer:
             return read_answer(answer.read(), kind)
 
-    @contextmanager
     def open(
         self,
         method: str,
@@ -73,39 +108,32 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | Sequence[bytes | memoryview] = b"",
         timeout_seconds: float | None = None,
-    ) -> Iterator[Incoming]:
-        """An answer to be read within the block. Once its head is there nothing is retried."""
+    ) -> Lent:
+        """Send a request and wait for its answer's head; the body is read within the block. Nothing is retried then."""
         deadline = time.monotonic() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
-
-        def send(connection: SignedConnection) -> Incoming:
-            left = max(0.0, deadline - time.monotonic())
-            return connection.open(method, path, query=query, headers=headers, body=body, timeout_seconds=left)
-
-        connection, incoming = self._sent(send, deadline)
-        try:
-            with incoming:
-                yield incoming
-        finally:
-            self._give(connection)
-
-    def _sent(self, send: Callable[[SignedConnection], Incoming], deadline: float) -> tuple[SignedConnection, Incoming]:
+        scope = current_scope()
+        if scope is not None and scope.deadline < deadline:
+            deadline = scope.deadline
         self._budget.note_call()
         tries = 0
         while True:
             connection = self._take(deadline)
             try:
-                return connection, send(connection)
-            except (BusyError, UnavailableError):
-                self._give(connection)
+                left = max(0.0, deadline - time.monotonic())
+                incoming = connection.open(method, path, query=query, headers=headers, body=body, timeout_seconds=left)
+                return Lent(self, connection, incoming)
+            except (BusyError, UnavailableError) as error:
+                self.give(connection)
                 tries += 1
-                pause = pause_seconds(tries)
-                is_late = time.monotonic() + pause >= deadline
-                if is_late or tries >= self._budget.rule.tries or not self._budget.take():
+                seconds = told_seconds(error) + pause_seconds(tries)
+                is_late = time.monotonic() + seconds >= deadline
+                is_ended = scope is not None and scope.is_cancelled
+                if is_late or is_ended or tries >= self._retry.tries or not self._budget.take():
                     raise
-                time.sleep(pause)
             except BaseException:
-                self._give(connection)
+                self.give(connection)
                 raise
+            pause(seconds)
 
     def own_connection(self) -> SignedConnection:
         """A connection that is none of those lent, for an answer that goes on for ever. The caller closes it."""
@@ -119,25 +147,61 @@ class Transport:
         for connection in idle:
             connection.close()
 
-    def _take(self, deadline: float) -> SignedConnection:
-        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise UnavailableError("all connections of this client are in use")
+    def give(self, connection: SignedConnection) -> None:
+        """A lent connection comes back. A broken one has been closed, and opens itself again."""
         with self._lock:
+            if self._lent:  # one lent before a fork may come back in the child
+                self._lent -= 1
+            if self._is_closed or len(self._idle) >= self._connections:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            if self._waiting:
+                self._changed.notify()
+
+    def _take(self, deadline: float) -> SignedConnection:
+        with self._lock:
+            if self._lent >= self._connections:
+                self._waiting += 1
+                try:
+                    self._wait(deadline)
+                finally:
+                    self._waiting -= 1
+            self._lent += 1
             if self._idle:
                 return self._idle.pop()
         try:
             return self._connect()
         except BaseException:
-            self._free.release()
+            with self._changed:
+                self._lent -= 1
+                self._changed.notify()
             raise
 
-    def _give(self, connection: SignedConnection) -> None:
-        with self._lock:
-            if self._is_closed:
-                connection.close()
-            else:
-                self._idle.append(connection)
-        self._free.release()
+    def _wait(self, deadline: float) -> None:
+        """For a connection that is not lent, or for the end of the call."""
+        scope = current_scope()
+        if scope is None:
+            is_free = self._changed.wait_for(self._is_free, max(0.0, deadline - time.monotonic()))
+        else:
+            changed = self._changed
+            changed.release()  # `cancel` takes the scope's lock first and then this one: so does this thread
+            try:
+                scope.guard(lambda: _wake(changed))
+            finally:
+                changed.acquire()
+            left = max(0.0, deadline - time.monotonic())
+            is_free = changed.wait_for(lambda: scope.is_cancelled or self._is_free(), left) and not scope.is_cancelled
+        if not is_free:
+            raise UnavailableError("all connections of this client are in use")
+
+    def _is_free(self) -> bool:
+        return self._lent < self._connections
+
+
+def _wake(changed: threading.Condition) -> None:
+    with changed:
+        changed.notify_all()
 
 
 def read_answer(body: bytes, kind: type[T]) -> T:

@@ -54,6 +54,13 @@ def build() -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise BuildError("no C compiler (cc, gcc, clang or CC); on Debian: apt-get install gcc libc6-dev")
+    try:
+        return _build(compiler)
+    except OSError as error:  # of an installation that is not ours to write to, among others
+        raise BuildError(f"{DIRECTORY}: {error}") from error
+
+
+def _build(compiler: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=DIRECTORY) as scratch:
         made = Path(scratch) / LIBRARY.name
         define = f'-DKVOBJ_NATIVE_FINGERPRINT="{fingerprint()}"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from kvobj.client import (
     Session,
     SignedConnection,
 )
+from kvobj.client.call_scope import CallScope
 from kvobj.client.connection import Endpoint
 from kvobj.client.kv_values import ROOT, StoredChunk
 from kvobj.client.retry import RetryRule
@@ -68,12 +70,13 @@ def client_of(server: ServerProcess, **options: float) -> KvClient:
         "cache",
         connections=connections,
         timeout_seconds=options.get("timeout_seconds", 20.0),
+        same_host=bool(options.get("same_host", True)),
     )
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[KvClient]:
-    with client_of(server) as made:
+@pytest.fixture(params=[True, False], ids=["same-host", "http"])
+def client(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[KvClient]:
+    with client_of(server, same_host=request.param) as made:
         yield made
 
 
@@ -480,13 +483,13 @@ def test_threads_share_a_client(client: KvClient, namespace: Namespace) -> None:
 
 def test_a_session_is_renewed_while_reads_have_all_connections(server: ServerProcess, namespace: Namespace) -> None:
     ids = namespace.chunk_ids(TOKENS)
-    with client_of(server, connections=1, timeout_seconds=1.0) as small:
+    with client_of(server, connections=1, same_host=False) as small:
         put_chain(small, namespace, ids)
         with Session(small, is_automatic=False) as session:
             pin = held(session.match(namespace=namespace, ids=ids).pin)
             stream = session.read_many(pin, ids)
             assert next(stream).data is not None
-            with pytest.raises(UnavailableError):
+            with pytest.raises(UnavailableError), CallScope(time.monotonic() + 0.2).entered():
                 small.match(namespace=namespace, ids=ids)
             session.renew()
             assert len(list(stream)) == 5

@@ -158,6 +158,15 @@ def test_a_bucket_is_created_with_its_kind(admin: Admin, endpoint: str, store: F
     assert admin("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks")[0] == 1
 
 
+def test_a_bucket_is_made_for_a_user_that_exists(admin: Admin, endpoint: str, store: FakeStore) -> None:
+    create = ("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks", "--owner", "engine")
+    status, _, err = admin(*create)
+    assert (status, "user" in err, "chunks" in store.catalog.buckets_by_name) == (1, True, False)
+    assert admin("--endpoint", endpoint, *ACCESS, "user", "add", "engine")[0] == 0
+    assert admin(*create)[0] == 0
+    assert store.catalog.buckets_by_name["chunks"].owner == "engine"
+
+
 def test_users_come_and_go(admin: Admin, endpoint: str, store: FakeStore) -> None:
     status, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "user", "add", "main", "--display-name", "Main")
     assert status == 0
@@ -292,7 +301,7 @@ def test_a_kept_connection_that_the_server_closed_is_opened_again(store: FakeSto
     with SignedConnection(Endpoint.parse(endpoint), Credentials("root-key", "root-secret")) as connection:
         client = AdminClient(connection)
         client.status()
-        sock = connection._connection.sock
+        sock = connection._wire._socket
         assert sock is not None
         sock.shutdown(2)
         assert len(client.buckets()) == len(store.catalog.buckets_by_name)

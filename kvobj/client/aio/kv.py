@@ -1,0 +1,108 @@
+"""`AsyncKvClient`: the calls of `KvClient` for an event loop. Their contracts stand there."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from kvobj.client.aio.calls import OnThreads, awaited, iterated
+from kvobj.client.aio.threads import CallThreads
+from kvobj.client.connection import Endpoint
+from kvobj.client.credentials import Credentials
+from kvobj.client.kv import TIMEOUT_SECONDS, KvClient
+from kvobj.client.retry import RetryRule
+from kvobj.client.views import ChunkView
+
+_LEASE_THREADS = 2
+
+
+def let_go_view(view: ChunkView | None) -> None:
+    """Of what a cancelled call had opened nobody would know."""
+    if view is not None:
+        view.release()
+
+
+class AsyncKvClient(OnThreads[KvClient]):
+    """One KV bucket of one server, for one event loop at a time; tasks share it. `connections` is also the number of calls that are
+    made at once: others wait, up to their deadline. Callables that are given to a call are called in its thread.
+
+    An iterator that is left before its end is closed with `aclose` (`contextlib.aclosing`), or when it is collected.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint | str,
+        credentials: Credentials,
+        bucket: str,
+        *,
+        connections: int = 8,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry: RetryRule | None = None,
+        verify: bool = True,
+        same_host: bool = True,
+        verify_same_host: bool | None = None,
+        region: str = "us-east-1",
+    ) -> None:
+        core = KvClient(
+            endpoint,
+            credentials,
+            bucket,
+            connections=connections,
+            timeout_seconds=timeout_seconds,
+            retry=retry,
+            verify=verify,
+            same_host=same_host,
+            verify_same_host=verify_same_host,
+            region=region,
+        )
+        calls = CallThreads("kvobj-call", connections, timeout_seconds=timeout_seconds)
+        leases = CallThreads("kvobj-lease", _LEASE_THREADS, timeout_seconds=timeout_seconds)
+        super().__init__(core, calls, leases, timeout_seconds=timeout_seconds)
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.core.bucket
+
+    @property
+    def is_same_host(self) -> bool:
+        """See `KvClient.is_same_host`."""
+        return self.core.is_same_host
+
+    @property
+    def same_host_fallbacks(self) -> int:
+        """See `KvClient.same_host_fallbacks`."""
+        return self.core.same_host_fallbacks
+
+    async def close(self) -> None:
+        """Close the connections and end the threads. Idempotent."""
+        self.core.close()
+        self.calls.close()
+        self.leases.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    declare_namespace = awaited(KvClient.declare_namespace)
+    namespace = awaited(KvClient.namespace)
+    namespaces = iterated(KvClient.namespaces)
+    remove_namespace = awaited(KvClient.remove_namespace)
+
+    put_chunk = awaited(KvClient.put_chunk)
+    get_chunk = awaited(KvClient.get_chunk)
+    get_chunks = awaited(KvClient.get_chunks)
+    view_chunk = awaited(KvClient.view_chunk, undo=let_go_view)
+    put_part = awaited(KvClient.put_part)
+    follow_chunk = iterated(KvClient.follow_chunk, is_endless=True)
+
+    match = awaited(KvClient.match)
+    mget = iterated(KvClient.mget)
+    mput = awaited(KvClient.mput)
+    events = iterated(KvClient.events, is_endless=True)
+
+    open_session = awaited(KvClient.open_session, is_lease=True)
+    renew_session = awaited(KvClient.renew_session, is_lease=True)
+    close_session = awaited(KvClient.close_session, is_lease=True)
+    pin_tails = awaited(KvClient.pin_tails, is_lease=True)

@@ -1,0 +1,140 @@
+"""A few named threads that make blocking calls for an event loop. Bounded: who finds all of them busy waits, up to a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
+
+from kvobj.client.call_scope import CallScope
+from kvobj.client.forking import forget_in_child
+from kvobj.errors import UnavailableError
+
+T = TypeVar("T")
+
+_Jobs = SimpleQueue["_Job[object] | None"]
+_NEVER: Final = float("inf")
+
+
+class _Job(Generic[T]):
+    """One call, from the loop to a thread and back. `is_done` and `waiter` belong to the loop."""
+
+    __slots__ = ("call", "error", "is_done", "loop", "result", "scope", "waiter")
+
+    def __init__(self, call: Callable[[], T], scope: CallScope, loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.scope = scope
+        self.loop = loop
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.waiter: asyncio.Future[None] = loop.create_future()
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            with self.scope.entered():
+                self.result = self.call()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where the call is awaited
+            self.error = error
+        try:
+            self.loop.call_soon_threadsafe(self._finish)
+        except RuntimeError:  # the loop was closed meanwhile: nobody awaits this
+            return
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class CallThreads:
+    """Runs blocking calls on at most so many threads, which are started as they are needed. For one event loop at a time."""
+
+    def __init__(self, name: str, threads: int, *, timeout_seconds: float) -> None:
+        self._name = name
+        self._threads = threads
+        self._timeout_seconds = timeout_seconds
+        self._begin()
+        forget_in_child(self)
+
+    def _begin(self) -> None:
+        self._jobs: _Jobs = SimpleQueue()
+        self._started = 0
+        self._running = 0
+        self._slots = asyncio.Semaphore(self._threads)
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: the threads stayed in the parent."""
+        self._begin()
+
+    async def run(self, call: Callable[[], T], scope: CallScope, *, undo: Callable[[T], object] | None = None) -> T:
+        """Make a call in a thread and wait for it. `UnavailableError` where no thread comes free within the scope's deadline and
+        the timeout. Where the awaiting task is cancelled, the call is ended first; `undo` takes back what it did all the same."""
+        await self._slot(scope)
+        try:
+            job = _Job(call, scope, asyncio.get_running_loop())
+            self._submit(job)
+            cancelled = await _end_of(job)
+        finally:
+            self._running -= 1
+            self._slots.release()
+        if cancelled is not None:
+            if undo is not None and job.error is None:
+                undo(job.result)  # type: ignore[arg-type]  # without an error there is a result
+            raise cancelled
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # as above
+
+    def close(self) -> None:
+        """End the threads as they come free. Idempotent."""
+        started, self._started = self._started, 0
+        for _ in range(started):
+            self._jobs.put(None)
+        self._jobs = SimpleQueue()
+
+    def __del__(self) -> None:
+        self.close()
+
+    async def _slot(self, scope: CallScope) -> None:
+        if self._slots.locked():
+            left = min(self._timeout_seconds, scope.deadline - time.monotonic())
+            try:
+                async with asyncio.timeout(left):
+                    await self._slots.acquire()
+            except TimeoutError as error:
+                raise UnavailableError("all threads of this client are in use", threads=self._threads) from error
+        else:
+            await self._slots.acquire()
+        self._running += 1
+
+    def _submit(self, job: _Job[T]) -> None:
+        if self._started < self._running:
+            name = f"{self._name}-{self._started + 1}"
+            threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+            self._started += 1
+        self._jobs.put(job)  # type: ignore[arg-type]  # of whatever type: the queue hands it on
+
+
+async def _end_of(job: _Job[T]) -> asyncio.CancelledError | None:
+    """Wait for the end of a call, also of one that is cancelled meanwhile; how it was."""
+    cancelled: asyncio.CancelledError | None = None
+    while not job.is_done:
+        try:
+            await job.waiter
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            job.scope.cancel()
+            if not job.is_done:
+                job.waiter = job.loop.create_future()
+    return cancelled
+
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # what it holds is not kept while there is nothing to do

@@ -1,0 +1,80 @@
+"""A call that another thread may end: what the async client cancels a blocking call by.
+
+The thread that makes the call carries the scope; whatever that call waits for then is guarded by a function that ends the wait.
+Ending a call ends it for good: what it waits for next fails at once, and nothing is retried.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from kvobj.errors import UnavailableError
+
+_local: Final = threading.local()
+
+
+class CallScope:
+    """One call, or one stream of answers. `deadline` (of `time.monotonic`) bounds every wait of it beside its own."""
+
+    __slots__ = ("_abort", "_lock", "deadline", "is_cancelled")
+
+    def __init__(self, deadline: float = float("inf")) -> None:
+        self.deadline = deadline
+        self.is_cancelled = False
+        self._abort: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """End the call. From any thread; the call itself ends moments later, with `UnavailableError`."""
+        with self._lock:
+            self.is_cancelled = True
+            if self._abort is not None:
+                self._abort()
+
+    def guard(self, abort: Callable[[], object]) -> None:
+        """`abort` ends what the call waits for from now on, until `unguard` or another guard. It must not block and is called under
+        the scope's lock, so never after `unguard` has returned. `UnavailableError` if the call has been ended."""
+        with self._lock:
+            if self.is_cancelled:
+                raise UnavailableError("the call was cancelled")
+            self._abort = abort
+
+    def unguard(self) -> None:
+        """Nothing is waited for. Idempotent."""
+        with self._lock:
+            self._abort = None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Calls that this thread makes within the block are the scope's."""
+        before = current_scope()
+        _local.scope = self
+        try:
+            yield
+        finally:
+            _local.scope = before
+
+
+def current_scope() -> CallScope | None:
+    """The scope of the call that this thread makes; None where nobody can end it."""
+    return getattr(_local, "scope", None)
+
+
+def pause(seconds: float) -> None:
+    """Sleep, unless the call is ended. `UnavailableError` then."""
+    scope = current_scope()
+    if scope is None:
+        time.sleep(seconds)
+        return
+    woken = threading.Event()
+    scope.guard(woken.set)
+    woken.wait(seconds)
+    scope.guard(_nothing)
+
+
+def _nothing() -> None:
+    """What ends the wait for nothing."""

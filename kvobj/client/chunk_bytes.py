@@ -1,0 +1,286 @@
+"""Chunk bytes, whichever way they go: by shared memory where the server and the client are on one host and may, else over HTTP.
+
+The two ways answer alike. What the same-host path cannot do, or does not do at this moment, goes over HTTP within the same call,
+so a caller sees nothing of either but the time. Bytes are hashed where their digest is known and `verify` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from blake3 import blake3
+
+from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
+from kvobj.client.kv_values import DEFAULT, Name, Namespace, NewChunk, ReadChunk, StoredChunk
+from kvobj.client.same_host import Held, SameHost
+from kvobj.client.views import ChunkView
+from kvobj.errors import CorruptionError, KvobjError
+from kvobj.same_host.messages import KEYS_MAX
+
+OPENED_AT_ONCE: Final = 64
+"""Chunks of a stream that are pinned together."""
+
+_Layers = tuple[int, int] | None
+
+
+class ChunkBytes:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, http: HttpChunks, same_host: SameHost, *, verify: bool, verify_same_host: bool) -> None:
+        self._http = http
+        self._same_host = same_host
+        self._verify = verify
+        self._verify_same_host = verify_same_host
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def view(
+        self, name: Name, namespace: Namespace, *, pin: bytes | None, timeout_seconds: float | None = None
+    ) -> ChunkView | None:
+        """See `KvClient.view_chunk`."""
+        key = namespace.key_of(name)
+        held = self._same_host.open([key], pins=_pins(pin), timeout_seconds=timeout_seconds)
+        if held is not None:
+            if held.size_of(0) is None:
+                return None
+            extent, memory = held.extents[0], held.memory(0)
+            if extent is not None and memory is not None:
+                return ChunkView(
+                    memory, digest=extent.digest, tier=extent.tier, lane=held.lane, on_release=held.release
+                )
+        found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=timeout_seconds)
+        if found is None:
+            return None
+        data, digest = found
+        self._check(data, digest)
+        return ChunkView(data, digest=digest)
+
+    def get(
+        self,
+        name: Name,
+        namespace: Namespace,
+        *,
+        layers: _Layers,
+        pin: bytes | None,
+        into: bytearray | memoryview | None,
+        timeout_seconds: float | None,
+    ) -> memoryview | None:
+        """See `KvClient.get_chunk`."""
+        key = namespace.key_of(name)
+        held = self._same_host.open([key], layers=layers, pins=_pins(pin), timeout_seconds=timeout_seconds)
+        if held is not None:
+            if held.size_of(0) is None:
+                return None
+            view = self._copied(held, 0, into)
+            if view is not None:
+                return view
+        found = self._http.get(key, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds)
+        if found is None:
+            return None
+        self._check(*found)
+        return found[0]
+
+    def get_many(
+        self, names: Sequence[Name], rooms: Sequence[memoryview], namespace: Namespace, *, pin: bytes | None
+    ) -> list[int | None]:
+        """See `KvClient.get_chunks`."""
+        if len(names) != len(rooms):
+            raise ValueError(f"{len(names)} chunks and {len(rooms)} rooms")
+        sizes: list[int | None] = [None] * len(names)
+        left = list(range(len(names)))
+        while left:
+            some, left = left[:KEYS_MAX], left[KEYS_MAX:]
+            keys = [namespace.key_of(names[index]) for index in some]
+            held = self._same_host.open(keys, pins=_pins(pin))
+            if held is None:
+                left = some + left
+                break
+            behind = self._fill_many(held, some, rooms, sizes)
+            if len(behind) == len(some):
+                left = some + left
+                break
+            # What the store had no room to pin is asked for again, now that the others are released.
+            left = behind + left
+        if left:
+            self._get_rest(left, names, rooms, sizes, namespace, pin)
+        return sizes
+
+    def _fill_many(
+        self, held: Held, places: Sequence[int], rooms: Sequence[memoryview], sizes: list[int | None]
+    ) -> list[int]:
+        """Copy what is held, after it is known that all of it fits; the places of what has to come another way."""
+        behind: list[int] = []
+        try:
+            found: list[tuple[int, int, memoryview]] = []
+            for at, place in enumerate(places):
+                size_bytes = held.size_of(at)
+                if size_bytes is None:
+                    continue
+                view = room_for(rooms[place], size_bytes)
+                if held.extents[at] is None:
+                    behind.append(place)
+                else:
+                    found.append((at, place, view))
+            if held.copy_into(*[(at, view) for at, _, view in found]):
+                for at, place, view in found:
+                    self._check_copy(view, held.digest(at))
+                    sizes[place] = len(view)
+            else:
+                behind += [place for _, place, _ in found]
+        finally:
+            held.release()
+        return behind
+
+    def _get_rest(  # noqa: PLR0917 - one caller
+        self,
+        places: Sequence[int],
+        names: Sequence[Name],
+        rooms: Sequence[memoryview],
+        sizes: list[int | None],
+        namespace: Namespace,
+        pin: bytes | None,
+    ) -> None:
+        if pin is not None:  # a stream reads no pins: what a DELETE has hidden comes one by one
+            for place in places:
+                key = namespace.key_of(names[place])
+                found = self._http.get(key, layers=None, pin=pin, into=rooms[place], timeout_seconds=None)
+                if found is not None:
+                    self._check(*found)
+                    sizes[place] = len(found[0])
+            return
+        for start in range(0, len(places), KEYS_MAX):
+            some = places[start : start + KEYS_MAX]
+
+            def room(index: int, _layer: int | None, _size_bytes: int, some: Sequence[int] = some) -> memoryview:
+                return rooms[some[index]]
+
+            for item in self._http.mget([names[place] for place in some], namespace=namespace, into=room):
+                if item.data is not None:
+                    self._check(item.data, item.digest)
+                    sizes[some[item.index]] = len(item.data)
+
+    def stream(
+        self,
+        names: Sequence[Name],
+        namespace: Namespace,
+        *,
+        layers: _Layers,
+        layer_order: bool,
+        into: Rooms | None,
+        timeout_seconds: float | None,
+    ) -> Iterator[ReadChunk]:
+        """See `KvClient.mget`."""
+        start = 0
+        while start < len(names) and not layer_order:
+            some = names[start : start + OPENED_AT_ONCE]
+            keys = [namespace.key_of(name) for name in some]
+            held = self._same_host.open(keys, namespace=namespace.name, layers=layers, timeout_seconds=timeout_seconds)
+            if held is None:
+                break
+            yield from self._streamed(held, start, some, namespace, layers, into, timeout_seconds)
+            start += len(some)
+        if start == len(names) and start:
+            return
+
+        def room(index: int, layer: int | None, size_bytes: int) -> memoryview | None:
+            return None if into is None else into(start + index, layer, size_bytes)
+
+        for item in self._http.mget(
+            names[start:],
+            namespace=namespace,
+            layers=layers,
+            layer_order=layer_order,
+            into=room,
+            timeout_seconds=timeout_seconds,
+        ):
+            if item.data is not None:
+                self._check(item.data, item.digest)
+            yield ReadChunk(start + item.index, item.layer, item.data)
+
+    def _streamed(  # noqa: PLR0917 - one caller
+        self,
+        held: Held,
+        start: int,
+        names: Sequence[Name],
+        namespace: Namespace,
+        layers: _Layers,
+        into: Rooms | None,
+        timeout_seconds: float | None,
+    ) -> Iterator[ReadChunk]:
+        released = 0
+        try:
+            for at, name in enumerate(names):
+                size_bytes = held.size_of(at)
+                if size_bytes is None:
+                    yield ReadChunk(start + at, None, None)
+                    continue
+                room = None if into is None else into(start + at, None, size_bytes)
+                released = at + 1
+                view = self._copied(held, at, room)
+                if view is None:
+                    view = self.get(
+                        name, namespace, layers=layers, pin=None, into=room, timeout_seconds=timeout_seconds
+                    )
+                yield ReadChunk(start + at, None, view)
+        finally:
+            if released < len(names):
+                held.release(*range(released, len(names)))
+
+    def _copied(self, held: Held, index: int, into: bytearray | memoryview | None) -> memoryview | None:
+        """A held chunk in the room, or in new memory, and released; None where it has to come another way."""
+        extent = held.extents[index]
+        if extent is None:
+            return None
+        try:
+            view = room_for(into, extent.size_bytes)
+            if not held.copy_into((index, view)):
+                return None
+        finally:
+            held.release(index)
+        self._check_copy(view, extent.digest)
+        return view
+
+    def _check(self, view: memoryview, digest: bytes | None) -> None:
+        if self._verify:
+            _check_digest(view, digest)
+
+    def _check_copy(self, view: memoryview, digest: bytes | None) -> None:
+        if self._verify_same_host:
+            _check_digest(view, digest)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
+        """See `KvClient.put_chunk`."""
+        # Of a key without a namespace the server finds it by the key's front, which a batch does not.
+        if namespace is not DEFAULT or "/" not in _text(chunk.id):
+            renamed = replace(chunk, id=_text(chunk.id), parent=None if chunk.parent is None else _text(chunk.parent))
+            stored = self._same_host.store(namespace.name, [renamed], durability=durability)
+            if stored is not None:
+                (outcome,) = stored
+                if isinstance(outcome, KvobjError):
+                    raise outcome
+                return outcome
+        return self._http.put(namespace, chunk, durability=durability)
+
+    def put_many(
+        self, namespace: Namespace, chunks: Sequence[NewChunk], *, durability: str | None
+    ) -> list[StoredChunk | KvobjError]:
+        """See `KvClient.mput`."""
+        stored = self._same_host.store(namespace.name, chunks, durability=durability)
+        if stored is not None:
+            return stored
+        return self._http.mput(namespace.name, chunks, durability=durability)
+
+
+def _check_digest(view: memoryview, digest: bytes | None) -> None:
+    if digest is not None and blake3(view).digest() != digest:
+        raise CorruptionError("the bytes that came are not those that were stored", size_bytes=len(view))
+
+
+def _pins(pin: bytes | None) -> tuple[bytes | None, ...]:
+    return () if pin is None else (pin,)
+
+
+def _text(name: Name) -> str:
+    return name.hex() if isinstance(name, bytes) else name

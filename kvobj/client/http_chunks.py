@@ -1,0 +1,179 @@
+"""Chunk bytes over HTTP: single chunks and streams of many, as docs/kv-api.md has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvobj.client.errors import error_of
+from kvobj.client.incoming import Incoming
+from kvobj.client.kv_stream import LENGTH_BYTES, STREAM_TYPE, chunk_stream, header_length, parse_header
+from kvobj.client.kv_values import DEFAULT, Name, Namespace, NewChunk, StoredChunk
+from kvobj.client.transport import MSGPACK, Transport, read_answer
+from kvobj.errors import InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
+from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
+
+_OK: Final = 200
+
+Rooms = Callable[[int, int | None, int], memoryview | None]
+"""`(index, layer, size_bytes)` → where an item's bytes go, or None for new memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedItem:
+    """One item of a stream; `data` None: it is not stored. `digest`: what BLAKE3 of the bytes has to be, if that is known."""
+
+    index: int
+    layer: int | None
+    data: memoryview | None
+    digest: bytes | None
+
+
+class HttpChunks:
+    """One bucket's chunks. Thread-safe as its transport is. Bytes are handed on as they came: nothing is hashed here."""
+
+    def __init__(self, transport: Transport, path: str) -> None:
+        self._transport = transport
+        self._path = path
+
+    def get(
+        self,
+        key: str,
+        *,
+        layers: tuple[int, int] | None,
+        pin: bytes | None,
+        into: bytearray | memoryview | None,
+        timeout_seconds: float | None,
+    ) -> tuple[memoryview, bytes | None] | None:
+        """A chunk's bytes, or those of layers A to B, and the digest if they are the whole; None if it is not stored."""
+        headers = {} if pin is None else {"x-kvobj-pin": pin.hex()}
+        query = () if layers is None else (("layers", f"{layers[0]}-{layers[1]}"),)
+        try:
+            with self._transport.open(
+                "GET", f"{self._path}/{key}", query=query, headers=headers, timeout_seconds=timeout_seconds
+            ) as answer:
+                view = room_for(into, int(answer.headers.get("content-length", "0")))
+                answer.readinto(view)
+                digest = answer.headers.get("x-kvobj-digest") if answer.status == _OK else None
+        except NoSuchKeyError:
+            return None
+        return view, bytes.fromhex(digest) if digest else None
+
+    def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
+        """PUT one chunk."""
+        parent = chunk.parent
+        place = {
+            "x-kvobj-namespace": None if namespace is DEFAULT else namespace.name,
+            "x-kvobj-parent": parent.hex() if isinstance(parent, bytes) else parent,
+            "x-kvobj-tokens": None if chunk.tokens is None else str(chunk.tokens),
+            "x-kvobj-durability": durability,
+        }
+        headers = {header: value for header, value in place.items() if value is not None}
+        body = [memoryview(chunk.data).cast("B")]
+        path = f"{self._path}/{namespace.key_of(chunk.id)}"
+        with self._transport.open("PUT", path, headers=headers, body=body) as answer:
+            answer.read()
+            told = answer.headers
+        digest = told.get("x-kvobj-digest")
+        return StoredChunk(
+            existed=told.get("x-kvobj-existed") == "true",
+            durability=told.get("x-kvobj-durability", ""),
+            etag=told.get("etag", "").strip('"'),
+            digest=bytes.fromhex(digest) if digest else None,
+        )
+
+    def mget(
+        self,
+        names: Sequence[Name],
+        *,
+        namespace: Namespace,
+        layers: tuple[int, int] | None = None,
+        layer_order: bool = False,
+        into: Rooms | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[ArrivedItem]:
+        """?mget: items as they come; the timeout is for each. `UnavailableError` if the stream breaks off."""
+        document: dict[str, object] = {"namespace": namespace.name, "ids": listed(names)}
+        if layers is not None:
+            document["layers"] = layers
+        if layer_order:
+            document["order"] = "layer"
+        item_seconds = self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds
+        with self._transport.open(
+            "POST",
+            self._path,
+            query=(("mget", ""),),
+            headers={"content-type": MSGPACK},
+            body=msgspec.msgpack.encode(document),
+            timeout_seconds=timeout_seconds,
+        ) as answer:
+            count = 0
+            while True:
+                answer.allow(item_seconds)
+                header = parse_header(_exactly(answer, header_length(_exactly(answer, LENGTH_BYTES))))
+                if header.end:
+                    if header.items != count:
+                        raise UnavailableError("the stream of chunks is not whole", items=header.items, came=count)
+                    answer.read()
+                    return
+                count += 1
+                if header.status != _OK:
+                    yield ArrivedItem(header.i, header.layer, None, None)
+                    continue
+                room = None if into is None else into(header.i, header.layer, header.size_bytes)
+                view = room_for(room, header.size_bytes)
+                answer.readinto(view)
+                yield ArrivedItem(header.i, header.layer, view, header.digest)
+
+    def mput(
+        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None
+    ) -> list[StoredChunk | KvobjError]:
+        """?mput."""
+        headers = {"content-type": STREAM_TYPE, "accept": MSGPACK}
+        if durability is not None:
+            headers["x-kvobj-durability"] = durability
+        body = chunk_stream(namespace, chunks)
+        with self._transport.open("POST", self._path, query=(("mput", ""),), headers=headers, body=body) as answer:
+            told: dict[str, Any] = read_answer(answer.read(), dict)
+        return [_stored(item) for item in told["items"]]
+
+
+def listed(names: Sequence[Name]) -> bytes | list[str]:
+    """Names as msgpack has them: raw ids end to end, or strings."""
+    if names and isinstance(names[0], bytes):
+        ids = [name for name in names if isinstance(name, bytes)]
+        if len(ids) != len(names) or any(len(each) != CHUNK_ID_BYTES for each in ids):
+            raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
+        return b"".join(ids)
+    keys = [name for name in names if isinstance(name, str)]
+    if len(keys) != len(names):
+        raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
+    return keys
+
+
+def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:
+    """The part of the room that a chunk fills, or new memory. `InvalidRequestError` for a room that is too small."""
+    if into is None:
+        return memoryview(bytearray(size_bytes))
+    view = memoryview(into).cast("B")
+    if len(view) < size_bytes:
+        raise InvalidRequestError(
+            "the chunk is larger than the room for it", size_bytes=size_bytes, room_bytes=len(view)
+        )
+    return view[:size_bytes]
+
+
+def _stored(item: Mapping[str, Any]) -> StoredChunk | KvobjError:
+    if "error" in item:
+        error = item["error"]
+        return error_of(item["status"], error["code"], error["message"], error.get("detail") or {})
+    return msgspec.convert(item, StoredChunk)
+
+
+def _exactly(answer: Incoming, size_bytes: int) -> bytes:
+    buffer = bytearray(size_bytes)
+    answer.readinto(memoryview(buffer))
+    return bytes(buffer)

@@ -1,0 +1,434 @@
+"""The same-host path as one client has it: found by itself, kept up by itself, and given up for HTTP wherever it does not serve.
+
+Nothing here raises for what a server or its absence does: the answer is "not here", and the caller uses HTTP. Who may not is asked
+again seldom; after an outage it is tried again soon, and less and less often while that lasts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Self
+
+from kvobj.client.call_scope import current_scope
+from kvobj.client.errors import error_of
+from kvobj.client.forking import forget_in_child
+from kvobj.client.kv_values import NewChunk, StoredChunk
+from kvobj.client.same_host_lane import GrantAnswer, Lane
+from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
+from kvobj.same_host.copying import Piece, copiers
+from kvobj.same_host.mapping import address_of, copy
+from kvobj.same_host.messages import (
+    KEYS_MAX,
+    Commit,
+    Committed,
+    Extent,
+    NewItem,
+    Open,
+    Opened,
+    Reserve,
+    Reserved,
+    StoredItem,
+)
+
+LANES_MAX: Final = 4
+"""Connections of one client. One of them is never taken by a commit, so that none holds up an open."""
+RENEWALS_A_LEASE: Final = 3
+REST_SECONDS: Final = 0.5
+REST_SECONDS_MAX: Final = 10.0
+REFUSED_SECONDS: Final = 60.0
+"""Who was told no asks again after so long: rights change, and servers do."""
+_FLUSH_SECONDS: Final = 0.02
+_SCOPE_SECONDS: Final = 0.1
+"""A call that another thread may end looks so often whether it was, while it waits for a connection."""
+_ALIGNMENT: Final = 64
+_OK: Final = 200
+
+Grant = Callable[[], GrantAnswer]
+Renew = Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an open found, in the order of its keys. Without an extent `sizes` says what is stored and has to come another way;
+    None in both is a miss. The lane tells whether it holds."""
+
+    lane: Lane
+    extents: Sequence[Extent | None]
+    sizes: Sequence[int | None]
+    path: SameHost
+
+    def memory(self, index: int) -> memoryview | None:
+        """Where a chunk lies; None where it has to come another way."""
+        extent = self.extents[index]
+        if extent is None:
+            return None
+        try:
+            return self.lane.piece(extent.region, extent.offset, extent.size_bytes)[1]
+        except KvobjError:
+            return None
+
+    def size_of(self, index: int) -> int | None:
+        """How large the chunk is; None for a miss."""
+        extent = self.extents[index]
+        if extent is not None:
+            return extent.size_bytes
+        return self.sizes[index] if self.sizes else None
+
+    def digest(self, index: int) -> bytes | None:
+        """BLAKE3 of a chunk that has an extent; None where it is not known yet."""
+        extent = self.extents[index]
+        return None if extent is None else extent.digest
+
+    def copy_into(self, *copies: tuple[int, memoryview]) -> bool:
+        """Copy chunks each to the start of its room, which is large enough; False where they do not hold any more, and what was
+        copied is nothing."""
+        pieces: list[Piece] = []
+        for index, room in copies:
+            extent = self.extents[index]
+            assert extent is not None
+            if room.readonly:
+                raise TypeError("cannot modify read-only memory")
+            assert len(room) >= extent.size_bytes
+            try:
+                mapping, _ = self.lane.piece(extent.region, extent.offset, extent.size_bytes)
+            except KvobjError:
+                return False  # a place that was never shown to this process
+            source = mapping.address(extent.offset)
+            pieces.append(Piece(address_of(room), source, extent.size_bytes, mapping, extent.offset))
+        copiers.copy_all(pieces)
+        return self.lane.is_valid
+
+    def release(self, *indexes: int) -> None:
+        """Let go of some; of all where none are named. Once each."""
+        chosen = indexes or range(len(self.extents))
+        self.path.release(self.lane, [extent.handle for i in chosen if (extent := self.extents[i]) is not None])
+
+
+class SameHost:
+    """See the module's text. Thread-safe. `grant` and `renew` ask over HTTP and raise typed errors; `is_wanted` False: never."""
+
+    def __init__(self, grant: Grant, renew: Renew, *, timeout_seconds: float, is_wanted: bool = True) -> None:
+        self._grant = grant
+        self._renew = renew
+        self._timeout_seconds = timeout_seconds
+        self._is_wanted = is_wanted and sys.platform.startswith("linux")
+        self.opened = 0
+        """Chunks that were opened here."""
+        self.fallbacks = 0
+        """Calls that went over HTTP though the server allows this path: it was away, or could not serve them here."""
+        self._begin()
+        forget_in_child(self)
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._idle: list[Lane] = []
+        self._lanes: set[Lane] = set()
+        self._connecting = 0
+        self._storing = threading.Semaphore(LANES_MAX - 1)
+        self._rest_until = 0.0
+        self._rest_seconds = REST_SECONDS
+        self._is_refused = False
+        self._is_closed = False
+        # Told from destructors, too: a queue that may be put to while it is being put to (and no lock of ours).
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._is_woken = False
+        self._keeper: threading.Thread | None = None
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`."""
+        lanes = list(self._lanes)
+        self._begin()
+        for lane in lanes:
+            lane.forget()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether chunks go this way now; tries it, if that is due."""
+        if self._idle:
+            return True
+        with self._lane(time.monotonic() + self._timeout_seconds) as lane:
+            return lane is not None
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def open(
+        self,
+        keys: Sequence[str],
+        *,
+        namespace: str | None = None,
+        layers: tuple[int, int] | None = None,
+        pins: Sequence[bytes | None] = (),
+        timeout_seconds: float | None = None,
+    ) -> Held | None:
+        """Where the chunks lie, at most `KEYS_MAX`; None: ask over HTTP. What is found is released by the caller."""
+        if not self._may_try or len(keys) > KEYS_MAX:
+            self._fall_back()
+            return None
+        deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        with self._lane(deadline) as lane:
+            if lane is None:
+                self._fall_back()
+                return None
+            try:
+                opened = lane.call(Open(list(keys), namespace, layers, list(pins)), Opened, deadline=deadline)
+            except KvobjError:
+                self._fall_back()
+                return None
+            if len(opened.extents) != len(keys) or len(opened.sizes) not in (0, len(keys)):
+                lane.close()
+                self._fall_back()
+                return None
+        self.opened += len(keys)
+        return Held(lane, opened.extents, opened.sizes, self)
+
+    def release(self, lane: Lane, handles: Sequence[int]) -> None:
+        """Let go of extents of a lane: with its next call, or in a moment."""
+        if handles:
+            lane.release_later(handles)
+            if not self._is_woken:
+                self._is_woken = True
+                self._wake.put(None)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def store(
+        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None
+    ) -> list[StoredChunk | KvobjError] | None:
+        """Store chunks in one step; None: send them over HTTP, which tells why not."""
+        if not self._may_try or not 0 < len(chunks) <= KEYS_MAX:
+            self._fall_back()
+            return None
+        deadline = time.monotonic() + self._timeout_seconds
+        storing = self._storing
+        if not storing.acquire(timeout=self._timeout_seconds):
+            self._fall_back()
+            return None
+        try:
+            return self._store(_Batch.of(namespace, chunks, durability), deadline)
+        finally:
+            storing.release()
+
+    def _store(self, batch: _Batch, deadline: float) -> list[StoredChunk | KvobjError] | None:
+        with self._lane(deadline) as lane:
+            if lane is None or not lane.grant.may_write:
+                self._fall_back()
+                return None
+            store = _store_in_place if lane.grant.is_trusted else _store_staged
+            try:
+                told = store(lane, batch, deadline)
+            except KvobjError:
+                self._fall_back()
+                return None
+            if len(told) != len(batch.items):
+                lane.close()
+                self._fall_back()
+                return None
+        return [_stored(item) for item in told]
+
+    def _fall_back(self) -> None:
+        """Count a call that has to go over HTTP, unless it always does."""
+        if self._is_wanted and not self._is_refused:
+            self.fallbacks += 1
+
+    # -- lanes ---------------------------------------------------------------------------------------------------
+    @property
+    def _may_try(self) -> bool:
+        return self._is_wanted and not self._is_closed and (bool(self._lanes) or time.monotonic() >= self._rest_until)
+
+    @contextmanager
+    def _lane(self, deadline: float) -> Iterator[Lane | None]:
+        lane = self._take(deadline)
+        try:
+            yield lane
+        finally:
+            if lane is not None:
+                self._give(lane)
+
+    def _take(self, deadline: float) -> Lane | None:
+        with self._changed:
+            while True:
+                while self._idle:
+                    lane = self._idle.pop()
+                    if lane.is_valid:
+                        return lane
+                    self._drop(lane)
+                if not self._may_try:
+                    return None
+                if len(self._lanes) + self._connecting < LANES_MAX and time.monotonic() >= self._rest_until:
+                    self._connecting += 1
+                    break
+                left = deadline - time.monotonic()
+                scope = current_scope()
+                if left <= 0 or (scope is not None and scope.is_cancelled):
+                    return None
+                self._changed.wait(left if scope is None else min(left, _SCOPE_SECONDS))
+        made: Lane | None = None
+        try:
+            made = self._connect(deadline)
+        finally:
+            with self._changed:
+                self._connecting -= 1
+                if made is not None:
+                    self._lanes.add(made)
+                self._changed.notify_all()
+        return made
+
+    def _connect(self, deadline: float) -> Lane | None:
+        try:
+            lane = Lane.connect(self._grant(), deadline=min(deadline, time.monotonic() + self._timeout_seconds))
+        except KvobjError as error:
+            is_no = not isinstance(error, UnavailableError)
+            self._is_refused = is_no
+            self._rest(REFUSED_SECONDS if is_no else None)
+            return None
+        self._is_refused = False
+        self._rest_seconds = REST_SECONDS
+        self._start_keeper(lane.grant.lease_ms / 1000)
+        return lane
+
+    def _rest(self, seconds: float | None) -> None:
+        if seconds is None:
+            seconds = self._rest_seconds
+            self._rest_seconds = min(2 * seconds, REST_SECONDS_MAX)
+        self._rest_until = time.monotonic() + seconds
+
+    def _give(self, lane: Lane) -> None:
+        with self._changed:
+            if lane.is_valid and not self._is_closed:
+                self._idle.append(lane)
+            else:
+                self._drop(lane)
+            self._changed.notify()
+
+    def _drop(self, lane: Lane) -> None:
+        if lane in self._lanes:
+            self._lanes.discard(lane)
+            if not self._is_closed:
+                self._rest(None)
+        lane.close()
+
+    def close(self) -> None:
+        """End all connections; views of theirs do not hold any more. What is being used ends with its call. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for lane in idle:
+                self._drop(lane)
+            self._changed.notify_all()
+        self._wake.put(None)
+
+    # -- keeping it up -------------------------------------------------------------------------------------------
+    def _start_keeper(self, lease_seconds: float) -> None:
+        with self._changed:
+            if self._keeper is None or not self._keeper.is_alive():
+                pause = lease_seconds / RENEWALS_A_LEASE
+                arguments = (weakref.ref(self), self._wake, pause)
+                self._keeper = threading.Thread(target=_keep, args=arguments, name="kvobj-same-host", daemon=True)
+                self._keeper.start()
+
+    def renew(self) -> bool:
+        """Have the server decide again for every lane, and drop those that may not go on, or are gone; whether it was reached."""
+        is_reached = True
+        for lane in list(self._lanes):
+            try:
+                self._renew(lane.grant.id)
+            except (AccessDeniedError, NotFoundError):
+                self._retire(lane)
+            except KvobjError:
+                is_reached = False  # until the server revokes it, it holds
+        return is_reached
+
+    def _retire(self, lane: Lane) -> None:
+        with self._changed:
+            if lane in self._idle:
+                self._idle.remove(lane)
+                self._drop(lane)
+
+    def flush(self) -> bool:
+        """Tell the server what was let go of on lanes that are not in use; whether the client is still open."""
+        self._is_woken = False
+        with self._changed:
+            for lane in self._idle:
+                if lane.has_releases:
+                    lane.flush()
+        return not self._is_closed
+
+
+def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) -> None:
+    """Renew and flush, for as long as there is a client."""
+    renew_at = time.monotonic() + pause
+    while True:
+        with suppress(Empty):
+            wake.get(timeout=max(0.0, renew_at - time.monotonic()))
+            time.sleep(_FLUSH_SECONDS)  # more is let go of meanwhile, and told together
+        path = client()
+        if path is None or not path.flush():
+            return
+        if time.monotonic() >= renew_at:
+            is_reached = path.renew()
+            renew_at = time.monotonic() + (pause if is_reached else pause / RENEWALS_A_LEASE)
+        del path
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Chunks to be stored together; `items` says where each is in a staging room, one behind the other."""
+
+    namespace: str
+    bodies: Sequence[memoryview]
+    items: list[NewItem]
+    durability: str | None
+
+    @classmethod
+    def of(cls, namespace: str, chunks: Sequence[NewChunk], durability: str | None) -> Self:
+        bodies = [memoryview(chunk.data).cast("B") for chunk in chunks]
+        items: list[NewItem] = []
+        at = 0
+        for chunk, body in zip(chunks, bodies, strict=True):
+            items.append(NewItem(chunk.id, len(body), chunk.parent, chunk.tokens, chunk.digest, at))
+            at += -(-len(body) // _ALIGNMENT) * _ALIGNMENT
+        return cls(namespace, bodies, items, durability)
+
+
+def _store_staged(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
+    last = batch.items[-1]
+    room = lane.stage(last.at + last.size_bytes, deadline=deadline).room
+    for item, body in zip(batch.items, batch.bodies, strict=True):
+        copy(room[item.at :], body)
+    commit = Commit(0, batch.namespace, batch.items, batch.durability)
+    return lane.call(commit, Committed, deadline=deadline).items
+
+
+def _store_in_place(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
+    reserved = lane.call(Reserve(batch.namespace, batch.items, batch.durability), Reserved, deadline=deadline)
+    try:
+        _fill(lane, reserved, batch.bodies)
+    except BaseException:
+        lane.abandon(reserved.batch)
+        raise
+    return lane.call(Commit(reserved.batch), Committed, deadline=deadline).items
+
+
+def _fill(lane: Lane, reserved: Reserved, bodies: Sequence[memoryview]) -> None:
+    if len(reserved.rooms) != len(bodies):
+        raise UnavailableError("the server reserves room for other chunks")
+    pieces: list[Piece] = []
+    for room, body in zip(reserved.rooms, bodies, strict=True):
+        if room is None or not body:
+            continue
+        mapping, _ = lane.piece(room.region, room.offset, len(body))
+        pieces.append(Piece(mapping.address(room.offset), address_of(body), len(body), mapping, room.offset))
+    if not lane.is_valid:
+        raise UnavailableError("the reservation does not hold any more")
+    copiers.copy_all(pieces)
+
+
+def _stored(item: StoredItem) -> StoredChunk | KvobjError:
+    if item.status != _OK:
+        return error_of(item.status, item.code, item.message, item.detail)
+    return StoredChunk(existed=item.existed, durability=item.durability, etag=item.etag, digest=item.digest)

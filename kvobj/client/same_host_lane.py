@@ -1,0 +1,263 @@
+"""One connection of the same-host path: calls one after the other, regions as they are handed over, and whether all of it holds.
+
+What was opened on a lane holds until it is released, the server says otherwise on the control page, or the server is gone. Both
+can be seen without asking it, so whoever used memory looks afterwards (`is_valid`) before the bytes are taken for right.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from kvobj.client.call_scope import current_scope
+from kvobj.client.errors import error_of
+from kvobj.errors import UnavailableError
+from kvobj.same_host.descriptors import CONTROL_BYTES, at_path, is_sealed_in_size
+from kvobj.same_host.framing import Unframer, framed
+from kvobj.same_host.mapping import Mapping, mapped
+from kvobj.same_host.messages import (
+    DESCRIPTORS_MAX,
+    RELEASES_MAX,
+    REPLY_BYTES_MAX,
+    VERSION,
+    Abandon,
+    Failed,
+    Hello,
+    Regions,
+    Release,
+    Reply,
+    Request,
+    Stage,
+    Staged,
+    Welcome,
+    decode_reply,
+    encode,
+)
+from kvobj.same_host.revocation import is_revoked
+
+_READ_BYTES: Final = 64 * 1024
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+_ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the module is imported elsewhere, too
+_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | _ENDED
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class GrantAnswer(msgspec.Struct, frozen=True):
+    """What ?same-host answers."""
+
+    socket: str
+    id: bytes
+    token: bytes
+    lease_ms: int
+    may_write: bool = False
+    is_trusted: bool = False
+
+
+class Lane:
+    """See the module's text. Made by `connect`. Calls by one thread at a time; `is_valid` and `release_later` by any."""
+
+    def __init__(self, connection: socket.socket, grant: GrantAnswer) -> None:
+        self.grant = grant
+        self.staging: Mapping | None = None
+        self._socket = connection
+        self._process = os.getpid()
+        self._unframer = Unframer(REPLY_BYTES_MAX)
+        self._descriptors: deque[int] = deque()
+        self._regions: dict[int, Mapping] = {}
+        self._control: memoryview | None = None
+        self._leaving: deque[int] = deque()
+        self._is_closed = False
+
+    @classmethod
+    def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
+        """Use a grant. `UnavailableError` where the socket is not there, or nobody who knows the token is behind it."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        lane = cls(connection, grant)
+        try:
+            connection.settimeout(_left(deadline))
+            at_path(Path(grant.socket), connection.connect)
+            lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline)
+            lane._control = lane._take_control()
+        except OSError as error:
+            lane.close()
+            raise UnavailableError("no same-host socket", path=grant.socket, reason=str(error)) from error
+        except BaseException:
+            lane.close()
+            raise
+        return lane
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether everything that was opened here, and is not released, still is what it was. A few microseconds."""
+        control = self._control
+        if self._is_closed or control is None or is_revoked(control) or os.getpid() != self._process:
+            return False
+        watch = select.poll()  # one of its own: two threads may not use one at a time
+        try:
+            watch.register(self._socket, _ENDED)
+            return not any(events & _GONE for _, events in watch.poll(0))
+        except (OSError, ValueError):
+            return False
+
+    def piece(self, region: int, offset: int, size_bytes: int) -> tuple[Mapping, memoryview]:
+        """Memory that the server has named. `UnavailableError` for a region that it never handed over."""
+        found = self._regions.get(region)
+        if found is None:
+            raise UnavailableError("the server names a region that it has not handed over", region=region)
+        return found, found.piece(offset, size_bytes)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+    def call(self, request: Request, kind: type[ReplyT], *, deadline: float) -> ReplyT:
+        """Ask, and wait for the answer. The typed error that the server answers with leaves the lane in use; `UnavailableError`
+        (no answer in time, the server is gone) closes it."""
+        try:
+            reply = self._call(request, deadline)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(reply, Failed):
+            raise error_of(reply.status, reply.code, reply.message, reply.detail)
+        if not isinstance(reply, kind):
+            self.close()
+            raise UnavailableError("the server answers something else", kind=type(reply).__name__)
+        return reply
+
+    def stage(self, size_bytes: int, *, deadline: float) -> Mapping:
+        """A staging room of at least so many bytes."""
+        if self.staging is None or self.staging.size_bytes < size_bytes:
+            self.staging = None
+            staged = self.call(Stage(size_bytes), Staged, deadline=deadline)
+            descriptor = self._take_descriptor()
+            try:
+                if not is_sealed_in_size(descriptor):
+                    raise UnavailableError("a staging room whose size may change")
+                self.staging = Mapping(descriptor, staged.size_bytes, is_writable=True)
+            finally:
+                os.close(descriptor)
+        return self.staging
+
+    def release_later(self, handles: Sequence[int]) -> None:
+        """Let go of extents with the next call, or `flush`. Takes no lock: it is called from destructors, too."""
+        self._leaving.extend(handles)
+
+    def flush(self) -> None:
+        """Tell the server what is let go of. Errors close the lane."""
+        messages = self._releases()
+        if messages:
+            try:
+                self._socket.sendall(messages)
+            except OSError:
+                self.close()
+
+    def abandon(self, batch: int) -> None:
+        """Give reserved room back. Errors close the lane, which gives it back, too."""
+        try:
+            self._socket.sendall(framed(encode(Abandon(batch))))
+        except OSError:
+            self.close()
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether `flush` has something to tell."""
+        return bool(self._leaving)
+
+    def close(self) -> None:
+        """End the connection; nothing that was opened here holds from now on. Idempotent."""
+        self._is_closed = True
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's. Nothing is said to the server."""
+        self._is_closed = True
+        self._socket.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _call(self, request: Request, deadline: float) -> Reply:
+        scope = current_scope()
+        if scope is not None:
+            deadline = min(deadline, scope.deadline)
+            scope.guard(self._abort)
+        try:
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(self._releases() + framed(encode(request)))
+            while True:
+                message = self._unframer.take()
+                if message is None:
+                    self._receive(deadline)
+                    continue
+                reply = decode_reply(message)
+                if not isinstance(reply, Regions):
+                    return reply
+                self._map(reply)
+        except (OSError, EOFError) as error:
+            raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
+        finally:
+            if scope is not None:
+                scope.unguard()
+
+    def _abort(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def _receive(self, deadline: float) -> None:
+        self._socket.settimeout(_left(deadline))
+        data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                count = len(raw) // 4
+                self._descriptors.extend(memoryview(raw[: count * 4]).cast("i").tolist())
+        if flags & socket.MSG_CTRUNC:
+            raise EOFError("descriptors were lost on the way")
+        if not data:
+            raise EOFError("the server has ended the connection")
+        self._unframer.feed(data)
+
+    def _map(self, told: Regions) -> None:
+        for region in told.regions:
+            descriptor = self._take_descriptor()
+            try:
+                self._regions[region.number] = mapped(descriptor, region.size_bytes, is_writable=self.grant.is_trusted)
+            finally:
+                os.close(descriptor)
+
+    def _take_control(self) -> memoryview:
+        descriptor = self._take_descriptor()
+        try:
+            return Mapping(descriptor, CONTROL_BYTES, is_writable=False).room
+        finally:
+            os.close(descriptor)
+
+    def _take_descriptor(self) -> int:
+        if not self._descriptors:
+            raise UnavailableError("a descriptor is missing")
+        return self._descriptors.popleft()
+
+    def _releases(self) -> bytes:
+        if not self._leaving:
+            return b""
+        leaving = self._leaving
+        handles = [leaving.popleft() for _ in range(len(leaving))]  # by whoever uses the lane, and nobody else
+        return b"".join(
+            framed(encode(Release(handles[start : start + RELEASES_MAX])))
+            for start in range(0, len(handles), RELEASES_MAX)
+        )
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left

@@ -1,0 +1,95 @@
+"""A chunk's bytes where they are: in the server's memory on the same host, or in memory of one's own after they came over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from blake3 import blake3
+
+from kvobj.client.same_host_lane import Lane
+from kvobj.errors import UnavailableError
+
+
+class ChunkView:
+    """A chunk to be looked at until it is released; a context manager. Made by `KvClient.view_chunk`. Thread-safe.
+
+    `data` is read-only and of the chunk's size. On the same host it is the store's own memory, pinned: nothing is copied, and
+    nothing else may be put there before the release, unless this process stalls past its lease or loses the server. So who has
+    used the bytes asks `is_valid` afterwards, and takes them for nothing where that is False. `data` and all that was made of it
+    without a copy is not to be touched after the release: other bytes may be there. `digest` is BLAKE3 of the bytes, None where
+    it is not known yet.
+    """
+
+    __slots__ = ("_data", "_is_released", "_lane", "_on_release", "digest", "tier")
+
+    def __init__(
+        self,
+        data: memoryview,
+        *,
+        digest: bytes | None,
+        tier: str = "",
+        lane: Lane | None = None,
+        on_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._is_released = True  # until there is something to release
+        self.digest = digest
+        self.tier = tier
+        self._data = data.toreadonly()
+        self._lane = lane
+        self._on_release = on_release
+        self._is_released = False
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes. ValueError after the release."""
+        if self._is_released:
+            raise ValueError("the view was released")
+        return self._data
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are."""
+        return self._data.nbytes
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether `data` is the store's memory."""
+        return self._lane is not None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether `data`, read until this moment, was the chunk's bytes. A few microseconds."""
+        return not self._is_released and (self._lane is None or self._lane.is_valid)
+
+    def check(self) -> bool:
+        """Hash the bytes: whether they have the digest and the view is valid still. True without hashing where no digest is known.
+
+        `UnavailableError` where the view is not valid.
+        """
+        is_right = self.digest is None or blake3(self.data).digest() == self.digest
+        if not self.is_valid:
+            raise UnavailableError("the view does not hold any more")
+        return is_right
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        if self._is_released:
+            return
+        self._is_released = True
+        with suppress(BufferError):  # somebody has made something of it, and was told what that means
+            self._data.release()
+        self._on_release()
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()

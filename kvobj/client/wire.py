@@ -1,0 +1,285 @@
+"""One socket to a server, and what came on it and was not asked for yet. Every wait has a deadline, of `time.monotonic`.
+
+Bytes that are asked for go from the kernel straight into the memory they are asked into, but for those that came along with a
+head or a chunk's line: at most `_AHEAD_BYTES`, copied once. Raises `OSError` and `BrokenAnswerError` as they come.
+
+A plain socket blocks, and the kernel keeps its deadlines (SO_RCVTIMEO, SO_SNDTIMEO): one call fills megabytes, where Python's own
+timeouts come back for every hundred kilobytes, and each time wait for the interpreter's lock. TLS needs Python's.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from kvobj.client.forking import forget_in_child
+from kvobj.client.response_head import HEAD_BYTES_MAX, HEAD_END, BrokenAnswerError, ResponseHead, parse_head
+
+_AHEAD_BYTES: Final = 8 * 1024
+_DIRECT_BYTES: Final = 4 * 1024
+"""Less than this is not worth a system call of its own."""
+_JOINED_BYTES: Final = 16 * 1024
+"""Up to here, head and body are sent as one piece: cheaper than gathering two."""
+_BUFFERS_AT_ONCE: Final = 512
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+"""Received at once: between two pieces the deadline is looked at."""
+_INTERIM_HEADS_MAX: Final = 16
+_SHARE_SET: Final = 1.05
+_SHARE_LEFT: Final = 0.9
+"""A socket's timeout is set a little too long, and again once it is a tenth too long or at all too short: one system call less for
+most waits, which end at most so much after their deadline."""
+
+
+_UNSET: Final = -1.0
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class ServerClosedError(ConnectionError):
+    """The server closed the connection before the first byte of an answer."""
+
+
+class Wire:
+    """A connection, from `connect` to `close`. For one thread, but for `abort`. In a forked child it is closed."""
+
+    __slots__ = (
+        "__weakref__",
+        "_end",
+        "_is_aborted",
+        "_lock",
+        "_poll",
+        "_socket",
+        "_start",
+        "_stash",
+        "_timeout",
+        "_view",
+    )
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._poll: select.poll | None = None
+        self._lock = threading.Lock()
+        self._is_aborted = False
+        self._timeout = 0.0
+        self._stash = bytearray(HEAD_BYTES_MAX)
+        self._view = memoryview(self._stash)
+        self._start = 0
+        self._end = 0
+        forget_in_child(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected, as far as this side knows."""
+        return self._socket is not None
+
+    def connect(self, host: str, port: int, *, tls: ssl.SSLContext | None, deadline: float) -> None:
+        """Connect to the first address of the host that takes it. Only the system's resolver has time limits of its own."""
+        error: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                opened = self._adopt(socket.socket(family, kind, protocol))
+                opened.settimeout(_left(deadline))
+                opened.connect(address)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls is not None:
+                    self._adopt(tls.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False))
+                    self._handshake(deadline)
+                    self._poll = None
+                else:
+                    opened.settimeout(None)
+                    self._timeout = _UNSET
+                    self._poll = _poll_of(opened)
+            except OSError as caught:
+                self.close()
+                if self._is_aborted:
+                    raise
+                error = caught
+            else:
+                return
+        raise error or OSError("the host has no address")
+
+    def abort(self) -> None:
+        """End what its thread waits for, from another: that fails with `OSError`. What came of it is known to nobody, so the
+        connection is not to be used again."""
+        with self._lock:
+            self._is_aborted = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            closed, self._socket = self._socket, None
+            self._start = self._end = 0
+            if closed is not None:
+                closed.close()
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: the child's descriptor is closed, the parent's connection goes on."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def is_stale(self) -> bool:
+        """Whether something came, or the end did, where nothing was asked for: no request may be sent on it any more. TLS has
+        messages of its own, so there it is not known."""
+        return self._start < self._end or (self._poll is not None and bool(self._poll.poll(0)))
+
+    def send(self, head: bytes, body: Sequence[bytes | memoryview], *, deadline: float) -> None:
+        """Send a head and what follows it, without a copy where that is large."""
+        sent = 0 if body else self._send_some((head,), 0, deadline)
+        if sent == len(head):  # as nearly every read does
+            return
+        left = [view for view in (memoryview(buffer).cast("B") for buffer in (head[sent:], *body)) if len(view)]
+        if len(left) > 1 and sum(map(len, left)) <= _JOINED_BYTES:
+            left = [memoryview(b"".join(left))]
+        at = 0
+        while at < len(left):
+            sent = self._send_some(left, at, deadline)
+            while sent and sent >= len(left[at]):
+                sent -= len(left[at])
+                at += 1
+            if sent:
+                left[at] = left[at][sent:]
+
+    def read_head(self, *, method: str, deadline: float) -> ResponseHead:
+        """The next head that is no interim one. `ServerClosedError` where not a byte of it comes."""
+        for _ in range(_INTERIM_HEADS_MAX):
+            head = parse_head(self._through(HEAD_END, HEAD_BYTES_MAX, deadline), method=method)
+            if not head.is_interim:
+                return head
+        raise BrokenAnswerError("interim answers without an end")
+
+    def read_line(self, bytes_max: int, *, deadline: float) -> bytes:
+        """A line with its end. `BrokenAnswerError` for a longer one."""
+        return self._through(b"\n", bytes_max, deadline)
+
+    def read_some(self, view: memoryview, *, deadline: float) -> int:
+        """Fill the beginning of a view with what is there or comes first; how much that is, 0 at the connection's end."""
+        if self._start == self._end:
+            if len(view) >= _DIRECT_BYTES:
+                return self._receive(view, deadline)
+            if not self._fill(deadline):
+                return 0
+        size_bytes = min(len(view), self._end - self._start)
+        view[:size_bytes] = self._view[self._start : self._start + size_bytes]
+        self._start += size_bytes
+        return size_bytes
+
+    def read_into(self, view: memoryview, *, deadline: float) -> int:
+        """Fill a view; how much that is, less than all of it only at the connection's end."""
+        filled = 0
+        while filled < len(view):
+            is_direct = self._start == self._end and len(view) - filled >= _DIRECT_BYTES
+            if is_direct:
+                count = self._receive(view[filled : filled + _PIECE_BYTES], deadline, socket.MSG_WAITALL)
+            else:
+                count = self.read_some(view[filled:], deadline=deadline)
+            if not count:
+                break
+            filled += count
+        return filled
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _adopt(self, opened: socket.socket) -> socket.socket:
+        """The socket is this wire's from now on, and so is ended by `abort`."""
+        with self._lock:
+            self._socket = opened
+            self._timeout = _UNSET
+            if self._is_aborted:
+                raise ConnectionAbortedError("the call was cancelled")
+        return opened
+
+    def _handshake(self, deadline: float) -> None:
+        opened = self._allow(deadline)
+        assert isinstance(opened, ssl.SSLSocket)
+        opened.do_handshake()
+
+    def _allow(self, deadline: float) -> socket.socket:
+        """The socket, with its timeout set so that it keeps the deadline."""
+        opened = self._socket
+        if opened is None:
+            raise ConnectionError("the connection is closed")
+        left = _left(deadline)
+        if not self._timeout * _SHARE_LEFT <= left <= self._timeout:
+            self._timeout = left * _SHARE_SET
+            if self._poll is None:
+                opened.settimeout(self._timeout)
+            else:
+                timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        return opened
+
+    def _send_some(self, left: Sequence[bytes | memoryview], at: int, deadline: float) -> int:
+        """Send some of the buffers from the given one on; how many bytes that is."""
+        opened = self._allow(deadline)
+        if self._poll is None:  # TLS gathers nothing
+            return opened.send(left[at][:_PIECE_BYTES])
+        try:
+            return opened.sendmsg(left[at : at + _BUFFERS_AT_ONCE])
+        except BlockingIOError as error:  # as in `_receive`
+            raise TimeoutError("timed out") from error
+
+    def _receive(self, view: memoryview, deadline: float, flags: int = 0) -> int:
+        opened = self._allow(deadline)
+        try:
+            return opened.recv_into(view, 0, flags) if self._poll is not None else opened.recv_into(view)
+        except BlockingIOError as error:  # how the kernel tells that its timeout is over
+            raise TimeoutError("timed out") from error
+
+    def _fill(self, deadline: float) -> int:
+        """Receive behind what is there; how much came, 0 at the end."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._stash):
+            self._stash[: self._end - self._start] = self._stash[self._start : self._end]
+            self._start, self._end = 0, self._end - self._start
+        count = self._receive(self._view[self._end : self._end + _AHEAD_BYTES], deadline)
+        self._end += count
+        return count
+
+    def _through(self, mark: bytes, bytes_max: int, deadline: float) -> bytes:
+        """All up to and with the next mark."""
+        searched = self._start
+        while True:
+            found = self._stash.find(mark, max(self._start, searched), self._end)
+            if found >= 0:
+                found += len(mark)
+                break
+            came = self._end - self._start
+            if came >= bytes_max:
+                break
+            searched_bytes = max(0, came - len(mark) + 1)
+            if not self._fill(deadline):
+                raise (
+                    BrokenAnswerError("the answer breaks off")
+                    if came
+                    else ServerClosedError("closed without an answer")
+                )
+            searched = self._start + searched_bytes
+        if found < 0 or found - self._start > bytes_max:
+            raise BrokenAnswerError("a line or a head that is too long", bytes_max)
+        raw = bytes(self._view[self._start : found])
+        self._start = found
+        return raw
+
+
+def _left(deadline: float) -> float:
+    """Seconds to a deadline; TimeoutError where none are left."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left
+
+
+def _poll_of(opened: socket.socket) -> select.poll:
+    poll = select.poll()
+    poll.register(opened, select.POLLIN)
+    return poll

@@ -1,0 +1,91 @@
+"""The client over TLS: the same answers, the same endings, and only with who has a certificate that it trusts."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+
+import pytest
+from certificates import Authority
+from scripted_server import CREDENTIALS, ScriptedServer, answering, ok, read_request
+
+from kvobj.client import SignedConnection
+from kvobj.client.call_scope import CallScope
+from kvobj.errors import UnavailableError
+
+BODY = bytes(range(256)) * 8_000
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's and that of a client that trusts it."""
+    directory = tmp_path_factory.mktemp("tls")
+    authority = Authority.make(directory)
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    authority.sign().write(certificate, key)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    return server, authority.client_context()
+
+
+def test_bodies_of_both_directions_arrive_whole_on_one_connection(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    came: list[bytes] = []
+
+    def serve(connection: socket.socket, _: int) -> None:
+        while True:
+            came.append(read_request(connection)[1])
+            connection.sendall(ok(BODY))
+
+    with ScriptedServer(serve, tls=contexts[0]) as server, server.connection(tls=contexts[1]) as connection:
+        for _ in range(3):
+            with connection.open("PUT", "/", body=[BODY[:5], BODY[5:]]) as incoming:
+                room = bytearray(len(BODY))
+                incoming.readinto(memoryview(room))
+                assert room == BODY
+        assert came == [BODY] * 3
+        assert server.connections == 1
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_is_not_spoken_to(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    with (
+        ScriptedServer(answering(ok(b"a")), tls=contexts[0]) as server,
+        SignedConnection(server.endpoint, CREDENTIALS) as connection,
+        pytest.raises(UnavailableError, match="certificate"),
+    ):
+        connection.request("GET", "/")
+
+
+def test_a_call_over_tls_is_ended_by_its_scope_and_its_deadline(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    came = threading.Event()
+
+    def half(connection: socket.socket, _: int) -> None:
+        read_request(connection)
+        connection.sendall(ok(BODY)[: len(BODY) // 2])
+        came.set()
+        read_request(connection)
+
+    def read(connection: SignedConnection, scope: CallScope, timeout_seconds: float) -> None:
+        room = memoryview(bytearray(len(BODY)))
+        with (
+            scope.entered(),
+            pytest.raises(UnavailableError),
+            connection.open("GET", "/", timeout_seconds=timeout_seconds) as incoming,
+        ):
+            incoming.readinto(room)
+
+    with ScriptedServer(half, tls=contexts[0]) as server, server.connection(tls=contexts[1]) as connection:
+        scope = CallScope()
+        thread = threading.Thread(target=read, args=(connection, scope, 20))
+        thread.start()
+        assert came.wait(10)
+        scope.cancel()
+        thread.join(2)
+        assert not thread.is_alive()
+        read(connection, CallScope(), 0.3)
