@@ -58,6 +58,8 @@ class BucketSetting:
     name: str
     kind: str = "ordinary"
     durability: str = "local"
+    regions: str = "shared"
+    owner: str = "root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class UserSetting:
     id: str
     access_key: str
     secret_key: str
+    same_host: str = "no"
 
     @property
     def display_name(self) -> str:
@@ -76,7 +79,8 @@ class UserSetting:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a test's server is given. Small by default; `sections` is more TOML by section name."""
+    """What a test's server is given. Small by default; `sections` is more TOML by section name. `workers`: by default what the
+    environment variable KVOBJ_TEST_WORKERS says, so that any of these tests can be run against worker processes."""
 
     dram_bytes: int = 128 * MIB
     nvme_bytes: int = 1024 * MIB
@@ -89,6 +93,7 @@ class ServerSettings:
     sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
+    workers: int = int(os.environ.get("KVOBJ_TEST_WORKERS", "1"))
 
 
 def write_configuration(
@@ -100,6 +105,7 @@ def write_configuration(
         f'listen = "{listen}"',
         f'data = "{data}"',
         f"domains = {json.dumps(list(settings.domains))}",
+        f"workers = {settings.workers}",
         *(f"{name} = {value}" for name, value in settings.sections.get("server", {}).items()),
         "[admin]",
         f'listen = "127.0.0.1:{admin_port}"',
@@ -110,6 +116,8 @@ def write_configuration(
             f'name = "{bucket.name}"',
             f'kind = "{bucket.kind}"',
             f'durability = "{bucket.durability}"',
+            f'regions = "{bucket.regions}"',
+            f'owner = "{bucket.owner}"',
         ]
     for user in settings.users:
         lines += [
@@ -118,6 +126,7 @@ def write_configuration(
             f'display_name = "{user.display_name}"',
             f'access_key = "{user.access_key}"',
             f'secret_key = "{user.secret_key}"',
+            f'same_host = "{user.same_host}"',
         ]
     lines += [
         "[[tiers]]",

@@ -35,6 +35,7 @@ from kvobj.errors import (
     KvobjError,
     NoSuchBucketError,
     NoSuchKeyError,
+    NoSuchUserError,
     NotFoundError,
 )
 from kvobj.gc.recall import RecallQuery
@@ -59,6 +60,8 @@ class _CreateBucket(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     kind: BucketKind = BucketKind.ORDINARY
     durability: Durability | None = None
     codec: str = "raw"
+    owner: str = ""
+    """A user's id; without, the root user."""
 
 
 class _AddUser(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -255,10 +258,13 @@ class AdminService:
         if asked.durability is Durability.SHARED:
             raise InvalidRequestError("durability shared needs a remote tier, which this store has not")
         default = Durability.MEMORY if asked.kind is BucketKind.KV else Durability.LOCAL
+        users = await self._catalog.users()
+        if asked.owner and all(user.id != asked.owner for user in users):
+            raise NoSuchUserError("no such user", id=asked.owner)
         row = BucketRow(
             name=asked.name,
             kind=asked.kind,
-            owner=next(user.id for user in await self._catalog.users() if user.is_root),
+            owner=asked.owner or next(user.id for user in users if user.is_root),
             created_ms=self._clock.now_ms(),
             durability=asked.durability or default,
             codec=asked.codec,

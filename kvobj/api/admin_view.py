@@ -46,11 +46,26 @@ class CatalogStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker process. `pid` 0: the next is about to start. Requests and CPU seconds are those of its predecessors too;
+    `restarts` counts them, `last_end` says what the last of them died of."""
+
+    pid: int
+    is_ready: bool
+    requests: int
+    connections: int
+    cpu_seconds: float
+    restarts: int = 0
+    last_end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `gc` and
     `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
     the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
-    operator should know: buffered I/O, an arena outside shared memory, orphaned arenas."""
+    operator should know: buffered I/O, an arena outside shared memory, orphaned arenas; `workers` are there where there are more
+    processes than this one, and `cpu_seconds` are this one's."""
 
     version: str
     store_id: str
@@ -65,6 +80,8 @@ class StoreStatus:
     leases: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
+from time import process_time
 
 from kvobj import __version__
 from kvobj.api.admin_view import (
@@ -17,6 +18,7 @@ from kvobj.api.admin_view import (
 )
 from kvobj.app.node import Node, flush
 from kvobj.app.rates import Rates
+from kvobj.app.worker_pool import WorkerPool
 from kvobj.arena import orphaned_arenas
 from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.clock import Clock
@@ -34,15 +36,28 @@ FLUSH_SECONDS = 600.0
 class NodeView:
     """See `AdminView`. Event-loop-only."""
 
-    def __init__(self, node: Node, *, clock: Clock, metrics: Metrics, receive_mode: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        receive_mode: Callable[[], str],
+        workers: WorkerPool | None = None,
+    ) -> None:
         self._node = node
+        self._receive_mode = receive_mode
+        self._workers = workers
         self._clock = clock
         self._metrics = metrics
-        self._receive_mode = receive_mode
         self._started = clock.monotonic()
         self._rates = Rates()
         self._orphans = tuple(f"an arena whose data directory is gone: {path}" for path in orphaned_arenas())
         self.ready = False
+
+    def note_ready(self) -> None:
+        """From here on requests are answered."""
+        self.ready = True
 
     def is_ready(self) -> bool:
         """See `AdminView.is_ready`."""
@@ -51,6 +66,9 @@ class NodeView:
     async def status(self) -> StoreStatus:
         """See `AdminView.status`."""
         node = self._node
+        workers = self._workers
+        if workers is not None:
+            await workers.refresh()
         backlog = node.write_behind.backlog
         due = await node.catalog.due(now_ms=self._clock.now_ms(), limit=1000)
         tiers = (
@@ -84,7 +102,13 @@ class NodeView:
             gc=node.upkeep.parts.figures(),
             leases=node.upkeep.parts.leases(),
             rates=self._rates.update(self._clock.monotonic(), self._counters()),
-            notes=node.notes + self._orphans + self._mode_notes(tiers) + node.readers.notes(),
+            notes=node.notes
+            + self._orphans
+            + self._mode_notes(tiers)
+            + node.readers.notes()
+            + (() if workers is None else workers.notes()),
+            cpu_seconds=process_time(),
+            workers=() if workers is None else workers.status(),
         )
 
     @staticmethod

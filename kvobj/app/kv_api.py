@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvobj.api.kv.events import Events
@@ -32,12 +32,15 @@ BATCH_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class KvApi:
-    """`events.aclose` comes before a server drains, `feed.aclose` after it."""
+    """`events.aclose` comes before a server drains, `feed.aclose` after it. `gate` and `wrapping_key` are those of `chunks` and
+    `book`, for worker processes."""
 
     book: NamespaceBook
     chunks: ChunkStore
     feed: RequestFeed
     events: Events
+    gate: ByteGate
+    wrapping_key: bytes = field(repr=False)
 
 
 def make_kv_api(
@@ -61,6 +64,7 @@ def make_kv_api(
     wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
     book = NamespaceBook(catalog.namespaces, wrapper=KeyWrapper(wrapping_key), clock=clock)
     feed = RequestFeed(policy, names_of=chunk_names, clock=clock)
+    gate = ByteGate(limit_bytes=arena_bytes // BATCH_SHARE, wait_seconds=settings.limits.reserve_timeout_seconds)
 
     def tiers_of(blob_ids: Sequence[bytes]) -> list[str]:
         return ["dram" if held else "nvme" for held in dram.held(blob_ids)]
@@ -71,7 +75,7 @@ def make_kv_api(
         clock=clock,
         in_use=in_use,
         executor=executor,
-        gate=ByteGate(limit_bytes=arena_bytes // BATCH_SHARE, wait_seconds=settings.limits.reserve_timeout_seconds),
+        gate=gate,
         start=store.start_in_batch,
         settle=store.settled,
         hold=hold,
@@ -82,7 +86,7 @@ def make_kv_api(
         lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
         pace=pace,
     )
-    return KvApi(book, chunks, feed, Events(catalog))
+    return KvApi(book, chunks, feed, Events(catalog), gate, wrapping_key)
 
 
 def register_events(metrics: Metrics, history: History, events: Events) -> None:

@@ -27,10 +27,12 @@ _NAMES: Final = ("s3", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Sockets that listen: at least one for S3, one for the admin port. Closing them here leaves what others hold alone."""
+    """Sockets that listen: at least one for S3, one for the admin port, and one for `lm://` where it is configured, which nobody
+    holds across restarts. Closing them here leaves what others hold alone."""
 
     s3: tuple[socket.socket, ...]
     admin: socket.socket
+    lm: socket.socket | None = None
 
     @classmethod
     def open(cls, settings: Settings, environment: Mapping[str, str]) -> Self:
@@ -43,23 +45,31 @@ class Listeners:
         try:
             s3 = tuple(passed.get("s3", ()))
             if not s3:
-                s3 = (_bind(settings.server.listen, "server.listen"),)
+                s3 = _bind_many(settings.server.listen, "server.listen", settings.server.workers)
                 bound.extend(s3)
             (admin,) = passed.get("admin", ()) or (_bind(settings.admin.listen, "admin.listen"),)
+            bound.append(admin)
+            lm = None if settings.lm.listen is None else _bind(settings.lm.listen, "lm.listen")
         except BaseException:
             for each in bound:
                 each.close()
             raise
-        return cls(s3, admin)
+        return cls(s3, admin, lm)
 
     def close_s3(self) -> None:
         """Listen no more for S3 requests, as far as this process goes. Idempotent."""
         for each in self.s3:
             each.close()
 
+    def close_lm(self) -> None:
+        """Listen no more for `lm://`. Idempotent."""
+        if self.lm is not None:
+            self.lm.close()
+
     def close(self) -> None:
         """Close all. Idempotent."""
         self.close_s3()
+        self.close_lm()
         self.admin.close()
 
 
@@ -118,12 +128,34 @@ def _take_over(number: int, name: str) -> socket.socket:
     return taken
 
 
-def _bind(address: ListenAddress, path: str) -> socket.socket:
+def _bind_many(address: ListenAddress, path: str, count: int) -> tuple[socket.socket, ...]:
+    """A socket for each worker process, all on one port: the kernel deals connections out evenly, where of processes that wait at
+    one socket the one that waited last gets them all (SO_REUSEPORT, socket(7))."""
+    first = _bind(address, path)
+    if count == 1:
+        return (first,)
+    # Sockets of another server on this port would be joined silently. The first one was alone, so there is none.
+    bound = address_of(first)
+    first.close()
+    sockets: list[socket.socket] = []
+    try:
+        while len(sockets) < count:
+            sockets.append(_bind(bound, path, is_shared=True))
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return tuple(sockets)
+
+
+def _bind(address: ListenAddress, path: str, *, is_shared: bool = False) -> socket.socket:
     try:
         ((family, _, _, _, where), *_) = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(where)
             bound.listen(BACKLOG)
         except BaseException:

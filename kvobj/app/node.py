@@ -82,6 +82,7 @@ class Node:
     nvme: NvmeTier
     nvme_directory: Path
     read_tier: Tier
+    instruments: TierInstruments
     checked_tiers: tuple[Tier, ...]
     store: Store
     commit_step: CommitStep
@@ -138,6 +139,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         store_id=data.store_id,
         boot_id=boot_id,
         huge_pages=settings.dram.huge_pages,
+        dedicated_buckets=frozenset(bucket.name for bucket in settings.buckets if bucket.regions == "own"),
         data_directory=data.path,
     )
     ending = _Ending(arena, arena_choice.volatile_path)
@@ -358,6 +360,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         nvme=nvme,
         nvme_directory=nvme_choice.directory,
         read_tier=read_tier,
+        instruments=instruments,
         checked_tiers=(checked_dram, checked_nvme),
         store=store,
         commit_step=commit_step,
@@ -510,7 +513,7 @@ def _bucket_row(bucket: BucketSettings, region: str, clock: Clock) -> BucketRow:
     return BucketRow(
         name=bucket.name,
         kind=BucketKind(bucket.kind),
-        owner=ROOT_USER_ID,
+        owner=bucket.owner,
         created_ms=clock.now_ms(),
         durability=Durability(bucket.durability),
         codec=bucket.codec,

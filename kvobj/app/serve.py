@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
@@ -23,26 +22,30 @@ import uvloop
 from kvobj.announcement import announcement
 from kvobj.api.admin_api import AdminService
 from kvobj.api.admin_authentication import AdminAuthentication
-from kvobj.api.errors import refusal_reply
 from kvobj.api.exchange import S3Settings
-from kvobj.api.http import HttpServer, HttpSettings
-from kvobj.api.request import HostRules
-from kvobj.api.service import S3Service
+from kvobj.api.http import HttpServer
+from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.app.admin_state import NodeView
+from kvobj.app.front import Front, OneProcess, worker_processes
+from kvobj.app.fronting import http_settings
 from kvobj.app.listening import Listeners, address_of
-from kvobj.app.log import line_writer, start_logging
+from kvobj.app.lm_listener import start_lm
+from kvobj.app.log import start_logging
 from kvobj.app.node import Node, flush, housekeeping, open_node
 from kvobj.app.open_files import allow_open_files
 from kvobj.app.readiness import READY, STOPPING, tell
+from kvobj.app.same_host import start_same_host
 from kvobj.app.signals import ServerSignals
+from kvobj.app.worker_pool import WorkerPool
 from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
+from kvobj.workers.shared_words import SharedWords
 
 if TYPE_CHECKING:
     from kvobj.app.tls import ServedCertificate
@@ -123,22 +126,27 @@ async def _serve_node(
 ) -> None:
     settings = node.settings
     async with AsyncExitStack() as stack:
-        s3 = HttpServer(
-            _s3_service(node, clock, log).handle,
-            settings=_http_settings(settings, "s3"),
-            metrics=metrics,
-            clock=clock,
-            new_request_id=new_request_id,
-            log=log.getChild("s3"),
-            render_refusal=partial(refusal_reply, host_id=node.data.store_id.hex()),
-            write_line=line_writer(),
-        )
+        same_host = start_same_host(node, clock=clock, metrics=metrics, log=log)
+        if same_host is not None:
+            stack.push_async_callback(same_host.server.aclose)
+        s3: Front
+        pool: WorkerPool | None = None
+        if settings.server.workers == 1:
+            s3 = OneProcess(node, listeners.s3, same_host=same_host, tls=tls, clock=clock, metrics=metrics, log=log)
+        else:
+            words = SharedWords.make()
+            stack.callback(words.close)
+            s3 = pool = worker_processes(
+                node, listeners.s3, words, same_host=same_host, clock=clock, metrics=metrics, log=log
+            )
+            if tls is not None:
+                signals.on_hangup = _Reloads(pool, tls).begin
         stack.push_async_callback(s3.aclose)
         if settings.events.zmq is not None:
             publisher = ZmqEvents.open(node.catalog.history, settings.events, clock=clock, log=log)
             stack.push_async_callback(publisher.aclose)
             publisher.start()
-        view = NodeView(node, clock=clock, metrics=metrics, receive_mode=lambda: str(s3.receive_mode))
+        view = NodeView(node, clock=clock, metrics=metrics, receive_mode=lambda: s3.receive_mode, workers=pool)
         admin_service = AdminService(
             view=view,
             catalog=node.catalog,
@@ -152,8 +160,8 @@ async def _serve_node(
         )
         stack.push_async_callback(admin_service.aclose)
         admin = HttpServer(
-            admin_service.handle,
-            settings=_http_settings(settings, "admin"),
+            admin_service.handle if pool is None else _refreshed(admin_service.handle, pool),
+            settings=http_settings(settings, "admin"),
             metrics=metrics,
             clock=clock,
             new_request_id=new_request_id,
@@ -161,11 +169,14 @@ async def _serve_node(
         )
         stack.push_async_callback(admin.aclose)
         await admin.start([listeners.admin])
-        await s3.start(listeners.s3, None if tls is None else tls.context)
+        lm = None
+        if listeners.lm is not None:
+            lm = await start_lm(node, listeners.lm, clock=clock, metrics=metrics, log=log)
+            stack.push_async_callback(lm.aclose)
+        await s3.start(view.note_ready)  # who is answered finds the node ready
         # Start-up's objects live as long as the process: collections need not walk them again.
         gc.freeze()
         gc.enable()
-        view.ready = True
         tell(environment, READY)  # before the ready line: who reads that may end the process at once
         _announce(node, listeners)
         async with housekeeping(node):
@@ -175,8 +186,41 @@ async def _serve_node(
         log.info("stopping: finishing requests in flight")
         # What connects from here on waits for the next process where another holds the sockets, and else is better refused.
         listeners.close_s3()
+        listeners.close_lm()
         await node.kv.events.aclose()  # readers that follow would hold up the drain until its deadline
-        await s3.drain(settings.limits.drain_timeout_seconds)
+        node.store.following.stop()
+        parting = [server.drain(settings.limits.drain_timeout_seconds) for server in (s3, lm) if server is not None]
+        await asyncio.gather(*parting)
+
+
+class _Reloads:
+    """A new certificate, to the workers first: once this process says that it is read, it is in use."""
+
+    def __init__(self, pool: WorkerPool, tls: ServedCertificate) -> None:
+        self._pool = pool
+        self._tls = tls
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """On a hangup."""
+        task = asyncio.create_task(self._run(), name="reload")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self) -> None:
+        await self._pool.reload()
+        self._tls.reload()
+
+
+def _refreshed(handle: Handler, pool: WorkerPool) -> Handler:
+    """The handler, with figures of workers that are of the moment of the request."""
+
+    async def refreshed(head: RequestHead, body: RequestBody) -> Reply:
+        if head.target.startswith("/metrics"):
+            await pool.refresh()
+        return await handle(head, body)
+
+    return refreshed
 
 
 def _announce(node: Node, listeners: Listeners) -> None:
@@ -188,54 +232,8 @@ def _announce(node: Node, listeners: Listeners) -> None:
     sys.stdout.flush()
 
 
-def _s3_service(node: Node, clock: Clock, log: logging.Logger) -> S3Service:
-    server = node.settings.server
-    rules = HostRules(
-        hosts=dict(server.hosts),
-        domains=server.domains,
-        path_style=frozenset({"localhost", server.listen.host.lower()}),
-        default_bucket=server.default_bucket,
-    )
-    settings = S3Settings(
-        region=server.region,
-        host_rules=rules,
-        host_id=node.data.store_id.hex(),
-        unsigned_payload_needs_tls=server.unsigned_payload_needs_tls,
-        explain_signatures=node.settings.debug.explain_signatures,
-        trusted_proxies=server.trusted_proxies,
-        bucket_uploads=node.settings.limits.bucket_uploads,
-    )
-    return S3Service(
-        node.store,
-        settings,
-        clock=clock,
-        log=log,
-        chunks=node.kv.chunks,
-        read_events=node.kv.events.stream,
-        executor=node.hash_executor,
-    )
-
-
 def _regions(settings: Settings) -> frozenset[str]:
     return S3Settings(region=settings.server.region).regions
-
-
-def _http_settings(settings: Settings, name: str) -> HttpSettings:
-    limits = settings.limits
-    return HttpSettings(
-        name=name,
-        request_line_bytes=limits.request_line_bytes,
-        head_bytes=limits.request_line_bytes + limits.header_bytes,
-        header_fields=limits.header_fields,
-        header_seconds=limits.header_timeout_seconds,
-        keep_alive_seconds=limits.idle_timeout_seconds,
-        body_stall_seconds=limits.progress_timeout_seconds,
-        send_stall_seconds=limits.progress_timeout_seconds,
-        connections=limits.connections,
-        address_connections=limits.address_connections,
-        handler_requests=limits.concurrent_requests,
-        queue_seconds=limits.reserve_timeout_seconds,
-    )
 
 
 def _nothing_to_reload(log: logging.Logger) -> Callable[[], None]:

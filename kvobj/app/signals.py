@@ -15,9 +15,10 @@ class ServerSignals:
     a SIGUSR2 asks for the clean stop after all.
     """
 
-    __slots__ = ("_stop", "keeps_memory")
+    __slots__ = ("_stop", "keeps_memory", "on_hangup")
 
-    def __init__(self) -> None:
+    def __init__(self, on_hangup: Callable[[], None]) -> None:
+        self.on_hangup = on_hangup
         self._stop = asyncio.Event()
         self.keeps_memory = False
         """Whether the stop that was asked for is the one that writes nothing down."""
@@ -25,17 +26,20 @@ class ServerSignals:
     @classmethod
     def listen(cls, *, on_hangup: Callable[[], None]) -> Self:
         """Handle the running loop's signals from here on."""
-        signals = cls()
+        signals = cls(on_hangup)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, signals._interrupt)
         loop.add_signal_handler(signal.SIGTERM, signals._terminate)
         loop.add_signal_handler(signal.SIGUSR2, signals._hand_over)
-        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        loop.add_signal_handler(signal.SIGHUP, signals._hang_up)
         return signals
 
     async def wait_for_stop(self) -> None:
         """Wait until a stop is asked for."""
         await self._stop.wait()
+
+    def _hang_up(self) -> None:
+        self.on_hangup()
 
     def _interrupt(self) -> None:
         if self._stop.is_set():

@@ -103,8 +103,11 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             self._marks.is_claiming,
             limits,
         )
-        self._namespaces = LmdbNamespaces(database)
+        self._namespaces = LmdbNamespaces(database, on_changed=self._note_change)
         self._history: LmdbHistory
+        self.on_settings_changed: Callable[[], None] = _nothing
+        """Called when a bucket or a namespace has changed or gone, before who asked for that is told: for who remembers rows of
+        them in another process."""
 
     @classmethod
     async def open(
@@ -143,6 +146,14 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     def history(self) -> History:
         """See `Catalog.history`."""
         return self._history
+
+    def _note_change(self) -> None:
+        self.on_settings_changed()
+
+    def forget_settings(self) -> None:
+        """Read rows of buckets and namespaces anew from here on: another process has changed one."""
+        self._buckets.clear()
+        self._namespaces.forget_all()
 
     def _forget_marks(self, names: Sequence[tuple[str, str]]) -> None:
         for bucket, key in names:
@@ -202,6 +213,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             return await self._database.write(UpdateBucket(name, update), [bucket_key(name)])
         finally:
             self._buckets.pop(name, None)
+            self.on_settings_changed()
 
     async def delete_bucket(self, name: str) -> None:
         """See `Catalog.delete_bucket`."""
@@ -210,6 +222,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         finally:
             self._buckets.pop(name, None)
             self._namespaces.forget_bucket(name)
+            self.on_settings_changed()
 
     async def bucket_usage(self, name: str) -> BucketUsage:
         """See `Catalog.bucket_usage`."""
@@ -232,6 +245,12 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         if claiming:
             return [None if key in claiming else row for key, row in zip(keys, rows, strict=True)]
         return rows
+
+    def rescue(self, bucket: str, key: str) -> bool:
+        """What `lookup` with `rescue` does about the marks of a row that somebody else has looked up; False where the row is being
+        claimed, so that it is absent. ~0.3 µs."""
+        self._marks.forget(bucket, (key,))
+        return not self._marks.is_claiming(bucket, key)
 
     def _lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
         with self._database.read() as view:
@@ -427,3 +446,7 @@ def _blobs_of_part(_: bytes, value: bytes) -> Iterable[bytes]:
 
 def _blob_of_queue_entry(_: bytes, value: bytes) -> Iterable[bytes]:
     return (decode_queue_entry(value).blob_id,)
+
+
+def _nothing() -> None:
+    """Nobody else remembers rows."""

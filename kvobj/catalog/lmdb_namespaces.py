@@ -30,10 +30,12 @@ _KNOWN: Final = 4096
 class LmdbNamespaces:
     """See the module's text and `Namespaces`."""
 
-    __slots__ = ("_database", "_known")
+    __slots__ = ("_database", "_known", "_on_changed")
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, on_changed: Callable[[], None] = lambda: None) -> None:
+        """`on_changed` is called when a row has changed or gone, before who asked for that is told."""
         self._database = database
+        self._on_changed = on_changed
         self._known: dict[tuple[str, str], NamespaceRow | None] = {}
 
     async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
@@ -76,11 +78,16 @@ class LmdbNamespaces:
         for place in [place for place in self._known if place[0] == bucket]:
             del self._known[place]
 
+    def forget_all(self) -> None:
+        """Read all rows anew from here on: another process has changed one."""
+        self._known.clear()
+
     async def _write(self, change: Callable[[WriteView], T], bucket: str, name: str) -> T:
         """Run a change; what was remembered is forgotten when the change is over, also where the caller has been cancelled."""
 
         def over(task: asyncio.Task[T]) -> None:
             self._known.pop((bucket, name), None)
+            self._on_changed()
             if not task.cancelled():
                 task.exception()  # looked at, for a caller that is gone
 

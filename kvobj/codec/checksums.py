@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol, Self
 
 from awscrt import checksums as _crt  # type: ignore[import-untyped]
 from blake3 import blake3
@@ -138,6 +139,21 @@ class _XxHash:
         return self._value
 
 
+class _Computed:
+    """A digest that came from elsewhere."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    def update(self, data: memoryview, /) -> None:
+        raise AssertionError(f"a digest that is computed cannot go on ({len(data)} bytes)")
+
+    def digest(self) -> bytes:
+        return self._digest
+
+
 def _new_hash(algorithm: str) -> _Hash:
     match algorithm:
         case "crc32":
@@ -171,6 +187,13 @@ class Digester:
     def __init__(self, algorithms: frozenset[str]) -> None:
         self._hashes: dict[str, _Hash] = {name: _new_hash(name) for name in sorted(algorithms)}
         self.size_bytes = 0
+
+    @classmethod
+    def computed(cls, digests: Mapping[str, bytes]) -> Self:
+        """One that was fed elsewhere, and has these digests by algorithm. It cannot go on."""
+        digester = cls(frozenset())
+        digester._hashes = {name: _Computed(digest) for name, digest in digests.items()}
+        return digester
 
     @property
     def algorithms(self) -> frozenset[str]:

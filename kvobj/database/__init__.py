@@ -6,7 +6,18 @@ See `Database` for the writer, `ReadView` and `WriteView` for what a change may 
 from kvobj.database.database import Database, SnapshotSource
 from kvobj.database.opening import remove_volatile
 from kvobj.database.reader_watch import ReaderWatch
+from kvobj.database.reading import ReadDatabase
 from kvobj.database.table import Table
 from kvobj.database.views import ReadView, Snapshot, WriteView
 
-__all__ = ["Database", "ReadView", "ReaderWatch", "Snapshot", "SnapshotSource", "Table", "WriteView", "remove_volatile"]
+__all__ = [
+    "Database",
+    "ReadDatabase",
+    "ReadView",
+    "ReaderWatch",
+    "Snapshot",
+    "SnapshotSource",
+    "Table",
+    "WriteView",
+    "remove_volatile",
+]

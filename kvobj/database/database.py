@@ -156,6 +156,11 @@ class Database:
         """The store that both environments belong to."""
         return self._identity.store_id
 
+    @property
+    def directories(self) -> tuple[Path, Path]:
+        """Where the durable and the volatile environment lie, for who reads them in another process (`ReadDatabase`)."""
+        return self._durable.directory, self._volatile.directory
+
     def used_bytes(self) -> tuple[int, int]:
         """Bytes of pages in use in the durable and in the volatile environment."""
         with (

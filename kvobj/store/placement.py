@@ -7,6 +7,7 @@ cache. Dirty bytes are at most half of dram: above that, writers of class `memor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvobj.arena import PinnedFrame
@@ -37,6 +38,10 @@ class DirtyTier(Tier, Protocol):
 
     async def put_unsealed(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True) -> None:
         """Like put, for a frame whose header is written later: after a crash it is hashed before it is served."""
+        ...
+
+    def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
+        """`put_unsealed` of many dirty ones, whose frames are complete, at once."""
         ...
 
     def mark_sealed(self, blob_id: BlobId) -> None:
@@ -124,6 +129,10 @@ class Placement:
             await self.cache.put(blob_id, frame, names, dirty=True)
         else:
             await self.cache.put_unsealed(blob_id, frame, names, dirty=True)
+
+    def hold_unsealed(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
+        """`hold_dirty` of many unsealed ones, at once."""
+        self.cache.put_unsealed_many(blobs)
 
     def begin_home(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyPut | None:
         """Begin what `hold_home` ends, while the frame still arrives. See `EarlyTier.begin_put`."""

@@ -8,10 +8,10 @@ before a reply's status is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from kvobj.arena import PinnedFrame
 from kvobj.catalog.rows import BlobRef
@@ -19,13 +19,28 @@ from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import BLOCK_PLAIN_BYTES, FrameHeader, frame_head_bytes, parse_frame, raw_payload_offset
 from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
-from kvobj.tiers.in_use import BlobsInUse
-from kvobj.tiers.protocol import ByteRange, Tier
+from kvobj.tiers.protocol import ByteRange
 
 # A cold read of a small part of a large blob reads that part alone and is not promoted; anything else reads
 # (and promotes) the whole blob, since engines that read one range soon read the next.
 PARTIAL_READ_SHARE: Final = 8
 PARTIAL_READ_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
+
+
+class FrameSource(Protocol):
+    """As much of a tier as a reader needs."""
+
+    async def get(self, blob_id: BlobId, byte_range: ByteRange | None = None) -> PinnedFrame | None:
+        """See `Tier.get`."""
+        ...
+
+
+class InUse(Protocol):
+    """Who is told when a reader is done with its blobs (`BlobsInUse`)."""
+
+    def release(self, blob_ids: Iterable[bytes]) -> None:
+        """The reader is done."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,7 @@ def slices_of(blobs: Sequence[BlobRef], start: int, stop: int) -> list[BlobSlice
     return slices
 
 
-async def fetch(tier: Tier, part: BlobSlice) -> PinnedFrame | None:
+async def fetch(tier: FrameSource, part: BlobSlice) -> PinnedFrame | None:
     """The frame that holds the slice, or just the slice's bytes of a raw frame where that is much less to read."""
     blob = part.blob
     blob_id = BlobId(blob.blob_id)
@@ -76,8 +91,8 @@ class ObjectReader:
         slices: list[BlobSlice],
         first: PinnedFrame | None,
         *,
-        tier: Tier,
-        in_use: BlobsInUse,
+        tier: FrameSource,
+        in_use: InUse,
     ) -> None:
         self._slices = slices
         self._current = first

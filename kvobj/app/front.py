@@ -1,0 +1,169 @@
+"""Who serves HTTP for a node: this process alone, or its worker processes. One of the two is made by `serve`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kvobj.api.errors import refusal_reply
+from kvobj.api.http import HttpServer
+from kvobj.api.service import S3Service
+from kvobj.app.fronting import http_settings, s3_settings
+from kvobj.app.log import line_writer
+from kvobj.app.node import Node
+from kvobj.app.same_host import SameHost
+from kvobj.app.worker_orders import S3Orders, WorkerOrders
+from kvobj.app.worker_pool import WorkerPool
+from kvobj.clock import Clock
+from kvobj.ids import new_request_id
+from kvobj.metrics import Metrics
+from kvobj.workers.desk import StoreParts
+from kvobj.workers.shared_words import SharedWords
+
+if TYPE_CHECKING:
+    from kvobj.app.tls import ServedCertificate
+
+
+class Front(Protocol):
+    """Accepts S3's connections from `start` to `drain`."""
+
+    @property
+    def receive_mode(self) -> str:
+        """How bodies are received (`HttpServer.receive_mode`)."""
+        ...
+
+    async def start(self, before_accepting: Callable[[], None]) -> None:
+        """Returns when connections are accepted; by all processes, where there are several. `before_accepting` is called when
+        nothing else can fail, so that nobody is answered before it."""
+        ...
+
+    async def reload(self) -> None:
+        """Read the TLS certificate again, but for this process's own context; returns when connections get the new one."""
+        ...
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Accept no more and finish what is in flight; True when all was finished in time."""
+        ...
+
+    async def aclose(self) -> None:
+        """End at once. Idempotent."""
+        ...
+
+
+class OneProcess:
+    """Implements `Front`: HTTP and the store in one event loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        listeners: Sequence[socket.socket],
+        *,
+        same_host: SameHost | None,
+        tls: ServedCertificate | None,
+        clock: Clock,
+        metrics: Metrics,
+        log: logging.Logger,
+    ) -> None:
+        self._listeners = listeners
+        self._context = None if tls is None else tls.context
+        host_id = node.data.store_id.hex()
+        service = S3Service(
+            node.store,
+            s3_settings(node.settings, host_id=host_id),
+            clock=clock,
+            log=log,
+            chunks=node.kv.chunks,
+            read_events=node.kv.events.stream,
+            same_host=None if same_host is None else (same_host.grants, same_host.levels),
+            executor=node.hash_executor,
+        )
+        self._http = HttpServer(
+            service.handle,
+            settings=http_settings(node.settings, "s3"),
+            metrics=metrics,
+            clock=clock,
+            new_request_id=new_request_id,
+            log=log.getChild("s3"),
+            render_refusal=partial(refusal_reply, host_id=host_id),
+            write_line=line_writer(),
+        )
+
+    @property
+    def receive_mode(self) -> str:
+        """See `Front.receive_mode`."""
+        return str(self._http.receive_mode)
+
+    async def start(self, before_accepting: Callable[[], None]) -> None:
+        """See `Front.start`."""
+        before_accepting()
+        await self._http.start(self._listeners, self._context)
+
+    async def reload(self) -> None:
+        """See `Front.reload`."""
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """See `Front.drain`."""
+        return await self._http.drain(timeout_seconds)
+
+    async def aclose(self) -> None:
+        """See `Front.aclose`."""
+        await self._http.aclose()
+
+
+def worker_processes(
+    node: Node,
+    listeners: Sequence[socket.socket],
+    words: SharedWords,
+    *,
+    same_host: SameHost | None,
+    clock: Clock,
+    metrics: Metrics,
+    log: logging.Logger,
+) -> WorkerPool:
+    """A pool of `[server] workers` processes, which implements `Front`. `words` outlive it."""
+    settings = node.settings
+    workers = settings.server.workers
+    node.catalog.on_settings_changed = words.note_settings_changed
+    durable, volatile = node.database.directories
+    orders = WorkerOrders(
+        listeners=(),
+        s3=S3Orders.of(s3_settings(settings, host_id=node.data.store_id.hex())),
+        http=http_settings(settings, "s3", workers=workers),
+        log=settings.log,
+        tls=settings.server.tls,
+        arena=node.arena.directory,
+        huge_pages=settings.dram.huge_pages,
+        durable=durable,
+        volatile=volatile,
+        map_bytes=settings.catalog.map_bytes,
+        volatile_map_bytes=settings.catalog.volatile_map_bytes,
+        wrapping_key=node.kv.wrapping_key,
+        levels=None if same_host is None else same_host.levels,
+    )
+    hits, hit_bytes = node.instruments.gets.labels("dram", "hit"), node.instruments.bytes.labels("dram", "out")
+
+    def count_hits(reads: int, size_bytes: int) -> None:
+        hits.inc(reads)
+        hit_bytes.inc(size_bytes)
+
+    parts = StoreParts(
+        catalog=node.catalog,
+        store=node.store,
+        chunks=node.kv.chunks,
+        gate=node.kv.gate,
+        tiers=node.read_tier,
+        dram=node.dram,
+        in_use=node.in_use,
+        clock=clock,
+        on_asked=node.collector.hold,
+        on_read=node.collector.touched,
+        on_hot_read=node.collector.held_and_touched,
+        count_hits=count_hits,
+        granting=None if same_host is None else same_host.grants,
+    )
+    pool = WorkerPool(workers, parts, orders, listeners=listeners, words=words, log=log)
+    metrics.add_families(pool.families)
+    return pool

@@ -1,0 +1,47 @@
+"""What the HTTP front of a node is told by the configuration: the same in one process and in workers."""
+
+from __future__ import annotations
+
+from kvobj.api.exchange import S3Settings
+from kvobj.api.http import HttpSettings
+from kvobj.api.request import HostRules
+from kvobj.config.settings import Settings
+
+
+def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
+    """Of the S3 service. `host_id` is the store's."""
+    server = settings.server
+    rules = HostRules(
+        hosts=dict(server.hosts),
+        domains=server.domains,
+        path_style=frozenset({"localhost", server.listen.host.lower()}),
+        default_bucket=server.default_bucket,
+    )
+    return S3Settings(
+        region=server.region,
+        host_rules=rules,
+        host_id=host_id,
+        unsigned_payload_needs_tls=server.unsigned_payload_needs_tls,
+        explain_signatures=settings.debug.explain_signatures,
+        trusted_proxies=server.trusted_proxies,
+        bucket_uploads=settings.limits.bucket_uploads,
+    )
+
+
+def http_settings(settings: Settings, name: str, *, workers: int = 1) -> HttpSettings:
+    """Of one port, or of one worker's share of it: numbers of connections and requests are divided, rounded up."""
+    limits = settings.limits
+    return HttpSettings(
+        name=name,
+        request_line_bytes=limits.request_line_bytes,
+        head_bytes=limits.request_line_bytes + limits.header_bytes,
+        header_fields=limits.header_fields,
+        header_seconds=limits.header_timeout_seconds,
+        keep_alive_seconds=limits.idle_timeout_seconds,
+        body_stall_seconds=limits.progress_timeout_seconds,
+        send_stall_seconds=limits.progress_timeout_seconds,
+        connections=-(-limits.connections // workers),
+        address_connections=-(-limits.address_connections // workers),
+        handler_requests=-(-limits.concurrent_requests // workers),
+        queue_seconds=limits.reserve_timeout_seconds,
+    )

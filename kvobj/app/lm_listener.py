@@ -1,0 +1,35 @@
+"""The `lm://` listener of a node, where `[lm]` asks for one."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from kvobj.api.lm import LmCommands, LmLimits, LmServer
+from kvobj.api.users import UserDirectory
+from kvobj.app.listening import address_of
+from kvobj.app.node import Node
+from kvobj.clock import Clock
+from kvobj.errors import ConfigurationError, KvobjError
+from kvobj.metrics import Metrics
+
+
+async def start_lm(
+    node: Node, bound: socket.socket, *, clock: Clock, metrics: Metrics, log: logging.Logger
+) -> LmServer:
+    """Serve on the socket; the caller drains and closes. `ConfigurationError` where the bucket or the user will not do."""
+    settings = node.settings.lm
+    commands = LmCommands(node.store, UserDirectory(node.catalog, clock), bucket=settings.bucket, user_id=settings.user)
+    try:
+        await commands.check()
+    except KvobjError as error:
+        raise ConfigurationError([f"lm.bucket: {error}"]) from error
+    limits = LmLimits(
+        allow=settings.allow,
+        connections=settings.connections,
+        stall_seconds=node.settings.limits.progress_timeout_seconds,
+    )
+    server = LmServer(commands, limits=limits, metrics=metrics, clock=clock, log=log)
+    await server.start(bound)
+    log.info("lm: listening on %s for bucket %s", address_of(bound), settings.bucket)
+    return server

@@ -1,0 +1,265 @@
+"""A worker process: `python -m kvobj.app.worker PARENT PAIR WORDS LISTENER...`, started by the store process (PARENT) with these
+descriptors. It waits until it is told what to do, and may wait long: one is always kept ready for the next that dies.
+
+It serves HTTP over the store process's calls, its own reads of the catalog and its own mapping of the arena, until it is told to
+drain or the pair ends. It lives no longer than the store process: the kernel kills it with that (PR_SET_PDEATHSIG), and the
+end of the pair ends it at once. Signals are the store process's to answer: those that a terminal or a service manager sends to
+all of a group are ignored here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from kvobj.api.errors import refusal_reply
+from kvobj.api.exchange import Exchange
+from kvobj.api.http import HttpServer
+from kvobj.api.kv.events import Events
+from kvobj.api.message import Reply
+from kvobj.api.operations import ReadEvents
+from kvobj.api.service import S3Service
+from kvobj.app.log import line_writer, start_logging
+from kvobj.app.worker_orders import WorkerOrders, receive_orders
+from kvobj.catalog.encoding import CATALOG_TABLES
+from kvobj.clock import SystemClock
+from kvobj.database import ReadDatabase
+from kvobj.ids import new_request_id
+from kvobj.metrics import Metrics
+from kvobj.store.key_wrapping import KeyWrapper
+from kvobj.workers.calls import Figure, MetricFamily, Room, StoreCalls, WorkerCalls, WorkerFigures
+from kvobj.workers.catalog import WorkerCatalog
+from kvobj.workers.channel import LONG_STORE_CALLS, Channel
+from kvobj.workers.chunks import RemoteGranting, WorkerChunks
+from kvobj.workers.mapped_arena import MappedArena
+from kvobj.workers.shared_words import SharedWords
+from kvobj.workers.store import WorkerStore
+from kvobj.workers.wire import Failure, error_from
+
+if TYPE_CHECKING:
+    from kvobj.app.tls import ServedCertificate
+
+HASH_THREADS: Final = 2
+_SET_PARENT_DEATH_SIGNAL: Final = 1
+_IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+_REQUESTS: Final = "kvobj_s3_requests_total"
+_CONNECTIONS: Final = "kvobj_s3_connections"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until told to end; the exit status."""
+    for each in _IGNORED:
+        signal.signal(each, signal.SIG_IGN)
+    parent, pair_descriptor, words_descriptor, *listening = (int(argument) for argument in arguments)
+    _die_with(parent)
+    pair = socket.socket(fileno=pair_descriptor)
+    try:
+        orders = receive_orders(pair)
+    except ConnectionError:
+        return 0  # never needed
+    listeners = [socket.socket(fileno=listening[number]) for number in orders.listeners]
+    for number, descriptor in enumerate(listening):
+        if number not in orders.listeners:
+            os.close(descriptor)
+    log = start_logging(orders.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(orders, pair, SharedWords.of(words_descriptor), listeners, log))
+    return 0
+
+
+def _die_with(parent_process: int) -> None:
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent_process:
+        os._exit(1)
+
+
+async def _serve(
+    orders: WorkerOrders,
+    pair: socket.socket,
+    words: SharedWords,
+    listeners: Sequence[socket.socket],
+    log: logging.Logger,
+) -> None:
+    worker = Worker(orders, words, log)
+    await asyncio.get_running_loop().create_connection(lambda: worker.channel, sock=pair)
+    await worker.serve(listeners)
+
+
+class Worker(WorkerCalls):
+    """See the module's text; it serves the store process's calls. Event-loop-only."""
+
+    def __init__(self, orders: WorkerOrders, words: SharedWords, log: logging.Logger) -> None:
+        clock, metrics = SystemClock(), Metrics()
+        self._log = log
+        self._metrics = metrics
+        self._executor = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
+        self._tls = _served_certificate(orders, clock)
+        self._is_over = asyncio.Event()
+        self.channel = Channel(
+            serves=self,
+            interface=WorkerCalls,
+            calls=StoreCalls,
+            log=log.getChild("worker"),
+            long_calls=LONG_STORE_CALLS,
+            on_unwanted=self._unwanted,
+            on_answer=self._answered,
+            on_lost=_end_at_once,
+        )
+        calls = self.channel.proxy(StoreCalls)
+        database = ReadDatabase.open_for_reading(
+            durable=orders.durable,
+            volatile=orders.volatile,
+            tables=CATALOG_TABLES,
+            map_bytes=orders.map_bytes,
+            volatile_map_bytes=orders.volatile_map_bytes,
+        )
+        catalog = WorkerCatalog(database, calls, words)
+        self._store = WorkerStore(
+            catalog=catalog.as_catalog(),
+            channel=self.channel,
+            calls=calls,
+            arena=MappedArena(orders.arena, huge_pages=orders.huge_pages),
+            executor=self._executor,
+        )
+        chunks = WorkerChunks(
+            catalog=catalog,
+            store=self._store,
+            channel=self.channel,
+            calls=calls,
+            wrapper=KeyWrapper(orders.wrapping_key),
+            clock=clock,
+            executor=self._executor,
+        )
+        self._events = Events(catalog.as_catalog())
+
+        async def read_events(exchange: Exchange, operation: ReadEvents) -> Reply:
+            await catalog.history.freshen()
+            return await self._events.stream(exchange, operation)
+
+        service = S3Service(
+            self._store,
+            orders.s3.settings(),
+            clock=clock,
+            log=log,
+            chunks=chunks,
+            read_events=read_events,
+            same_host=None if orders.levels is None else (RemoteGranting(calls), orders.levels),
+            executor=self._executor,
+        )
+        self._http = HttpServer(
+            service.handle,
+            settings=orders.http,
+            metrics=metrics,
+            clock=clock,
+            new_request_id=new_request_id,
+            log=log.getChild("s3"),
+            render_refusal=partial(refusal_reply, host_id=orders.s3.host_id),
+            write_line=line_writer(),
+        )
+
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept connections from when it is told to, until it is told to drain."""
+        self._listeners = listeners
+        gc.freeze()
+        self.channel.tell("ready")
+        await self._is_over.wait()
+        await self._http.aclose()
+        await self._store.later.drain()
+        await self.channel.aclose()
+        self._executor.shutdown(wait=False)
+
+    # -- what the store process asks -----------------------------------------------------------------------------
+    def filled(self, handle: int, filled: int) -> None:
+        """See `WorkerCalls.filled`."""
+        self._store.frames.filled(handle, filled)
+
+    def frame_failed(self, handle: int, failure: Failure) -> None:
+        """See `WorkerCalls.frame_failed`."""
+        self._store.frames.failed(handle, error_from(failure))
+
+    def transfer_failed(self, handle: int, failure: Failure) -> None:
+        """See `WorkerCalls.transfer_failed`."""
+        self._store.transfer_failed(handle, error_from(failure))
+
+    def room(self, handle: int, blob: int, room: Room) -> None:
+        """See `WorkerCalls.room`."""
+        self._store.room(handle, blob, room)
+
+    async def accept(self) -> str:
+        """See `WorkerCalls.accept`."""
+        await self._http.start(self._listeners, None if self._tls is None else self._tls.context)
+        return str(self._http.receive_mode)
+
+    async def reload(self) -> None:
+        """See `WorkerCalls.reload`."""
+        if self._tls is not None:
+            self._tls.reload()
+
+    async def figures(self) -> WorkerFigures:
+        """See `WorkerCalls.figures`."""
+        families = self._metrics.families()
+        samples = [sample for family in families for sample in family.samples]
+        return WorkerFigures(
+            cpu_seconds=time.process_time(),
+            requests=int(sum(value for name, _, value in samples if name == _REQUESTS)),
+            connections=int(sum(value for name, _, value in samples if name == _CONNECTIONS)),
+            metrics=[
+                MetricFamily(
+                    family.name,
+                    family.documentation,
+                    family.kind,
+                    [Figure(name, labels, value) for name, labels, value in family.samples],
+                )
+                for family in families
+            ],
+        )
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """See `WorkerCalls.drain`."""
+        for each in self._listeners:
+            each.close()
+        await self._events.aclose()
+        is_done = await self._http.drain(timeout_seconds)
+        self._is_over.set()
+        return is_done
+
+    def _answered(self, result: object) -> None:
+        self._store.answered(result)
+
+    def _unwanted(self, call: str, result: object) -> None:
+        self._store.unwanted(call, result)
+
+
+def _served_certificate(orders: WorkerOrders, clock: SystemClock) -> ServedCertificate | None:
+    """The certificate; what is to be said and counted of it the store process does, once for all."""
+    if orders.tls is None:
+        return None
+    from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - 50 ms, which a start without TLS need not wait for
+
+    quiet = logging.Logger("kvobj.tls", logging.CRITICAL + 1)  # noqa: LOG001 - none that anybody listens to
+    return ServedCertificate.load(orders.tls, clock, Metrics(), quiet)
+
+
+def _end_at_once() -> None:
+    """The store process is gone, or has let this one go: nothing that is open here can be finished."""
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,366 @@
+"""The worker processes of a node, as the store process has them: started, watched, replaced, drained; and their figures.
+
+A worker that dies is replaced at once, one that dies again within seconds after a pause that doubles; one that answers nothing for
+`SILENT_SECONDS` is killed first. What it held is given back when its process is gone, so that nobody writes into memory that
+is given to others. Event-loop-only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from msgspec.structs import replace as replace_struct
+
+from kvobj.api.admin_view import WorkerStatus
+from kvobj.app.worker_orders import WorkerOrders, send_orders
+from kvobj.errors import KvobjError, UnavailableError
+from kvobj.metrics import Family, summed
+from kvobj.workers.calls import WorkerFigures
+from kvobj.workers.desk import Desk, StoreParts
+from kvobj.workers.shared_words import SharedWords
+
+START_SECONDS: Final = 60.0
+SILENT_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
+_FIGURES_SECONDS: Final = 2.0
+_END_SECONDS: Final = 5.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+_CALM_SECONDS: Final = 10.0
+"""Who lived for so long is replaced at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What processes of one place did that have ended."""
+
+    cpu_seconds: float = 0.0
+    requests: int = 0
+    metrics: tuple[Family, ...] = ()
+
+
+class _Process:
+    """One worker process, from its start until it is reaped."""
+
+    def __init__(self, desk: Desk, process: subprocess.Popen[bytes], can_accept: asyncio.Future[None]) -> None:
+        self.desk = desk
+        self.pid = process.pid
+        self.started_at = asyncio.get_running_loop().time()
+        self.can_accept = can_accept
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.figures = WorkerFigures(0.0, 0, 0, [])
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.ended.set_result(self._process.wait())
+
+    def kill(self) -> None:
+        """SIGKILL, if it lives."""
+        if not self.ended.done():
+            self._process.kill()
+
+    async def look(self) -> None:
+        """Ask how it is doing; what does not answer in time keeps the figures of before."""
+        self.desk.count_hits()
+        with suppress(KvobjError, TimeoutError):
+            async with asyncio.timeout(_FIGURES_SECONDS):
+                self.figures = await self.desk.worker.figures()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A process and this end of its pair, before it is told what to do."""
+
+    process: subprocess.Popen[bytes]
+    pair: socket.socket
+
+
+class _Place:
+    """One of the node's workers: the process that is it now, and those that were."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: _Process | None = None
+        self.past = _Past()
+        self.restarts = 0
+        self.last_end = ""
+
+    def note_end(self, process: _Process, status: int) -> None:
+        """The process has ended with this status."""
+        figures = process.figures
+        self.past = _Past(
+            self.past.cpu_seconds + figures.cpu_seconds,
+            self.past.requests + figures.requests,
+            tuple(summed([*self.past.metrics, *_families(figures)], counters_only=True)),
+        )
+        self.last_end = signal.Signals(-status).name if status < 0 else f"status {status}"
+
+    def status(self) -> WorkerStatus:
+        """As `status` shows it."""
+        process = self.process
+        figures = WorkerFigures(0.0, 0, 0, []) if process is None else process.figures
+        return WorkerStatus(
+            pid=0 if process is None else process.pid,
+            is_ready=process is not None and process.ready.done(),
+            requests=self.past.requests + figures.requests,
+            connections=figures.connections,
+            cpu_seconds=self.past.cpu_seconds + figures.cpu_seconds,
+            restarts=self.restarts,
+            last_end=self.last_end,
+        )
+
+
+class WorkerPool:
+    """See the module's text. `orders` are the same for all; `listeners` are inherited by them."""
+
+    def __init__(
+        self,
+        count: int,
+        parts: StoreParts,
+        orders: WorkerOrders,
+        *,
+        listeners: Sequence[socket.socket],
+        words: SharedWords,
+        log: logging.Logger,
+    ) -> None:
+        self._parts = parts
+        self._orders = orders
+        self._listeners = listeners
+        self._words = words
+        self._log = log.getChild("workers")
+        self._places = [_Place(number) for number in range(count)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self._receive_mode = ""
+        self._spare: _Launched | None = None
+        self._all_can: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._may_accept = asyncio.Event()
+        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def receive_mode(self) -> str:
+        """How workers receive bodies (`HttpServer.receive_mode`)."""
+        return self._receive_mode
+
+    async def start(self, before_accepting: Callable[[], None]) -> None:
+        """See `Front.start`: all can accept before any does. `UnavailableError` where one ends before, or takes too long."""
+        for place in self._places:
+            self._tasks.append(asyncio.create_task(self._keep(place), name=f"worker-{place.number}"))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._all_can
+                before_accepting()
+                self._may_accept.set()
+                await self._first
+        except TimeoutError as error:
+            raise UnavailableError("a worker process does not start", seconds=START_SECONDS) from error
+
+    # -- one worker ----------------------------------------------------------------------------------------------
+    async def _keep(self, place: _Place) -> None:
+        """Have a worker in this place until the node stops."""
+        pause_seconds = 0.0
+        loop = asyncio.get_running_loop()
+        while not self._is_stopping:
+            try:
+                process = place.process = await self._spawn(place.number)
+            except OSError as error:  # no process or descriptor to be had now
+                self._log.error("a worker process cannot be started, will retry: %s", error)
+                await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+                continue
+            admitting = asyncio.create_task(self._admit(process), name=f"worker-{place.number}-admit")
+            status = await self._watch(process)
+            admitting.cancel()
+            lived_seconds = loop.time() - process.started_at
+            await process.desk.aclose()
+            place.note_end(process, status)
+            place.process = None
+            if self._is_stopping:
+                return
+            if not self._first.done() and not process.ready.done():
+                for waiting in (self._all_can, self._first):
+                    if not waiting.done():
+                        waiting.set_exception(
+                            UnavailableError("a worker process ended at its start", end=place.last_end)
+                        )
+                        return
+            place.restarts += 1
+            is_calm = lived_seconds >= _CALM_SECONDS
+            pause_seconds = (
+                0.0 if is_calm else min(max(2 * pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+            )
+            self._log.error(
+                "worker process %d ended (%s); the next starts in %.1f s", process.pid, place.last_end, pause_seconds
+            )
+            await asyncio.sleep(pause_seconds)
+
+    async def _spawn(self, number: int) -> _Process:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.process.poll() is not None:
+            spare.pair.close()
+            spare = None
+        launched = self._launch() if spare is None else spare
+        with suppress(OSError):  # it has died this moment: that shows when it is watched
+            send_orders(launched.pair, replace_struct(self._orders, listeners=self._sockets_of(number)))
+        launched.pair.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        can_accept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        desk = Desk(self._parts, log=self._log, on_ready=partial(_set, can_accept))
+        process = _Process(desk, launched.process, can_accept)
+        await desk.connect(launched.pair)
+        return process
+
+    async def _admit(self, process: _Process) -> None:
+        """Let a worker accept as soon as it can and all others could."""
+        await process.can_accept
+        if all(place.process is not None and place.process.can_accept.done() for place in self._places):
+            _set(self._all_can)
+        await self._may_accept.wait()
+        with suppress(KvobjError):  # it has ended; or it met a defect, and is found not to have become ready in time
+            self._receive_mode = await process.desk.worker.accept()
+            _set(process.ready)
+            self._note_ready()
+
+    def _launch(self) -> _Launched:
+        """A process that waits for its orders."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            passed = [theirs.fileno(), self._words.descriptor, *(each.fileno() for each in self._listeners)]
+            arguments = [str(number) for number in (os.getpid(), *passed)]
+            command = [sys.executable, "-m", "kvobj.app.worker", *arguments]
+            process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)  # noqa: S603 - this program again
+        return _Launched(process, ours)
+
+    def _sockets_of(self, number: int) -> tuple[int, ...]:
+        """A worker's share of the listening sockets; where they are fewer than workers, some of these share one. All stay open
+        here, so that connections wait for the next worker of a place when one dies."""
+        sockets = len(self._listeners)
+        return tuple(range(number, sockets, len(self._places))) or (number % sockets,)
+
+    def _note_ready(self) -> None:
+        if not self._first.done() and all(
+            place.process is not None and place.process.ready.done() for place in self._places
+        ):
+            self._first.set_result(None)
+        if self._first.done() and self._spare is None and not self._is_stopping:
+            self._spare = self._launch()  # for the next that dies: to start one from nothing takes a second
+
+    async def _watch(self, process: _Process) -> int:
+        """Its exit status, once it has ended: by itself, or because it said nothing for too long or closed the pair."""
+        loop = asyncio.get_running_loop()
+        channel = process.desk.channel
+        while not process.ended.done():
+            either: list[asyncio.Future[Any]] = [process.ended, channel.lost]
+            await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if process.ended.done():
+                break
+            if channel.lost.done():
+                await asyncio.wait([process.ended], timeout=_END_SECONDS)
+                process.kill()
+                await process.ended
+                break
+            since = channel.heard_at if process.ready.done() else process.started_at + START_SECONDS
+            if loop.time() - since > SILENT_SECONDS:
+                self._log.error("worker process %d answers nothing and is killed", process.pid)
+                process.kill()
+            elif process.ready.done():
+                await process.look()
+        return await process.ended
+
+    # -- all of them ---------------------------------------------------------------------------------------------
+    async def reload(self) -> None:
+        """Let all read the TLS certificate again; returns when they have, or do not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_SECONDS):
+                calls = [process.desk.worker.reload() for process in self._processes()]
+                await asyncio.gather(*calls, return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Have figures of this moment, as far as workers answer."""
+        await asyncio.gather(*(process.look() for process in self._processes()))
+
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """All workers, by place."""
+        return tuple(place.status() for place in self._places)
+
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know: workers that die again and again."""
+        return tuple(
+            f"worker {place.number} ends at its start again and again ({place.last_end})"
+            for place in self._places
+            if place.restarts and (place.process is None or not place.process.ready.done())
+        )
+
+    def families(self) -> list[Family]:
+        """Metrics of all workers, those included that are gone, as one."""
+        return summed(
+            family
+            for place in self._places
+            for family in (*place.past.metrics, *(() if place.process is None else _families(place.process.figures)))
+        )
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Accept no more and finish what is in flight, then end all; True when all was finished in time."""
+        self._is_stopping = True
+        self._drop_spare()
+        processes = self._processes()
+        drained = await asyncio.gather(*(self._drain(process, timeout_seconds) for process in processes))
+        return all(drained)
+
+    async def _drain(self, process: _Process, timeout_seconds: float) -> bool:
+        is_done = False
+        with suppress(KvobjError, TimeoutError):
+            async with asyncio.timeout(timeout_seconds + _END_SECONDS):
+                is_done = await process.desk.worker.drain(timeout_seconds)
+        await asyncio.wait([process.ended], timeout=_END_SECONDS)
+        process.kill()
+        await process.ended
+        return is_done
+
+    async def aclose(self) -> None:
+        """End all at once. Idempotent."""
+        self._is_stopping = True
+        self._drop_spare()
+        for process in self._processes():
+            process.kill()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * _END_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.pair.close()
+            spare.process.kill()
+            spare.process.wait()
+
+    def _processes(self) -> list[_Process]:
+        return [place.process for place in self._places if place.process is not None]
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _families(figures: WorkerFigures) -> Iterable[Family]:
+    for each in figures.metrics:
+        yield Family(
+            each.name, each.documentation, each.kind, [(one.name, one.labels, one.value) for one in each.figures]
+        )

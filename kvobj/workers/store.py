@@ -1,0 +1,205 @@
+"""The store as a worker process has it: implements `api.object_store.ObjectStore` over the calls of the store process.
+
+Look-ups that only read are the worker's own (`catalog`); bytes are read from, and received into, the arena that both map. Whatever
+else the store does is done by the store. Event-loop-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import (
+    BucketRow,
+    Checksum,
+    DeleteOutcome,
+    ObjectRow,
+    UploadRow,
+    WriteCondition,
+)
+from kvobj.errors import KvobjError
+from kvobj.store.groups import GroupStart, GroupState
+from kvobj.store.multipart import CompletedPart
+from kvobj.store.places import ChunkPlace
+from kvobj.store.reader import ObjectReader, slices_of
+from kvobj.store.requests import PutRequest, PutResult
+from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls
+from kvobj.workers.channel import Channel
+from kvobj.workers.following import RemoteFollowing
+from kvobj.workers.mapped_arena import MappedArena
+from kvobj.workers.reading import NOTHING_USED, RemoteFrames
+from kvobj.workers.writing import LaterHashes, WorkerTransfer
+
+
+class WorkerStore:
+    """See the module's text. `executor` hashes what is received."""
+
+    def __init__(
+        self, *, catalog: Catalog, channel: Channel, calls: StoreCalls, arena: MappedArena, executor: Executor
+    ) -> None:
+        self.catalog = catalog
+        self.following = RemoteFollowing(channel, calls)
+        self.frames = RemoteFrames(channel, calls, arena)
+        self.later = LaterHashes(channel, executor)
+        self._channel = channel
+        self._calls = calls
+        self._arena = arena
+        self._executor = executor
+        self._transfers: dict[int, WorkerTransfer] = {}
+
+    # -- what the store process tells ----------------------------------------------------------------------------
+    def room(self, handle: int, blob: int, room: Room) -> None:
+        """Where the next blob of a transfer goes."""
+        transfer = self._transfers.get(handle)
+        if transfer is not None:
+            transfer.room(blob, room)
+
+    def transfer_failed(self, handle: int, error: KvobjError) -> None:
+        """A transfer cannot go on."""
+        transfer = self._transfers.get(handle)
+        if transfer is not None:
+            transfer.failed(error)
+
+    def answered(self, result: Any) -> None:  # noqa: ANN401 - of whatever call
+        """A call that holds something was answered: what is told of that next finds it."""
+        if isinstance(result, OpenFrame):
+            self.frames.answered(result)
+        elif isinstance(result, OpenTransfer) and result.handle:
+            self._transfers[result.handle] = self._transfer(result)
+
+    def unwanted(self, call: str, result: Any) -> None:  # noqa: ANN401 - of whatever call
+        """A call was answered when its caller was gone: give back what the answer holds."""
+        if isinstance(result, OpenFrame):
+            self.frames.unwanted(result)
+        elif isinstance(result, OpenTransfer) and result.handle:
+            self._transfers.pop(result.handle, None)
+            self._channel.tell("leave", result.handle)
+        elif call == "follow" and result is not None:
+            self._channel.tell("unfollow", result.handle)
+
+    # -- writes --------------------------------------------------------------------------------------------------
+    async def start_put(self, request: PutRequest) -> WorkerTransfer:
+        """See `ObjectStore.start_put`."""
+        return self._started(await self._calls.start_put(request, in_batch=False))
+
+    async def start_in_batch(self, request: PutRequest) -> WorkerTransfer:
+        """See `Store.start_in_batch`."""
+        return self._started(await self._calls.start_put(request, in_batch=True))
+
+    def _started(self, opened: OpenTransfer) -> WorkerTransfer:
+        return self._transfers[opened.handle] if opened.handle else self._transfer(opened)
+
+    def _transfer(self, opened: OpenTransfer) -> WorkerTransfer:
+        return WorkerTransfer(
+            opened,
+            channel=self._channel,
+            calls=self._calls,
+            arena=self._arena,
+            executor=self._executor,
+            later=self.later,
+            on_end=self._end,
+        )
+
+    def _end(self, handle: int) -> None:
+        self._transfers.pop(handle, None)
+
+    async def start_group_part(self, request: PutRequest) -> GroupStart:
+        """See `ObjectStore.start_group_part`."""
+        begin = await self._calls.start_group_part(request)
+        return GroupStart(begin.existing, begin.part, begin.request)
+
+    async def end_group(
+        self, request: PutRequest, transfer: object = None, *, checksums: tuple[Checksum, ...] = ()
+    ) -> GroupState:
+        """See `ObjectStore.end_group`."""
+        if transfer is None:
+            progress = await self._calls.end_group(request, 0, {}, checksums)
+        else:
+            assert isinstance(transfer, WorkerTransfer)
+            digests = await transfer.given_digests()
+            transfer.end_elsewhere()
+            ending = self._calls.end_group(request, transfer.handle, digests, checksums)
+            transfer.hash_beside()
+            progress = await ending
+        return progress.state()
+
+    async def live_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        """See `ObjectStore.live_chunk`."""
+        return await self._calls.live_chunk(bucket, key, place)
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+    async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:
+        """See `ObjectStore.look_up`: what is opened next is told of then, and found here."""
+        if will_open:
+            (row,) = await self.catalog.lookup(bucket, [key])
+            return row
+        return await self._calls.look_up(bucket, key)
+
+    async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
+        """See `ObjectStore.pinned`."""
+        return await self._calls.pinned(bucket, key, pin, user_id)
+
+    async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """See `ObjectStore.open`."""
+        slices = slices_of(row.blobs, start, stop)
+        if not slices:
+            return ObjectReader(slices, None, tier=self.frames, in_use=NOTHING_USED)
+        used = self.frames.use([part.blob.blob_id for part in slices]) if len(slices) > 1 else None
+        try:
+            opened = await self._calls.open(row, start, stop)
+        except BaseException:
+            if used is not None:
+                used.release()
+            raise
+        if opened is None:
+            if used is not None:
+                used.release()
+            return None
+        return ObjectReader(slices, self.frames.frame(opened), tier=self.frames, in_use=used or NOTHING_USED)
+
+    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
+        """See `ObjectStore.settled`."""
+        if row.digest is not None or len(row.blobs) != 1:
+            return row
+        return await self._calls.settled(row, wait)
+
+    # -- removal and compositions --------------------------------------------------------------------------------
+    async def delete(
+        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+    ) -> list[DeleteOutcome]:
+        """See `ObjectStore.delete`."""
+        return await self._calls.delete(bucket, list(keys), list(conditions))
+
+    async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
+        """See `ObjectStore.abort_upload`."""
+        await self._calls.abort_upload(bucket, key, upload_id)
+
+    async def copy(
+        self,
+        source: ObjectRow,
+        start: int,
+        stop: int,
+        request: PutRequest,
+        *,
+        checksums: tuple[Checksum, ...] = (),
+        checksum_algorithm: str | None = None,
+    ) -> PutResult | None:
+        """See `ObjectStore.copy`: from extent to extent, by the store."""
+        written = await self._calls.copy(source, start, stop, request, checksums, checksum_algorithm)
+        return None if written is None else written.result()
+
+    async def complete_upload(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+        *,
+        condition: WriteCondition | None = None,
+        checksums: tuple[Checksum, ...] = (),
+        size_bytes: int | None = None,
+    ) -> PutResult:
+        """See `ObjectStore.complete_upload`."""
+        written = await self._calls.complete_upload(bucket, upload, list(parts), condition, checksums, size_bytes)
+        return written.result()

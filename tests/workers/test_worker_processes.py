@@ -1,0 +1,292 @@
+"""Worker processes of a real server: what they serve, what becomes of it when one of them dies, hangs, or the node stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from raw_http import RawConnection
+from server_process import MIB, ServerProcess, wait_until
+from worker_server import lives, pid_behind, pids_of, wait_for_workers, worker_server, workers_of
+
+REPLACED_SECONDS = 10.0
+"""Of a loaded machine; alone it takes a fifth of a second."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with worker_server(tmp_path_factory.mktemp("workers"), dram_bytes=512 * MIB) as server:  # nothing is evicted
+        yield server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with worker_server(tmp_path) as running:
+        yield running
+
+
+def body_of(size_bytes: int, seed: int = 0) -> bytes:
+    return bytes((index * 31 + seed) % 251 for index in range(min(size_bytes, 4099))).ljust(1) * (
+        size_bytes // 4099 + 1
+    )
+
+
+def sized(size_bytes: int, seed: int = 0) -> bytes:
+    return body_of(size_bytes, seed)[:size_bytes]
+
+
+# -- the same behaviour -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket", ["plain", "cache", "kept"])
+@pytest.mark.parametrize("size_bytes", [0, 1, 4096, 70_000, MIB, 5 * MIB + 1, 30 * MIB])
+def test_what_one_worker_was_given_another_returns(shared: ServerProcess, bucket: str, size_bytes: int) -> None:
+    body, path = sized(size_bytes, len(bucket)), f"/{bucket}/of-{size_bytes}"
+    with shared.raw() as raw:
+        assert raw.request("PUT", path, body).status == 200
+    seen: set[int] = set()
+    for _ in range(64):
+        with RawConnection(shared.host, shared.port) as connection, shared.raw() as signer:
+            seen.add(pid_behind(shared, connection))
+            connection.send(signer.head("GET", path).head)
+            reply = connection.read_reply()
+            assert (reply.status, reply.body) == (200, body)
+        if len(seen) == 2 or size_bytes > MIB:
+            break
+    assert size_bytes > MIB or seen == set(pids_of(shared))
+
+
+def test_connections_are_spread_over_the_workers(shared: ServerProcess) -> None:
+    connections = [RawConnection(shared.host, shared.port) for _ in range(32)]
+    try:
+        owners = [pid_behind(shared, connection) for connection in connections]
+    finally:
+        for connection in connections:
+            connection.close()
+    assert min(owners.count(pid) for pid in pids_of(shared)) >= 4  # one in 4 million is less even
+
+
+def test_a_changed_bucket_is_seen_by_every_worker_at_once(shared: ServerProcess) -> None:
+    """Rows of buckets are remembered: none may be out of date once the change was acknowledged."""
+    with RawConnection(shared.host, shared.port) as one, shared.raw() as signer:
+        first = pid_behind(shared, one)
+        other = RawConnection(shared.host, shared.port)
+        while pid_behind(shared, other) == first:
+            other.close()
+            other = RawConnection(shared.host, shared.port)
+        with other:
+
+            def asked(connection: RawConnection, method: str) -> int:
+                head = signer.head(method, "/changing", headers={"content-length": "0"})
+                connection.send(head.head)
+                return connection.read_reply(has_body=method != "HEAD").status
+
+            for _ in range(20):
+                assert asked(one, "HEAD") == asked(other, "HEAD") == 404
+                assert asked(one, "PUT") == 200
+                assert asked(other, "HEAD") == asked(one, "HEAD") == 200
+                assert asked(other, "DELETE") == 204
+
+
+def test_parts_of_an_upload_may_come_through_different_workers(shared: ServerProcess) -> None:
+    with shared.raw() as raw:
+        upload = raw.request("POST", "/plain/joined", query={"uploads": ""})
+        upload_id = upload.body.split(b"<UploadId>")[1].split(b"</UploadId>")[0].decode()
+        etags = []
+        for number in (1, 2):
+            query = {"partNumber": str(number), "uploadId": upload_id}
+            reply = raw.request("PUT", "/plain/joined", sized(5 * MIB, number), query=query)
+            etags.append(reply.headers["etag"])
+            raw.close()  # the next connection may go to another worker
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in enumerate(etags, 1)
+        )
+        document = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        assert raw.request("POST", "/plain/joined", document, query={"uploadId": upload_id}).status == 200
+        assert raw.request("GET", "/plain/joined").body == sized(5 * MIB, 1) + sized(5 * MIB, 2)
+
+
+def test_nothing_is_held_when_nobody_asks(shared: ServerProcess) -> None:
+    with shared.raw() as raw:
+        assert raw.request("PUT", "/cache/held", sized(MIB)).status == 200
+        for _ in range(50):
+            assert raw.request("GET", "/cache/held").status == 200
+    wait_until(
+        lambda: shared.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="all frames to be given back"
+    )
+
+
+def test_status_and_metrics_are_those_of_all_workers(shared: ServerProcess) -> None:
+    def requests() -> int:
+        return sum(int(worker["requests"]) for worker in workers_of(shared))
+
+    before = requests()
+    with shared.raw() as raw:
+        for _ in range(10):
+            raw.request("HEAD", "/plain")
+    assert requests() == before + 10
+    found = workers_of(shared)
+    assert all(worker["cpu_seconds"] > 0 and worker["restarts"] == 0 and worker["is_ready"] for worker in found)
+    with RawConnection(shared.host, shared.admin_port) as admin:
+        admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        page = admin.read_reply().body.decode()
+    counted = [line for line in page.splitlines() if line.startswith("kvobj_s3_requests_total")]
+    assert sum(float(line.rpartition(" ")[2]) for line in counted) == requests()
+    assert page.count("# TYPE kvobj_s3_requests_total") == 1
+
+
+# -- a worker dies ------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_replaced_and_loses_nothing_acknowledged(server: ServerProcess) -> None:
+    kept: dict[str, bytes] = {}
+    with server.raw() as raw:
+        for number in range(12):
+            path, body = f"/cache/chunk-{number}", sized(700_000, number)
+            assert raw.request("PUT", path, body).status == 200
+            kept[path] = body
+        # Class `memory`, hashed after the acknowledgement: the last of them may not be hashed yet.
+        victims = set(pids_of(server))
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        raw.close()
+        began = time.monotonic()
+        wait_for_workers(server, without=victims)
+        assert time.monotonic() - began < REPLACED_SECONDS
+        for path, body in kept.items():
+            assert raw.request("GET", path).body == body
+    assert [worker["restarts"] for worker in workers_of(server)] == [1, 1]
+    assert {worker["last_end"] for worker in workers_of(server)} == {"SIGKILL"}
+    server.settled_occupancy()  # what the dead had left unhashed was hashed, and written down
+
+
+@pytest.mark.parametrize("bucket", ["plain", "cache", "kept"])
+@pytest.mark.parametrize("sent_bytes", [0, 300_000, 6 * MIB])
+def test_what_a_killed_worker_was_receiving_leaves_nothing(shared: ServerProcess, bucket: str, sent_bytes: int) -> None:
+    before = shared.settled_occupancy()
+    with RawConnection(shared.host, shared.port) as connection, shared.raw() as signer:
+        headers = {"content-length": str(40 * MIB)}
+        connection.send(signer.head("PUT", f"/{bucket}/cut-{sent_bytes}", headers=headers).head)
+        connection.send(sized(sent_bytes))
+        wait_until(
+            lambda: shared.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
+            timeout_seconds=10,
+            what="room for the body",
+        )
+        victim = pid_behind(shared, connection)
+        os.kill(victim, signal.SIGKILL)
+        assert connection.is_closed_by_peer()
+    wait_for_workers(shared, without={victim})
+    shared.wait_for_occupancy(before)
+    with shared.raw() as raw:
+        assert raw.request("GET", f"/{bucket}/cut-{sent_bytes}").status == 404
+
+
+def test_a_killed_worker_lets_go_of_what_it_was_sending(shared: ServerProcess) -> None:
+    with shared.raw() as raw:
+        assert raw.request("PUT", "/kept/long", sized(30 * MIB)).status == 200
+        before = shared.settled_occupancy()
+        with RawConnection(shared.host, shared.port) as connection:
+            connection.send(raw.head("GET", "/kept/long").head)
+            wait_until(
+                lambda: shared.status()["queues"]["blobs_in_use"] > 0, timeout_seconds=10, what="the reply to begin"
+            )
+            victim = pid_behind(shared, connection)
+            os.kill(victim, signal.SIGKILL)
+            wait_for_workers(shared, without={victim})
+    wait_until(lambda: shared.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="the pins to go")
+    with shared.raw() as raw:  # the one before may have been the victim's, too
+        assert raw.request("DELETE", "/kept/long").status == 204
+        after = shared.settled_occupancy()
+    assert after["nvme blobs"] < before["nvme blobs"]
+
+
+def test_a_worker_that_answers_nothing_is_killed_and_replaced(server: ServerProcess) -> None:
+    with RawConnection(server.host, server.port) as connection:
+        victim = pid_behind(server, connection)
+        os.kill(victim, signal.SIGSTOP)
+        wait_until(lambda: not lives(victim), timeout_seconds=30, what="the stopped worker to be killed")
+    wait_for_workers(server, without={victim})
+    with server.raw() as raw:
+        for _ in range(8):
+            assert raw.request("GET", "/plain").status == 200
+            raw.close()
+
+
+def test_workers_that_die_at_once_are_started_after_growing_pauses_and_status_says_so(server: ServerProcess) -> None:
+    ends: list[int] = []
+
+    def kill_one() -> bool:
+        for worker in workers_of(server)[:1]:
+            if worker["pid"] and worker["pid"] not in ends:
+                ends.append(worker["pid"])
+                os.kill(worker["pid"], signal.SIGKILL)
+        return len(ends) >= 5
+
+    began = time.monotonic()
+    wait_until(kill_one, timeout_seconds=60, what="five deaths", pause_seconds=0.01)
+    assert time.monotonic() - began > 0.1 + 0.2 + 0.4 + 0.8 - 0.1
+    wait_until(
+        lambda: any("again and again" in note for note in server.status()["notes"]),
+        timeout_seconds=10,
+        what="status to tell of it",
+    )
+    wait_for_workers(server, without=set(ends))
+    assert not any("again and again" in note for note in server.status()["notes"])
+
+
+# -- the node stops -----------------------------------------------------------------------------------------------------
+
+
+def test_workers_end_with_a_store_process_that_is_killed_and_memory_is_adopted(server: ServerProcess) -> None:
+    body = sized(900_000)
+    with server.raw() as raw:
+        assert raw.request("PUT", "/cache/survivor", body).status == 200
+    workers = pids_of(server)
+    server.kill()
+    wait_until(lambda: not any(lives(pid) for pid in workers), timeout_seconds=10, what="the workers to end")
+    server.start()
+    with server.raw() as raw:
+        assert raw.request("GET", "/cache/survivor").body == body
+
+
+def test_a_clean_stop_finishes_what_is_in_flight_and_ends_all(server: ServerProcess) -> None:
+    workers, body = pids_of(server), sized(2 * MIB)
+    with RawConnection(server.host, server.port) as connection, server.raw() as signer:
+        head = signer.head("PUT", "/kept/last", headers={"content-length": str(len(body))})
+        connection.send(head.head + body[:MIB])
+        os.kill(server.pid, signal.SIGTERM)
+        connection.send(body[MIB:])
+        assert connection.read_reply().status == 200
+    assert server.terminate() == 0
+    assert not any(lives(pid) for pid in workers)
+    server.start()
+    with server.raw() as raw:
+        assert raw.request("GET", "/kept/last").body == body
+
+
+def test_a_warm_stop_leaves_memory_to_the_next_start(server: ServerProcess) -> None:
+    with server.raw() as raw:
+        assert raw.request("PUT", "/cache/warm", sized(MIB)).status == 200
+    os.kill(server.pid, signal.SIGUSR2)
+    wait_until(lambda: not server.is_running, timeout_seconds=30, what="the warm stop")
+    server.kill()  # reaps
+    server.start()
+    with server.raw() as raw:
+        reply = raw.request("GET", "/cache/warm")
+    assert reply.body == sized(MIB)
+    assert reply.headers["x-kvobj-tier"] == "dram"
+
+
+def test_signals_of_a_terminal_are_answered_by_the_store_process_alone(server: ServerProcess) -> None:
+    workers = pids_of(server)
+    for pid in workers:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+            os.kill(pid, each)
+    with server.raw() as raw:
+        assert raw.request("GET", "/plain").status == 200
+    assert pids_of(server) == workers
