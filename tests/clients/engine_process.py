@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import selectors
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pytest
 from client_suite import ENVIRONMENTS, body_of
+from server_process import ServerProcess, wait_until
 
 PYTHON: Final = ENVIRONMENTS / "engines" / "bin" / "python"
 SCRIPTS: Final = Path(__file__).resolve().parent / "engine_scripts"
@@ -64,6 +67,19 @@ class EngineProcess:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+    @contextmanager
+    def stopped_past_its_lease(self, server: ServerProcess) -> Iterator[None]:
+        """The client stands still until its sessions at this server, which nobody else uses, have ended; it goes on afterwards."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(
+                lambda: server.status()["leases"]["sessions"] == 0, timeout_seconds=15, what="the sessions to end"
+            )
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def ask(self, command: str, *, timeout_seconds: float = 60.0, **fields: object) -> Any:  # noqa: ANN401 - JSON
         """What a command of the script returned. RuntimeError with what it raised, or when it is gone; TimeoutError."""

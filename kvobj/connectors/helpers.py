@@ -1,0 +1,47 @@
+"""Threads that help with a large batch: one copies no faster than one core, and waits for the store while it could copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from kvobj.errors import UnavailableError
+
+
+class Helpers:
+    """At most `count` threads, made when they are needed. Thread-safe.
+
+    A batch gets those that are free at its beginning, and its own thread works too: none ever waits for another batch's helpers.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = threading.Semaphore(count)
+        self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="kvobj-helper")
+
+    def take(self, wanted: int) -> int:
+        """How many helpers a batch gets, at most as many as it wants. All of them are then given work by `run`."""
+        taken = 0
+        while taken < wanted and self._free.acquire(blocking=False):
+            taken += 1
+        return taken
+
+    def run(self, parts: Sequence[Callable[[], None]], *, taken: int) -> None:
+        """Run all parts, the first one here; there is one more of them than helpers were taken, or fewer. What a part raises is
+        raised when all have ended: the first one's before the others'."""
+        futures: list[Future[None]] = []
+        try:
+            futures += [self._threads.submit(part) for part in parts[1:]]
+            parts[0]()
+        finally:
+            wait(futures)
+            for _ in range(taken):
+                self._free.release()
+        for future in futures:
+            if future.cancelled():
+                raise UnavailableError("the link was closed")
+            future.result()
+
+    def close(self) -> None:
+        """No further parts; those that run end by their own deadlines. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,401 @@
+"""The calls of a link, as they go out: client, namespace, session and what it holds, split to the API's bounds.
+
+Raises the typed errors of `kvobj.client`; `link` turns them into misses. What a call has done before it raised stands in the list
+that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+from kvobj.client.credentials import Credentials
+from kvobj.client.kv import KvClient
+from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewChunk, StoredChunk
+from kvobj.client.retry import RetryRule
+from kvobj.client.session import Pin, Session
+from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
+from kvobj.connectors.helpers import Helpers
+from kvobj.connectors.holds import Holds, let_go, pin_what_fits
+from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
+from kvobj.connectors.pieces import cut, shared_out
+from kvobj.connectors.reading import ChunkReader, Wanted
+from kvobj.connectors.tally import Tally
+from kvobj.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidRequestError,
+    KvobjError,
+    LayoutMismatchError,
+    NoSuchKeyError,
+    NoSuchNamespaceError,
+    PinLimitExceededError,
+    UnavailableError,
+)
+
+MATCHED_AT_ONCE: Final = 65_536
+PINNED_AT_ONCE: Final = 1024
+MOVED_AT_ONCE: Final = 1000
+LOADED_BYTES_AT_ONCE: Final = 256 * 1024 * 1024
+BYTES_A_THREAD: Final = 4 * 1024 * 1024
+"""Less than this for each is moved by one thread."""
+STORED_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
+"""A batch may take up a quarter of the server's arena at most; a chunk may always."""
+
+_RETRY: Final = RetryRule(tries=2, burst=4.0)
+"""One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
+
+
+class Outcome(Enum):
+    """What became of a chunk that was to be stored: it is there, it was there before, or it is not."""
+
+    STORED = auto()
+    EXISTED = auto()
+    FAILED = auto()
+
+
+class Line:
+    """What one process has of a link. Thread-safe."""
+
+    def __init__(self, settings: LinkSettings, tally: Tally) -> None:
+        credentials = Credentials(settings.access_key, settings.secret_key)
+        self._settings = settings
+        self._tally = tally
+        self._client = KvClient(
+            settings.endpoint,
+            credentials,
+            settings.bucket,
+            connections=settings.connections,
+            timeout_seconds=settings.timeout_seconds,
+            retry=_RETRY,
+            verify=settings.verify,
+            same_host=settings.same_host,
+            verify_same_host=settings.verify_same_host,
+            region=settings.region,
+        )
+        self._reader = ChunkReader(self._client, tally)
+        self._bucket = BucketCalls(
+            settings.endpoint,
+            credentials,
+            settings.bucket,
+            region=settings.region,
+            timeout_seconds=settings.timeout_seconds,
+            retry=_RETRY,
+        )
+        self._namespace: Namespace | None = None
+        self._session: Session | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
+        self._holds = Holds()
+        self._threads = min(settings.threads, os.cpu_count() or 1)
+        self._helpers = Helpers(2 * (self._threads - 1))
+
+    @property
+    def held(self) -> int:
+        """Names that are held, each as often as it is."""
+        return len(self._holds)
+
+    @property
+    def is_same_host(self) -> bool:
+        """Whether chunks come through shared memory now."""
+        return bool(getattr(self._client, "is_same_host", False))
+
+    # -- what is stored ------------------------------------------------------------------------------------------
+    def hold(self, names: Sequence[Name]) -> list[bool]:
+        """See `StoreLink.hold`. Where it raises nothing is held."""
+        pins = self._pinned(names)
+        for name, pin in zip(names, pins, strict=True):
+            if pin is not None:
+                self._holds.add(pin, (name,))
+        return [pin is not None for pin in pins]
+
+    def hold_run(self, names: Sequence[Name]) -> int:
+        """See `StoreLink.hold_run`."""
+        space, session = self._space(), self._own_session()
+        asked = names[:MATCHED_AT_ONCE]
+        while asked:
+            try:
+                found = session.match(namespace=space, ids=asked)
+            except PinLimitExceededError:
+                asked = asked[: len(asked) // 2]
+                continue
+            if found.pin is None:
+                return 0
+            self._holds.add(found.pin, asked[: found.answer.matched])
+            return found.answer.matched
+        return 0
+
+    def present(self, names: Sequence[Name]) -> list[bool]:
+        """See `StoreLink.present`. What the leading run does not tell is pinned for a moment, which asks for many in one call."""
+        run = self._client.match(namespace=self._space(), ids=names[:MATCHED_AT_ONCE]).matched
+        found = [True] * run + [False] * (len(names) - run)
+        rest = names[run + 1 :] if run < MATCHED_AT_ONCE else names[run:]
+        if rest:
+            pins = self._pinned(rest)
+            found[len(names) - len(rest) :] = [pin is not None for pin in pins]
+            let_go(pins)
+        return found
+
+    def run(self, names: Sequence[Name]) -> int:
+        """See `StoreLink.run`."""
+        return self._client.match(namespace=self._space(), ids=names[:MATCHED_AT_ONCE]).matched
+
+    def release(self, names: Sequence[Name]) -> None:
+        """See `StoreLink.release`."""
+        let_go(self._holds.take(names))
+
+    # -- chunks --------------------------------------------------------------------------------------------------
+    def load(
+        self, names: Sequence[Name], rooms: Sequence[memoryview], found: list[memoryview | None], *, exact: bool
+    ) -> None:
+        """See `StoreLink.load` and `StoreLink.fetch`; sets `found[i]` once all bytes of that chunk are right: to its room, or
+        (unless `exact`) to memory of its own where it is of another size."""
+        if len(rooms) != len(names) or any(room.readonly or not room.c_contiguous for room in rooms):
+            raise InvalidRequestError("each chunk needs a room of its own, writable and in one piece")
+        views = [room.cast("B") for room in rooms]
+        sizes = [len(view) for view in views]
+        deadline = self._deadline(sum(sizes))
+
+        def came(index: int, data: memoryview) -> None:
+            if len(data) == sizes[index]:
+                found[index] = rooms[index]
+            elif not exact:
+                found[index] = data
+
+        wanted = Wanted(names, self._space(), views, came, deadline, is_exact=exact)
+        for start, stop in cut(sizes, LOADED_BYTES_AT_ONCE, MOVED_AT_ONCE):
+            if self.is_same_host:  # one call, and the client copies by several threads
+                self._reader.read(wanted, start, stop)
+            else:
+                self._divided(sizes, start, stop, partial(self._reader.read, wanted))
+        self._load_pinned(names, views, found, came, exact=exact)
+
+    def _load_pinned(
+        self,
+        names: Sequence[Name],
+        views: Sequence[memoryview],
+        found: Sequence[memoryview | None],
+        came: Callable[[int, memoryview], None],
+        *,
+        exact: bool,
+    ) -> None:
+        for index, data in enumerate(found):
+            pin = None if data is not None else self._holds.pin_of(names[index])
+            if pin is not None:
+                read = self._read_pinned(pin, names[index], views[index] if exact else None)
+                if read is not None and not exact and len(read) == len(views[index]):
+                    views[index][:] = read
+                if read is not None:
+                    came(index, read)
+
+    def read(self, names: Sequence[Name], found: list[memoryview | None]) -> None:
+        """See `StoreLink.read`; sets `found[i]` once all bytes of that chunk are right."""
+        for start in range(0, len(names), MOVED_AT_ONCE):
+            wanted = Wanted(names, self._space(), None, found.__setitem__, self._deadline(LOADED_BYTES_AT_ONCE))
+            self._reader.read(wanted, start, min(len(names), start + MOVED_AT_ONCE))
+        for index, data in enumerate(found):
+            pin = None if data is not None else self._holds.pin_of(names[index])
+            if pin is not None:
+                found[index] = self._read_pinned(pin, names[index], None)
+
+    def store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
+        """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored."""
+        sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
+
+        def put(start: int, stop: int) -> None:
+            for index, told in enumerate(self._put_piece(chunks[start:stop]), start=start):
+                if isinstance(told, StoredChunk):
+                    outcomes[index] = Outcome.EXISTED if told.existed else Outcome.STORED
+                elif isinstance(told, ConflictError):
+                    self._tally.disagreed(told)
+                else:
+                    self._tally.failed(told)
+
+        pieces = cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE)
+        if any(chunk.parent is not None for chunk in chunks):  # a child waits for its parent
+            for start, stop in pieces:
+                put(start, stop)
+        elif self.is_same_host:
+            self._in_turn(pieces, put)
+        else:
+            for start, stop in pieces:
+                self._divided(sizes, start, stop, put)
+
+    def delete(self, names: Sequence[Name]) -> bool:
+        """See `StoreLink.delete`."""
+        space = self._space()
+        keys = [space.key_of(name) for name in names]
+        for start in range(0, len(keys), PAGE_KEYS_MAX):
+            self._bucket.delete(keys[start : start + PAGE_KEYS_MAX])
+        return True
+
+    # -- what the namespace has ----------------------------------------------------------------------------------
+    def names(self, *, after: str, limit: int, key_prefix: str) -> list[tuple[str, int]]:
+        """See `StoreLink.names`."""
+        space = self._space()
+        if space.has_chains:
+            raise InvalidRequestError("keys of a namespace with kvobj's ids do not tell their namespace")
+        base = "" if space.name == DEFAULT_NAME else f"{space.name}/"
+        foreign = () if base else tuple(f"{each.name}/" for each in self._client.namespaces())
+        found: list[tuple[str, int]] = []
+        while len(found) < limit:
+            asked = min(limit - len(found), PAGE_KEYS_MAX)
+            page = self._bucket.page(prefix=base + key_prefix, after=base + after if after else "", limit=asked)
+            found += [(key[len(base) :], size) for key, size in page if not key.startswith(foreign)]
+            if len(page) < asked:
+                break
+            after = page[-1][0][len(base) :]
+        return found
+
+    def namespace(self) -> Namespace:
+        """See `StoreLink.namespace`."""
+        return self._space()
+
+    def usage(self) -> tuple[int, int]:
+        """See `StoreLink.usage`."""
+        try:
+            told = self._client.namespace(self._space().name)
+        except NoSuchNamespaceError:
+            if self._settings.namespace == DEFAULT_NAME:
+                return 0, 0  # told to the bucket's owner alone
+            raise
+        return told.chunks, told.size_bytes
+
+    def ping(self) -> bool:
+        """See `StoreLink.ping`."""
+        space = self._space()
+        self._client.match(namespace=space, ids=[bytes(32)] if space.has_chains else ["ping"])
+        return True
+
+    def forget_namespace(self) -> None:
+        """Ask again which namespace this is: somebody may have removed or declared it."""
+        self._namespace = None
+
+    def close(self, *, is_up: bool) -> None:
+        """End the session, if the server is there to be told, and the connections. Idempotent."""
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            if is_up:
+                session.close()
+            else:
+                session.abandon()
+        self._helpers.close()
+        self._client.close()
+        self._bucket.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _deadline(self, size_bytes: int) -> float:
+        return time.monotonic() + self._settings.timeout_seconds + size_bytes * SECONDS_PER_BYTE
+
+    def _space(self) -> Namespace:
+        space = self._namespace
+        if space is None:
+            try:
+                space = self._told_space()
+            except InvalidRequestError as error:  # an ordinary bucket, which would take PUTs all the same
+                raise NoSuchNamespaceError(error.message, **error.data) from error
+            self._namespace = space
+        return space
+
+    def _told_space(self) -> Namespace:
+        name, declaration = self._settings.namespace, self._settings.declaration
+        if declaration is not None:
+            return self._client.declare_namespace(name, declaration)
+        if name != DEFAULT_NAME:
+            return self._client.namespace(name)
+        self._client.match(namespace=DEFAULT, ids=["ping"])  # told of to owners alone, used by whom it may be used
+        return DEFAULT
+
+    def _own_session(self) -> Session:
+        session = self._session
+        if session is not None:
+            return session
+        if not self._opening.acquire(timeout=self._settings.timeout_seconds):
+            raise UnavailableError("another thread still waits for a session to open")
+        try:
+            if self._session is None:
+                if self._is_closed:
+                    raise UnavailableError("the link is closed")
+                holder = f"{socket.gethostname()}:{os.getpid()}"
+                self._session = Session(self._client, holder=holder, ttl_ms=self._settings.lease_ms).__enter__()
+            return self._session
+        finally:
+            self._opening.release()
+
+    def _pinned(self, names: Sequence[Name]) -> list[Pin | None]:
+        """A pin for each name that is live, as far as the session may hold them. Where it raises, none is left."""
+        space, session = self._space(), self._own_session()
+        pins: list[Pin | None] = []
+        try:
+            for start in range(0, len(names), PINNED_AT_ONCE):
+                if not pin_what_fits(session, space, names[start : start + PINNED_AT_ONCE], pins):
+                    break
+        except BaseException:
+            let_go(pins)
+            raise
+        return pins + [None] * (len(names) - len(pins))
+
+    def _divided(self, sizes: Sequence[int], start: int, stop: int, move: Callable[[int, int], None]) -> None:
+        """Move a piece's chunks, some of them by each thread that is free."""
+        size_bytes = sum(sizes[start:stop])
+        wanted = min(self._threads, stop - start, size_bytes // BYTES_A_THREAD) - 1
+        taken = self._helpers.take(wanted)
+        bounds = shared_out(sizes, start, stop, taken + 1)
+        self._helpers.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
+
+    def _in_turn(self, pieces: Iterable[tuple[int, int]], move: Callable[[int, int], None]) -> None:
+        """Move pieces by two threads, so that the one's are copied while the server is asked about the other's."""
+        left = deque(pieces)
+
+        def move_some() -> None:
+            while left:
+                try:
+                    start, stop = left.popleft()
+                except IndexError:
+                    return
+                move(start, stop)
+
+        taken = self._helpers.take(min(1, len(left) - 1))
+        self._helpers.run([move_some] * (taken + 1), taken=taken)
+
+    def _read_pinned(self, pin: Pin, name: Name, view: memoryview | None) -> memoryview | None:
+        """A chunk that is held: a DELETE may have hidden it from those who hold it not."""
+        try:
+            return self._own_session().read(pin, name, into=view)
+        except CorruptionError:
+            self._tally.corrupt()
+        except (InvalidRequestError, NoSuchKeyError):
+            pass  # larger than its room, or none of the pin's
+        return None
+
+    def _put_piece(self, chunks: Sequence[NewChunk]) -> list[StoredChunk | KvobjError]:
+        """One batch: for each chunk what a PUT of it tells, or its error."""
+        if len(chunks) > 1:
+            with suppress(
+                InvalidRequestError, LayoutMismatchError
+            ):  # one of them spoils it, or together they are too large
+                return self._client.mput(chunks, namespace=self._space(), durability=self._settings.durability)
+        return [self._put(chunk) for chunk in chunks]
+
+    def _put(self, chunk: NewChunk) -> StoredChunk | KvobjError:
+        try:
+            return self._client.put_chunk(
+                chunk.id,
+                chunk.data,
+                namespace=self._space(),
+                parent=chunk.parent,
+                tokens=chunk.tokens,
+                durability=self._settings.durability,
+            )
+        except (InvalidRequestError, ConflictError) as error:
+            return error

@@ -1,0 +1,239 @@
+"""What every connector stands on: a connection to a store that heals itself, and answers a miss where anything goes wrong.
+
+One link is one bucket and one namespace for one process. What its methods do is split to the API's bounds; what they may not do is
+raise for what a server or a network does, or wait beyond their deadline (`LinkSettings.timeout_seconds`). A server that does not
+answer is left alone for a rest (`outage`), and its begin and its end are a log line each. A process that was forked has
+connections and a session of its own, and holds nothing that its parent holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from kvobj.client.kv_values import Name, Namespace, NewChunk
+from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
+from kvobj.connectors.line import Line, Outcome
+from kvobj.connectors.link_settings import LinkSettings
+from kvobj.connectors.outage import Outage, Turn
+from kvobj.connectors.tally import Tally
+from kvobj.errors import (
+    AccessDeniedError,
+    KvobjError,
+    NamespaceConflictError,
+    NoSuchBucketError,
+    NoSuchNamespaceError,
+    PinLimitExceededError,
+    QuotaExceededError,
+    UnavailableError,
+)
+
+_LOG: Final = logging.getLogger("kvobj.connectors")
+_WRONG_PLACE: Final = (AccessDeniedError, NoSuchBucketError, NoSuchNamespaceError, NamespaceConflictError)
+"""What no call changes, but somebody else may: asked again after a rest, as a server that does not answer."""
+
+T = TypeVar("T")
+
+
+class StoreLink:
+    """A connection that heals itself. Thread-safe and blocking; no method raises for what the server or the network does.
+
+    Names are those of its namespace, as `kvobj.client` has them: strings, or raw digests of 32 bytes; one call has one kind.
+    """
+
+    def __init__(self, settings: LinkSettings, *, log: logging.Logger | None = None) -> None:
+        self.settings = settings
+        self.log = log or _LOG
+        """Where outages and faults are told."""
+        self._is_closed = False
+        self._begin()
+        _links.add(self)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last that was heard of the store was an answer; so at first."""
+        return self._outage.is_up
+
+    def connect(self) -> None:
+        """Begin, in the background, what the first transfer would have to wait for: the same-host connection and its memory."""
+        threading.Thread(target=lambda: self._line.is_same_host, name="kvobj-connect", daemon=True).start()
+
+    # -- what is stored ------------------------------------------------------------------------------------------
+    def hold(self, names: Sequence[Name]) -> list[bool]:
+        """Which are stored; those are pinned until `release`, each once more than before. What a session may not pin any more is
+        answered False."""
+        nothing = [False] * len(names)
+        held = self._asked(lambda line: line.hold(names), nothing) if names else nothing
+        self._tally.looked_up(held)
+        return held
+
+    def hold_run(self, names: Sequence[Name]) -> int:
+        """How long the stored run at the head of the list is; its names are pinned until `release`. Of a chain the tail alone
+        counts against what a session may pin."""
+        run = self._asked(lambda line: line.hold_run(names), 0) if names else 0
+        self._tally.looked_up_run(run, len(names))
+        return run
+
+    def present(self, names: Sequence[Name]) -> list[bool]:
+        """Which are stored, without holding them."""
+        nothing = [False] * len(names)
+        found = self._asked(lambda line: line.present(names), nothing) if names else nothing
+        self._tally.looked_up(found)
+        return found
+
+    def run(self, names: Sequence[Name]) -> int:
+        """How long the stored run at the head of the list is, without holding it: the store's eviction passes over what it told of,
+        for its grace."""
+        run = self._asked(lambda line: line.run(names), 0) if names else 0
+        self._tally.looked_up_run(run, len(names))
+        return run
+
+    def release(self, names: Sequence[Name]) -> None:
+        """Let go of each name once. Never fails, sends nothing itself; names that are not held are passed over."""
+        try:
+            self._line.release(names)
+        except Exception:
+            self.log.exception("letting go of chunks failed")  # a bug: their lease ends what it left
+
+    # -- chunks --------------------------------------------------------------------------------------------------
+    def load(self, names: Sequence[Name], rooms: Sequence[memoryview]) -> list[bool]:
+        """Fill each room with its chunk's bytes. False: a miss, a chunk of another size, bytes that are not right, or a connection
+        that broke; what the room then holds is undefined."""
+        found = self._filled(names, rooms, exact=True)
+        return [each is not None for each in found]
+
+    def fetch(self, names: Sequence[Name], rooms: Sequence[memoryview]) -> list[memoryview | None]:
+        """As `load`, but a chunk of another size than its room comes in memory of its own: `found[i] is rooms[i]` where it fits."""
+        return self._filled(names, rooms, exact=False)
+
+    def store(self, chunks: Sequence[NewChunk]) -> list[bool]:
+        """Store chunks, parents before their children: which are stored now, whoever stored them. See `put`."""
+        return [outcome is not Outcome.FAILED for outcome in self.put(chunks)]
+
+    def put(self, chunks: Sequence[NewChunk]) -> list[Outcome]:
+        """As `store`, and tells whose bytes they are. A live chunk of that name with another size, and one that its namespace
+        refuses, failed, and is counted as a disagreement in `report`."""
+        outcomes = [Outcome.FAILED] * len(chunks)
+        if chunks:
+            self._asked(lambda line: line.store(chunks, outcomes), None)
+        self._tally.stored([outcome is not Outcome.FAILED for outcome in outcomes], chunks)
+        return outcomes
+
+    def read(self, names: Sequence[Name]) -> list[memoryview | None]:
+        """Chunks of any size, in memory of their own; None as `load` answers False."""
+        found: list[memoryview | None] = [None] * len(names)
+        if names:
+            self._asked(lambda line: line.read(names, found), None)
+        self._tally.read(found)
+        return found
+
+    def delete(self, names: Sequence[Name]) -> bool:
+        """Remove chunks; what is held stays readable by who holds it. Whether the store did so."""
+        return self._asked(lambda line: line.delete(names), otherwise=False) if names else True
+
+    # -- what the namespace has ----------------------------------------------------------------------------------
+    def names(self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = "") -> list[tuple[str, int]]:
+        """Stored foreign keys that begin so, with sizes in bytes, in order and strictly after `after`; nothing while the store
+        cannot be reached."""
+        nothing: list[tuple[str, int]] = []
+        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), nothing)
+
+    def namespace(self) -> Namespace | None:
+        """The namespace with its key, for who names chunks by token ids; None while the store cannot be reached."""
+        return self._asked(lambda line: line.namespace(), None)
+
+    def usage(self) -> tuple[int, int]:
+        """Chunks and bytes of the namespace; zeros while the store cannot be reached."""
+        return self._asked(lambda line: line.usage(), (0, 0))
+
+    def ping(self) -> bool:
+        """Whether the store answers and the namespace may be used. Rests with the other calls."""
+        return self._asked(lambda line: line.ping(), otherwise=False)
+
+    def report(self) -> dict[str, object]:
+        """For an engine's status page; asks nobody."""
+        line = self._line
+        return {
+            "endpoint": self.settings.endpoint,
+            "bucket": self.settings.bucket,
+            "namespace": self.settings.namespace,
+            "is_up": self._outage.is_up,
+            "same_host": line.is_same_host,
+            "held": line.held,
+            **self._tally.report(),
+        }
+
+    def close(self) -> None:
+        """Let go of everything. Every call after it is a miss. Idempotent, bounded by a few deadlines."""
+        self._is_closed = True
+        self._line.close(is_up=self._outage.is_up)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Start anew: at first, and in a forked process, where the locks of these may be held by threads that are not there."""
+        settings = self.settings
+        self._outage = Outage(rest=settings.rest_seconds, rest_max=settings.rest_seconds_max)
+        self._tally = Tally()
+        self._line = Line(settings, self._tally)
+
+    def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
+        found: list[memoryview | None] = [None] * len(names)
+        if names:
+            self._asked(lambda line: line.load(names, rooms, found, exact=exact), None)
+        self._tally.read(found)
+        return found
+
+    def _asked(self, ask: Callable[[Line], T], otherwise: T) -> T:
+        turn = Turn.REST if self._is_closed else self._outage.turn()
+        if turn is Turn.REST:
+            return otherwise
+        try:
+            answer = ask(self._line)
+        except UnavailableError as error:
+            self._failed(turn, error)
+        except _WRONG_PLACE as error:
+            if isinstance(error, PinLimitExceededError | QuotaExceededError):
+                self._refused(turn, error)
+            else:
+                self._failed(turn, error)
+        except KvobjError as error:
+            self._refused(turn, error)
+        except Exception as error:
+            self._outage.left(turn)
+            if self._tally.failed(error):
+                self.log.exception("a call of a connector failed")
+        else:
+            self._answered(turn)
+            return answer
+        return otherwise
+
+    def _answered(self, turn: Turn) -> None:
+        seconds = self._outage.answered(turn)
+        if seconds is not None:
+            self.log.warning("%s answers again after %.1f s", self.settings.endpoint, seconds)
+
+    def _refused(self, turn: Turn, error: KvobjError) -> None:
+        self._answered(turn)
+        if self._tally.failed(error):
+            self.log.warning("%s refused a call: %s", self.settings.endpoint, error)
+
+    def _failed(self, turn: Turn, error: KvobjError) -> None:
+        self._tally.failed(error)
+        self._line.forget_namespace()
+        if self._outage.failed(turn) and not self._is_closed:
+            self.log.warning("%s cannot be used, all chunks are misses until it can: %s", self.settings.endpoint, error)
+
+
+_links: Final[weakref.WeakSet[StoreLink]] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for link in list(_links):
+        link._begin()  # noqa: SLF001 - the module's own class
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

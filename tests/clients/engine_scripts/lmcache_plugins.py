@@ -1,0 +1,301 @@
+"""kvobj's plug-ins in the real LMCache: its L2 adapter as the multi-process server drives it, and its connector as an engine does.
+
+Run in `.envs/engines` with kvobj on PYTHONPATH; see `command_lines` for how. L2 keys and objects are those of `lmcache_s3`.
+An engine's chunk is [hash, tokens, seed], and of one layer [hash, tokens, seed, layer].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, TypeAlias
+
+import lmcache_s3 as l2
+import torch
+from command_lines import body_of, digest_of, serve
+from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.distributed.api import MemoryLayoutDesc
+from lmcache.v1.distributed.internal_api import L1MemoryDesc
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.remote_backend import RemoteBackend
+
+Chunk: TypeAlias = list[int]
+
+PLUGIN = {"module_path": "kvobj.connectors.lmcache", "class_name": "KvobjL2Adapter"}
+ADAPTER = {"module_path": "kvobj.connectors.lmcache", "class_name": "KvobjConnectorAdapter"}
+LAYERS, HEADS, HEAD_SIZE, CHUNK_TOKENS = 2, 2, 8, 16
+MODEL = "/models/Example-8B"
+WAIT_SECONDS = 30.0
+
+arenas: list[torch.Tensor] = []
+backends: dict[str, RemoteBackend] = {}
+kept: list[Any] = []
+loop = asyncio.new_event_loop()
+
+
+# -- the multi-process server's adapter --------------------------------------------------------------------------
+def open_adapter(name: str, params: dict[str, Any], arena_bytes: int = 0) -> None:
+    """A new adapter in the place of one of the same name; with an arena that it is told of where `arena_bytes` are asked for."""
+    if name in l2.adapters:
+        l2.adapters.pop(name).close()
+    described = None
+    if arena_bytes:
+        arenas.append(torch.zeros(arena_bytes, dtype=torch.uint8))
+        described = L1MemoryDesc(ptr=arenas[-1].data_ptr(), size=arena_bytes, align_bytes=1)
+    config = PluginL2AdapterConfig.from_dict({**PLUGIN, "adapter_params": params})
+    l2.adapters[name] = create_l2_adapter(config, described)
+
+
+def lock(name: str, keys: list[l2.Key]) -> list[bool]:
+    """Which are found; those are locked until they are unlocked."""
+    adapter = l2.adapters[name]
+    task = adapter.submit_lookup_and_lock_task(l2.object_keys(keys), {0: MemoryLayoutDesc(shapes=[], dtypes=[])})
+    descriptor = adapter.get_lookup_and_lock_event_fd()
+    found = l2.wait_for(descriptor, lambda: adapter.query_lookup_and_lock_result(task))
+    assert adapter.query_lookup_and_lock_result(task) is None, "a result is given once"
+    return [bool(found.test(position)) for position in range(len(keys))]
+
+
+def unlock(name: str, keys: list[l2.Key]) -> None:
+    """Unlock what `lock` found, and what it did not."""
+    l2.adapters[name].submit_unlock(l2.object_keys(keys))
+
+
+def store_result(name: str, objects: list[tuple[l2.Key, int, int]]) -> list[Any]:
+    """Whether a store's task succeeded, and the bytes that it says are new."""
+    adapter = l2.adapters[name]
+    memory = [l2.memory_of(size, body_of(size, seed)) for _key, size, seed in objects]
+    task = adapter.submit_store_task(l2.object_keys([key for key, _size, _seed in objects]), memory)
+    result = l2.wait_for(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)[task]
+    return [bool(result.is_successful()), int(result.bytes_transferred())]
+
+
+def adapter_state(name: str) -> dict[str, Any]:
+    """The adapter's own account, its usage, and whether its descriptors are three."""
+    adapter = l2.adapters[name]
+    usage = adapter.get_usage()
+    descriptors = {
+        adapter.get_store_event_fd(),
+        adapter.get_lookup_and_lock_event_fd(),
+        adapter.get_load_event_fd(),
+    }
+    return {
+        "status": adapter.report_status(),
+        "used_bytes": usage.total_bytes_used,
+        "by_salt": dict(usage.bytes_by_cache_salt),
+        "descriptors": len(descriptors),
+    }
+
+
+def close_adapter(name: str) -> None:
+    """Close it twice, with a task behind it."""
+    adapter = l2.adapters.pop(name)
+    adapter.close()
+    adapter.close()
+
+
+# -- the engine's connector --------------------------------------------------------------------------------------
+def open_engine(
+    name: str,
+    params: dict[str, Any],
+    *,
+    scheduler: bool = False,
+    layerwise: bool = False,
+    mla_rank: int | None = None,
+    memory_mib: int = 64,
+    timeout_seconds: int = 10,
+) -> bool:
+    """An engine's remote backend on `plugin://kvobj`, as LMCache makes it: whether it has a connection."""
+    extra: dict[str, Any] = {f"remote_storage_plugin.kvobj.{field}": value for field, value in ADAPTER.items()}
+    extra |= {f"remote_storage_plugin.kvobj.{field}": value for field, value in params.items()}
+    config = LMCacheEngineConfig.from_defaults(
+        chunk_size=CHUNK_TOKENS,
+        local_cpu=True,
+        max_local_cpu_size=memory_mib / 1024,
+        remote_url="plugin://kvobj",
+        remote_serde="naive",
+        remote_storage_plugins=["kvobj"],
+        use_layerwise=layerwise,
+        save_unfull_chunk=True,
+        blocking_timeout_secs=timeout_seconds,
+        extra_config=extra,
+    )
+    is_mla = mla_rank is not None
+    metadata = LMCacheMetadata(
+        model_name=MODEL,
+        world_size=2,
+        local_world_size=2,
+        worker_id=mla_rank or 0,
+        local_worker_id=mla_rank or 0,
+        kv_dtype=torch.bfloat16,
+        kv_shape=(LAYERS, 1 if is_mla else 2, CHUNK_TOKENS, HEADS, HEAD_SIZE),
+        use_mla=is_mla,
+        chunk_size=CHUNK_TOKENS,
+    )
+    memory = None if scheduler else LocalCPUBackend(config=config, metadata=metadata, dst_device="cpu")
+    backends[name] = RemoteBackend(config, metadata, loop, memory, dst_device="cpu")
+    return backends[name].connection is not None
+
+
+def engine_keys(name: str, chunks: list[Chunk]) -> list[CacheEngineKey]:
+    """LMCache's keys of an engine's rank; those of single layers where the chunks name one."""
+    metadata = backends[name].metadata
+    keys: list[CacheEngineKey] = []
+    for chunk in chunks:
+        fields = {
+            "model_name": MODEL,
+            "world_size": metadata.world_size,
+            "worker_id": metadata.worker_id,
+            "chunk_hash": chunk[0],
+            "dtype": torch.bfloat16,
+            "request_configs": {"lmcache.tag.user": "u1"} if chunk[0] % 2 else None,
+        }
+        keys.append(LayerCacheEngineKey(**fields, layer_id=chunk[3]) if len(chunk) > 3 else CacheEngineKey(**fields))
+    return keys
+
+
+def shape_of(name: str, chunk: Chunk) -> tuple[torch.Size, MemoryFormat]:
+    """The shape and the format of a chunk as LMCache allocates it."""
+    hidden, tokens = HEADS * HEAD_SIZE, chunk[1]
+    if len(chunk) > 3:
+        return torch.Size([tokens, 2, hidden]), MemoryFormat.KV_T2D
+    if backends[name].metadata.use_mla:
+        return torch.Size([1, LAYERS, tokens, hidden]), MemoryFormat.KV_MLA_FMT
+    return torch.Size([2, LAYERS, tokens, hidden]), MemoryFormat.KV_2LTD
+
+
+def engine_put(name: str, chunks: list[Chunk]) -> None:
+    """Put chunks in one batch, and wait until LMCache has given their memory back."""
+    backend = backends[name]
+    objects = []
+    for chunk in chunks:
+        shape, fmt = shape_of(name, chunk)
+        memory = backend.local_cpu_backend.allocate(shape, torch.bfloat16, fmt)
+        memory.byte_array.cast("B")[:] = body_of(memory.get_size(), chunk[2])
+        objects.append(memory)
+    done = threading.Semaphore(0)
+    backend.batched_submit_put_task(
+        engine_keys(name, chunks), objects, on_complete_callback=lambda _key: done.release()
+    )
+    for memory in objects:
+        assert done.acquire(timeout=WAIT_SECONDS)
+        memory.ref_count_down()
+
+
+def told(memory: Any) -> list[Any] | None:  # noqa: ANN401 - LMCache's class
+    """What came of a chunk: shape, format, digest; its memory is given back."""
+    if memory is None:
+        return None
+    answer = [list(memory.get_shape()), memory.get_memory_format().name, digest_of(bytes(memory.byte_array))]
+    memory.ref_count_down()
+    return answer
+
+
+def expected(name: str, chunks: list[Chunk]) -> list[list[Any]]:
+    """What `told` says of chunks that came as they were put."""
+    answers = []
+    for chunk in chunks:
+        shape, fmt = shape_of(name, chunk)
+        answers.append([list(shape), fmt.name, digest_of(body_of(shape.numel() * 2, chunk[2]))])
+    return answers
+
+
+def engine_get(name: str, chunks: list[Chunk], *, way: str = "batched") -> list[list[Any] | None]:
+    """Get chunks by one of LMCache's three ways."""
+    backend, keys = backends[name], engine_keys(name, chunks)
+    if way == "single":
+        return [told(backend.get_blocking(key)) for key in keys]
+    if way == "batched":
+        return [told(memory) for memory in backend.batched_get_blocking(keys)]
+    run = asyncio.run_coroutine_threadsafe(backend.batched_get_non_blocking("look-up", keys), loop).result(WAIT_SECONDS)
+    return [told(memory) for memory in run]
+
+
+def engine_contains(name: str, chunks: list[Chunk]) -> list[int]:
+    """Leading hits by both of LMCache's ways, and each alone."""
+    backend, keys = backends[name], engine_keys(name, chunks)
+    waiting = asyncio.run_coroutine_threadsafe(backend.batched_async_contains("look-up", keys, pin=True), loop)
+    singles = [int(backend.contains(key)) for key in keys]
+    return [backend.batched_contains(keys), waiting.result(WAIT_SECONDS), *singles]
+
+
+def engine_fill(name: str) -> int:
+    """Take all memory that LMCache has, and keep it: how many chunks it was."""
+    taken = []
+    shape = torch.Size([2, LAYERS, CHUNK_TOKENS, HEADS * HEAD_SIZE])
+    allocate = backends[name].local_cpu_backend.allocate
+    while (memory := allocate(shape, torch.bfloat16, MemoryFormat.KV_2LTD, busy_loop=False)) is not None:
+        taken.append(memory)
+    kept.extend(taken)
+    return len(taken)
+
+
+def engine_used_bytes(name: str) -> int:
+    """Memory of LMCache's that somebody holds."""
+    return int(backends[name].local_cpu_backend.memory_allocator.pin_allocator.total_allocated_size)
+
+
+def connector(name: str) -> Any:  # noqa: ANN401 - LMCache's class
+    """kvobj's connector, without what LMCache has put around it."""
+    return backends[name].connection.getWrappedConnector()
+
+
+def engine_cancel_get(name: str, chunks: list[Chunk]) -> None:
+    """Begin to get chunks, and give it up at once, as LMCache does after its time-out."""
+    waiting = asyncio.run_coroutine_threadsafe(connector(name).batched_get(engine_keys(name, chunks)), loop)
+    waiting.cancel()
+
+
+def engine_remove(name: str, chunk: Chunk) -> bool:
+    """Remove a chunk."""
+    return bool(backends[name].remove(engine_keys(name, [chunk])[0]))
+
+
+def engine_state(name: str) -> dict[str, Any]:
+    """Ping, listing and counts."""
+    inner = connector(name)
+    listed = asyncio.run_coroutine_threadsafe(inner.list(), loop).result(WAIT_SECONDS)
+    ping = asyncio.run_coroutine_threadsafe(inner.ping(), loop).result(WAIT_SECONDS)
+    return {"list": listed, "ping": ping, "report": inner.report()}
+
+
+def close_engine(name: str) -> None:
+    """As an engine does at its end."""
+    backends.pop(name).close()
+
+
+if __name__ == "__main__":
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    serve(
+        {
+            "open": open_adapter,
+            "open_s3": l2.open_adapter,
+            "store": l2.store,
+            "store_result": store_result,
+            "look_up": l2.look_up,
+            "lock": lock,
+            "unlock": unlock,
+            "load": l2.load,
+            "delete": l2.delete,
+            "list": l2.list_keys,
+            "state": adapter_state,
+            "close": close_adapter,
+            "bench": l2.bench,
+            "open_engine": open_engine,
+            "engine_put": engine_put,
+            "engine_get": engine_get,
+            "engine_contains": engine_contains,
+            "engine_fill": engine_fill,
+            "engine_used_bytes": engine_used_bytes,
+            "engine_cancel_get": engine_cancel_get,
+            "engine_remove": engine_remove,
+            "engine_state": engine_state,
+            "close_engine": close_engine,
+            "expected": expected,
+        }
+    )

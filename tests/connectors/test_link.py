@@ -1,0 +1,464 @@
+"""A connector's link against a real server: what is stored, held and loaded, and that whatever happens is a miss in time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
+
+from kvobj.client import Credentials, KvClient, NewChunk
+from kvobj.client.kv_values import ROOT
+from kvobj.connectors import LinkSettings, StoreLink
+from kvobj.connectors.line import Outcome
+
+SETTINGS = ServerSettings(
+    dram_bytes=96 * MIB,
+    nvme_bytes=256 * MIB,
+    buckets=(
+        *(BucketSetting(name, kind="kv", durability="memory") for name in ("cache", "far")),
+        BucketSetting("ordinary"),
+    ),
+    sections={"gc": {"grace": '"1 s"'}},
+)
+SMALL = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=128 * MIB, buckets=SETTINGS.buckets)
+FOREIGN: dict[str, object] = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign"}
+TENSORS: dict[str, object] = {
+    "model": "m",
+    "chunk_tokens": 16,
+    "layout": {"kind": "kv", "dtype": "bf16", "layers": 4, "kv_heads": 1, "head_dim": 8},
+    "ids": "kvobj",
+}
+CHUNK_BYTES = 2048
+SIZES = (1, 4096, MIB, 100_000)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("link"), SETTINGS) as running:
+        yield running
+
+
+def settings_of(server: ServerProcess, **fields: object) -> LinkSettings:
+    keys = server.credentials()
+    values: dict[str, object] = {
+        "endpoint": server.endpoint,
+        "bucket": "cache",
+        "access_key": keys.access_key,
+        "secret_key": keys.secret_key,
+        "rest_seconds": 0.1,
+        "rest_seconds_max": 0.2,
+        **fields,
+    }
+    return LinkSettings.parse(values, {})
+
+
+@pytest.fixture(params=["cache", "far"])
+def link(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[StoreLink]:
+    """By both ways that chunks go, each in a bucket of its own: shared memory, and HTTP."""
+    link = StoreLink(settings_of(server, bucket=request.param, same_host=request.param == "cache"))
+    yield link
+    link.close()
+
+
+def body(name: str, size_bytes: int) -> bytes:
+    return blake3(name.encode()).digest(length=size_bytes)
+
+
+def chunks_of(prefix: str, sizes: tuple[int, ...] = SIZES) -> list[NewChunk]:
+    return [NewChunk(f"{prefix}/{at}", body(f"{prefix}/{at}", size)) for at, size in enumerate(sizes)]
+
+
+def names_of(chunks: list[NewChunk]) -> list[str | bytes]:
+    return [chunk.id for chunk in chunks]
+
+
+def loaded(link: StoreLink, chunks: list[NewChunk]) -> list[bytes | None]:
+    """What comes for these chunks, in rooms of their sizes that were filled with something else before."""
+    rooms = [bytearray(b"\xa5" * len(chunk.data)) for chunk in chunks]
+    came = link.load(names_of(chunks), [memoryview(room) for room in rooms])
+    return [bytes(room) if is_there else None for room, is_there in zip(rooms, came, strict=True)]
+
+
+def bodies(chunks: list[NewChunk]) -> list[bytes]:
+    return [bytes(chunk.data) for chunk in chunks]
+
+
+class TestChunks:
+    def test_what_was_stored_is_found_and_loaded_whole(self, link: StoreLink) -> None:
+        chunks = chunks_of("whole")
+        absent = NewChunk("whole/absent", b"x")
+        assert link.present([*names_of(chunks), "whole/absent"]) == [False] * 5
+        assert link.store(chunks) == [True] * 4
+        assert link.store(chunks) == [True] * 4, "what is there already counts as stored"
+        asked = [*chunks[:2], absent, *chunks[2:]]
+        found = [True, True, False, True, True]
+        assert link.present(names_of(asked)) == found
+        assert link.hold(names_of(asked)) == found
+        assert loaded(link, asked) == [
+            bytes(each.data) if there else None for each, there in zip(asked, found, strict=True)
+        ]
+        link.release(names_of(asked))
+        report = link.report()
+        assert (report["is_up"], report["held"], report["errors"], report["loads"]) == (True, 0, 0, 4)
+        assert report["same_host"] is link.settings.same_host
+
+    def test_a_run_ends_at_the_first_miss(self, link: StoreLink) -> None:
+        chunks = chunks_of("run")
+        assert link.store([chunks[0], chunks[1], chunks[3]]) == [True] * 3
+        assert link.hold_run(names_of(chunks)) == 2
+        assert link.report()["held"] == 2
+        assert link.hold_run(["run/none", *names_of(chunks)]) == 0
+        link.release(names_of(chunks))
+        assert link.report()["held"] == 0
+        assert link.run(names_of(chunks)) == 2
+        assert link.run(names_of(chunks)[2:]) == 0
+        assert link.hold_run([]) == link.run([]) == 0
+
+    def test_a_chain_is_held_by_its_tail(self, server: ServerProcess) -> None:
+        link = StoreLink(settings_of(server, namespace="chained", declaration=TENSORS))
+        keys = server.credentials()
+        with KvClient(server.endpoint, Credentials(keys.access_key, keys.secret_key), "cache") as client:
+            namespace = client.declare_namespace("chained", TENSORS)
+            ids = namespace.chunk_ids(list(range(16 * 5)))
+            chunks = [
+                NewChunk(each, body(each.hex(), CHUNK_BYTES), parent=ids[at - 1] if at else ROOT)
+                for at, each in enumerate(ids)
+            ]
+            assert link.store(chunks[:4]) == [True] * 4
+            assert link.hold_run(ids) == 4
+            with server.raw() as raw:
+                assert raw.request("DELETE", f"/cache/{ids[0].hex()}").status == 204
+            assert client.match(namespace=namespace, ids=ids).matched == 0
+            assert loaded(link, chunks) == [*bodies(chunks[:4]), None], "what is held is read after a DELETE too"
+        link.close()
+
+    def test_a_chunk_comes_into_a_room_of_its_size_or_not_at_all(self, link: StoreLink) -> None:
+        chunks = chunks_of("rooms", (5000, 5000, 5000))
+        assert link.store(chunks) == [True] * 3
+        rooms = [bytearray(5000), bytearray(4999), bytearray(5001)]
+        assert link.load(names_of(chunks), [memoryview(room) for room in rooms]) == [True, False, False]
+        assert bytes(rooms[0]) == chunks[0].data
+        assert link.load(names_of(chunks), [memoryview(bytes(5000))] * 3) == [False] * 3, (
+            "a room that cannot be written"
+        )
+        assert link.load(names_of(chunks), [memoryview(bytearray(5000))]) == [False] * 3, "fewer rooms than chunks"
+        assert loaded(link, chunks) == bodies(chunks), "and the link goes on"
+
+    def test_chunks_of_unknown_sizes_come_in_memory_of_their_own(self, link: StoreLink) -> None:
+        chunks = chunks_of("sized", (5000, 300, 70_000))
+        assert link.put(chunks) == [Outcome.STORED] * 3
+        assert link.put(chunks[:1]) == [Outcome.EXISTED]
+        rooms = [memoryview(bytearray(5000)) for _ in range(4)]
+        found = link.fetch([*names_of(chunks), "sized/none"], rooms)
+        assert [None if each is None else bytes(each) for each in found] == [*bodies(chunks), None]
+        assert [each is room for each, room in zip(found, rooms, strict=True)] == [True, False, False, False]
+        assert link.hold(names_of(chunks)) == [True] * 3
+        link.delete(names_of(chunks))
+        for came in (link.read(names_of(chunks)), link.fetch(names_of(chunks), rooms[:3])):
+            assert [None if each is None else bytes(each) for each in came] == bodies(chunks)
+        link.release(names_of(chunks))
+        assert link.read(names_of(chunks)) == [None] * 3
+
+    def test_large_batches_are_moved_by_several_threads_and_are_as_right(self, server: ServerProcess) -> None:
+        chunks = chunks_of("threads", (3 * MIB,) * 7 + (5, 0, MIB))
+        for same_host in (True, False):
+            link = StoreLink(settings_of(server, bucket="cache", same_host=same_host, threads=3))
+            assert link.store(chunks) == [True] * 10
+            assert loaded(link, chunks) == bodies(chunks)
+            link.close()
+
+    def test_rooms_may_be_of_any_shape(self, link: StoreLink) -> None:
+        (chunk,) = chunks_of("shaped", (4096,))
+        link.store([chunk])
+        room = memoryview(bytearray(4096)).cast("B", (4, 32, 32))
+        assert link.load([chunk.id], [room]) == [True]
+        assert bytes(room) == chunk.data
+
+    def test_ranks_that_disagree_about_a_chunk_are_told_and_the_others_stand(
+        self, server: ServerProcess, link: StoreLink
+    ) -> None:
+        other = StoreLink(settings_of(server, bucket=link.settings.bucket))
+        mine, theirs = chunks_of("ranks", (4096, 4096)), chunks_of("ranks", (4096, 8192, 100))
+        assert link.store(mine) == [True, True]
+        assert other.store(theirs) == [True, False, True]
+        assert other.store([theirs[1]]) == [False]
+        report = other.report()
+        assert report["disagreements"] == 2
+        assert report["last_disagreement"]
+        assert loaded(other, mine) == bodies(mine)
+        other.close()
+
+    def test_a_chunk_that_is_not_of_the_namespaces_layout_is_refused_alone(self, server: ServerProcess) -> None:
+        link = StoreLink(settings_of(server, namespace="tensors", declaration={**TENSORS, "ids": "foreign"}))
+        right, wrong = NewChunk("a", body("a", CHUNK_BYTES)), NewChunk("b", body("b", CHUNK_BYTES + 2))
+        assert link.store([wrong]) == [False]
+        assert link.store([right, wrong]) == [True, False]
+        assert link.report()["last_disagreement"] != ""
+        link.close()
+
+    def test_more_than_one_call_takes_is_split(self, link: StoreLink) -> None:
+        chunks = [NewChunk(f"many/{at:05}", b"%d" % at) for at in range(4200)]
+        assert all(link.store(chunks))
+        names = names_of(chunks)
+        assert link.present([*names, "many/none"]) == [True] * 4200 + [False]
+        assert loaded(link, chunks) == bodies(chunks)
+        held = link.hold(names)
+        assert sum(held) == 4096, "a session pins no more, and what it does not pin is told as a miss"
+        assert held == [True] * 4096 + [False] * 104
+        link.release(names)
+        assert link.hold(names[4000:]) == [True] * 200
+        link.release(names)
+        assert link.report()["errors"] == 0
+
+    def test_names_are_listed_in_pages_and_by_namespace(self, server: ServerProcess) -> None:
+        plain = StoreLink(settings_of(server))
+        spaced = StoreLink(settings_of(server, namespace="listed", declaration=FOREIGN))
+        assert all(spaced.store(chunks_of("l é/<&>", (1, 2, 3))))
+        assert all(plain.store(chunks_of("list", (7, 8))))
+        assert spaced.usage() == (3, 6)
+        first = spaced.names(limit=2)
+        assert first == [("l é/<&>/0", 1), ("l é/<&>/1", 2)]
+        assert spaced.names(after=first[-1][0]) == [("l é/<&>/2", 3)]
+        assert spaced.names(key_prefix="x") == []
+        assert plain.names(key_prefix="list") == [("list/0", 7), ("list/1", 8)]
+        spaced.delete(["l é/<&>/0", "l é/<&>/1", "absent"])
+        assert spaced.names() == [("l é/<&>/2", 3)]
+        chunks, size_bytes = plain.usage()
+        assert chunks > 0
+        assert size_bytes > 0
+        plain.close()
+        spaced.close()
+
+
+class TestFaults:
+    def test_a_server_that_is_gone_is_a_miss_at_once_and_used_again_when_it_is_back(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        chunks = chunks_of("gone")
+        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+            link = StoreLink(settings_of(server, timeout_seconds=2.0))
+            assert link.store(chunks) == [True] * 4
+            assert link.hold(names_of(chunks)) == [True] * 4
+            server.terminate()
+            for _ in range(20):
+                began = time.monotonic()
+                assert loaded(link, chunks) == [None] * 4
+                assert link.hold(names_of(chunks)) == [False] * 4
+                assert link.store(chunks) == [False] * 4
+                assert (link.names(), link.usage(), link.hold_run(["gone/0"])) == ([], (0, 0), 0)
+                link.delete(["gone/0"])
+                assert time.monotonic() - began < 2.0
+            assert link.report()["is_up"] is False
+            server.start()
+            wait_until(lambda: link.hold(names_of(chunks)) == [True] * 4, timeout_seconds=10, what="the link to heal")
+            assert loaded(link, chunks) == bodies(chunks)
+            link.release(names_of(chunks) * 3)
+            link.close()
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == 2, told
+        assert "misses" in told[0]
+        assert "again" in told[1]
+
+    def test_a_server_that_hangs_costs_one_deadline_and_then_nothing(self, tmp_path: Path) -> None:
+        chunks = chunks_of("hang")
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server, timeout_seconds=1.0, rest_seconds=2.0, rest_seconds_max=2.0))
+            assert link.store(chunks) == [True] * 4
+            assert link.hold(names_of(chunks)) == [True] * 4
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                assert loaded(link, chunks) == [None] * 4
+                assert time.monotonic() - began < 3.0
+                began = time.monotonic()
+                assert link.hold(names_of(chunks)) == [False] * 4
+                assert link.store(chunks) == [False] * 4
+                assert time.monotonic() - began < 0.5
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            wait_until(lambda: link.hold(names_of(chunks)) == [True] * 4, timeout_seconds=10, what="the link to heal")
+            assert loaded(link, chunks) == bodies(chunks)
+            link.close()
+
+    def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, tmp_path: Path) -> None:
+        chunks = chunks_of("killed", (MIB,) * 12)
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server))
+            assert link.store(chunks) == [True] * 12
+            wrong: list[int] = []
+            is_over = threading.Event()
+
+            def read_on() -> None:
+                while not is_over.wait(0.01):
+                    for came, chunk in zip(loaded(link, chunks), chunks, strict=True):
+                        if came not in (None, chunk.data):
+                            wrong.append(1)
+
+            readers = [threading.Thread(target=read_on) for _ in range(2)]
+            for reader in readers:
+                reader.start()
+            for _ in range(2):
+                server.kill()
+                server.start()
+            wait_until(
+                lambda: link.store(chunks) == [True] * 12 and link.hold_run(names_of(chunks)) == 12,
+                timeout_seconds=15,
+                what="the link to heal",
+            )
+            is_over.set()
+            for reader in readers:
+                reader.join(10)
+            assert not wrong
+            assert loaded(link, chunks) == bodies(chunks)
+            link.close()
+
+    def test_a_session_that_the_server_lost_is_opened_anew_with_all_that_is_held(
+        self, server: ServerProcess, link: StoreLink
+    ) -> None:
+        chunks = chunks_of("lost")
+        link.store(chunks)
+        assert link.hold(names_of(chunks)) == [True] * 4
+        session = link._line._session
+        assert session is not None
+        lost = session.id
+        keys = server.credentials()
+        bucket = link.settings.bucket
+        with KvClient(server.endpoint, Credentials(keys.access_key, keys.secret_key), bucket) as client:
+            client.close_session(lost)
+        assert link.hold(names_of(chunks)[:1]) == [True]
+        assert session.id != lost
+        link.release(names_of(chunks))
+        with server.raw() as raw:
+            assert raw.request("DELETE", f"/{bucket}/lost/0").status == 204
+        assert loaded(link, chunks)[0] == chunks[0].data, "held once more than it was released"
+        assert link.report()["errors"] == 0
+
+    def test_what_is_held_is_read_until_it_is_released_and_what_is_not_is_a_miss_once_deleted(
+        self, link: StoreLink
+    ) -> None:
+        chunks = chunks_of("deleted")
+        link.store(chunks)
+        assert link.hold(names_of(chunks)[:2]) == [True] * 2
+        link.delete(names_of(chunks))
+        assert loaded(link, chunks) == [*bodies(chunks[:2]), None, None]
+        link.release(names_of(chunks))
+        assert loaded(link, chunks) == [None] * 4
+
+    def test_damaged_bytes_are_a_miss_and_their_neighbours_come(self, tmp_path: Path) -> None:
+        chunks = chunks_of("damage", (700_000,) * 5)
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server, durability="local"))
+            assert link.store(chunks) == [True] * 5
+            server.terminate()
+            for leftover in server.shared_memory.parent.glob(server.shared_memory.name + "*"):
+                shutil.rmtree(leftover)
+            assert flip_bit(server.data, bytes(chunks[2].data)[300_000:300_064]) > 0
+            server.start()
+            wait_until(link.ping, timeout_seconds=10, what="the link to heal")
+            expected: list[bytes | None] = [*bodies(chunks)]
+            expected[2] = None
+            assert loaded(link, chunks) == expected
+            assert loaded(link, chunks) == expected
+            assert link.store([chunks[2]]) == [True], "it can be stored again"
+            assert loaded(link, chunks) == bodies(chunks)
+            link.close()
+
+    def test_a_namespace_declared_otherwise_is_refused_by_name_and_used_once_it_is_right(
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keys = server.credentials()
+        with (
+            KvClient(server.endpoint, Credentials(keys.access_key, keys.secret_key), "cache") as client,
+            caplog.at_level(logging.WARNING, "kvobj.connectors"),
+        ):
+            client.declare_namespace("clash", {**FOREIGN, "model": "another"})
+            link = StoreLink(settings_of(server, namespace="clash", declaration=FOREIGN))
+            assert link.store(chunks_of("clash")) == [False] * 4
+            assert link.hold(["clash/0"]) == [False]
+            assert "model" in str(link.report()["last_error"])
+            client.remove_namespace("clash")
+            wait_until(lambda: all(link.store(chunks_of("clash"))), timeout_seconds=5, what="the link to heal")
+            link.close()
+        assert len(caplog.records) == 2
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"bucket": "none"}, "bucket=none"),
+            ({"bucket": "ordinary"}, "kind kv, and this one is ordinary"),
+            ({"bucket": "ordinary", "namespace": "m", "declaration": FOREIGN}, "kind kv, and this one is ordinary"),
+            ({"secret_key": "wrong"}, "SignatureDoesNotMatch"),
+            ({"namespace": "undeclared"}, "NoSuchNamespace"),
+        ],
+    )
+    def test_a_wrong_place_is_told_in_one_line_and_all_is_a_miss(
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture, fields: dict[str, object], told: str
+    ) -> None:
+        link = StoreLink(settings_of(server, **fields))
+        with caplog.at_level(logging.WARNING, "kvobj.connectors"):
+            assert link.store(chunks_of("wrong")) == [False] * 4
+            assert link.hold(["a"]) == [False]
+            assert link.load(["a"], [memoryview(bytearray(1))]) == [False]
+        (line,) = caplog.records
+        assert told in line.getMessage()
+        assert line.exc_info is None
+        assert (link.report()["is_up"], link.report()["last_error"]) != (True, "")
+        link.close()
+
+    def test_a_forked_process_has_a_link_of_its_own(self, link: StoreLink) -> None:
+        chunks = chunks_of("forked")
+        link.store(chunks)
+        assert link.hold(names_of(chunks)) == [True] * 4
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                is_right = link.report()["held"] == 0
+                link.release(names_of(chunks))
+                is_right &= link.hold(names_of(chunks)) == [True] * 4 and loaded(link, chunks) == bodies(chunks)
+                link.close()
+                os.write(writer, b"right" if is_right else b"wrong")
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as told:
+            assert told.read() == b"right"
+        os.waitpid(child, 0)
+        assert link.report()["held"] == 4
+        link.delete(names_of(chunks))
+        assert loaded(link, chunks) == bodies(chunks), "the parent's pins are its own"
+        link.release(names_of(chunks))
+
+    def test_a_closed_link_answers_misses(self, server: ServerProcess) -> None:
+        link = StoreLink(settings_of(server))
+        chunks = chunks_of("closed")
+        assert link.store(chunks) == [True] * 4
+        assert link.hold(names_of(chunks)) == [True] * 4
+        link.close()
+        link.close()
+        assert loaded(link, chunks) == [None] * 4
+        link.release(names_of(chunks))
+
+
+def flip_bit(data: Path, needle: bytes) -> int:
+    """Flip one bit at every place where the needle is at rest; how many places there were."""
+    places = 0
+    for file in data.rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        at = content.find(needle)
+        while at >= 0:
+            with file.open("r+b") as opened:
+                opened.seek(at)
+                opened.write(bytes([content[at] ^ 0x10]))
+            places += 1
+            at = content.find(needle, at + 1)
+    return places

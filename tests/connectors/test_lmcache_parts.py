@@ -1,0 +1,263 @@
+"""What the plug-ins for LMCache are made of, without LMCache and without a server; and how a link cuts its batches."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvobj.connectors.helpers import Helpers
+from kvobj.connectors.lmcache.keys import ObjectName, engine_name, model_prefix, object_name
+from kvobj.connectors.lmcache.memory import ObjectMemory
+from kvobj.connectors.lmcache.plugin_settings import plugin_settings
+from kvobj.connectors.lmcache.stored_form import MAGIC, parse_head, with_head
+from kvobj.connectors.lmcache.tasks import TaskRunner
+from kvobj.connectors.pieces import cut, shared_out
+from kvobj.errors import UnavailableError
+
+WAIT_SECONDS = 10.0
+sizes_of_batches = st.lists(st.integers(0, 100), max_size=50)
+
+
+@dataclass(frozen=True)
+class Key:
+    """As LMCache's ObjectKey has its fields."""
+
+    chunk_hash: bytes
+    model_name: str
+    kv_rank: int
+    object_group_id: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class EngineKey:
+    """As LMCache's CacheEngineKey is asked for its name."""
+
+    name: str
+
+    def to_string(self) -> str:
+        return self.name
+
+
+class TestKeys:
+    def test_names_are_those_of_lmcaches_s3_adapter(self) -> None:
+        assert object_name(Key(bytes(range(4)), "org/model-8B", 0x02010201)) == "org/model-8B@02010201@0@00010203"
+        assert object_name(Key(b"\xff", "m", 1, 17, "alice")) == "m@00000001@11@ff@alice"
+
+    @given(
+        st.binary(min_size=1, max_size=64),
+        st.text(st.characters(exclude_characters="@"), min_size=1, max_size=40),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**20),
+        st.text(st.characters(exclude_characters="@/\\\0"), max_size=128),
+    )
+    def test_every_key_is_told_by_its_name(self, digest: bytes, model: str, rank: int, group: int, salt: str) -> None:
+        key = Key(digest, model, rank, group, salt)
+        assert ObjectName.parse(object_name(key)) == ObjectName(model, rank, group, digest.hex(), salt)
+        assert object_name(key).startswith(model_prefix(model))
+
+    @pytest.mark.parametrize("name", ["", "a", "m@1@0@ff", "m@00000001@0@f", "m@00000001@0@ff@a/b", "@00000001@0@ff"])
+    def test_other_keys_are_none_of_lmcaches(self, name: str) -> None:
+        assert ObjectName.parse(name) is None
+
+    @given(st.text())
+    def test_any_text_is_a_name_or_none(self, text: str) -> None:
+        parsed = ObjectName.parse(text)
+        assert parsed is None or "@" in text
+
+    def test_ranks_that_share_their_bytes_share_the_name_of_rank_0(self) -> None:
+        key = EngineKey("org/m@8@5@abc@bfloat16@3@tag%v@w")
+        assert engine_name(key, is_shared_by_ranks=False) == "org/m@8@5@abc@bfloat16@3@tag%v@w"
+        assert engine_name(key, is_shared_by_ranks=True) == "org/m@8@0@abc@bfloat16@3@tag%v@w"
+
+
+class TestStoredForm:
+    @given(st.binary(min_size=8, max_size=8), st.binary(max_size=200), st.integers(0, 300))
+    def test_a_chunk_comes_back_from_behind_its_head_and_is_never_as_large_as_a_full_one(
+        self, metadata: bytes, data: bytes, full: int
+    ) -> None:
+        stored = with_head(metadata, memoryview(data), full_bytes=full)
+        assert len(stored) != full
+        told = parse_head(memoryview(stored), metadata_bytes=8, parse=bytes, length_of=lambda _: len(data))
+        assert told is not None
+        assert told[0] == metadata
+        assert bytes(told[1]) == data
+
+    @given(st.binary(max_size=64), st.sampled_from([b"", MAGIC]), st.integers(0, 64))
+    def test_any_other_bytes_have_no_head(self, body: bytes, front: bytes, length: int) -> None:
+        told = parse_head(memoryview(front + body), metadata_bytes=8, parse=bytes, length_of=lambda _: length)
+        if told is not None:
+            assert (front + body).startswith(MAGIC)
+            assert len(told[1]) == length
+
+    def test_metadata_that_its_owner_cannot_read_is_no_head(self) -> None:
+        def parse(_raw: bytes) -> int:
+            raise KeyError("a format of another release")
+
+        stored = with_head(bytes(8), memoryview(b"data"), full_bytes=100)
+        assert parse_head(memoryview(stored), metadata_bytes=8, parse=parse, length_of=int) is None
+
+
+@dataclass
+class Memory:
+    """As LMCache's memory object is asked for its bytes."""
+
+    buffer: ctypes.Array[ctypes.c_ubyte]
+    start: int
+    size: int
+
+    @property
+    def data_ptr(self) -> int:
+        return ctypes.addressof(self.buffer) + self.start
+
+    def get_size(self) -> int:
+        return self.size
+
+    @property
+    def byte_array(self) -> memoryview:
+        return memoryview((ctypes.c_ubyte * self.size).from_address(self.data_ptr))
+
+
+@dataclass(frozen=True)
+class Arena:
+    """As LMCache's L1MemoryDesc has its fields."""
+
+    ptr: int
+    size: int
+
+
+class TestMemory:
+    def test_objects_in_the_arena_and_outside_of_it_are_the_same_bytes_that_lmcache_sees(self) -> None:
+        arena, outside = (ctypes.c_ubyte * 1000)(), (ctypes.c_ubyte * 100)()
+        memory = ObjectMemory(Arena(ctypes.addressof(arena), 1000))
+        assert memory.arena_bytes == 1000
+        for number, each in enumerate((Memory(arena, 0, 10), Memory(arena, 990, 10), Memory(outside, 5, 90)), start=1):
+            view = memory.view(each)
+            assert len(view) == each.size
+            view[:] = bytes([number]) * each.size
+            assert bytes(each.byte_array) == bytes([number]) * each.size
+        assert ObjectMemory().arena_bytes == 0
+        assert bytes(ObjectMemory().view(Memory(arena, 990, 10))) == bytes([2]) * 10
+
+
+class TestTasks:
+    @staticmethod
+    def runner(threads: int = 2) -> tuple[TaskRunner[int], threading.Semaphore]:
+        done = threading.Semaphore(0)
+        return TaskRunner("test", threads=threads, failure=lambda size: -size, notify=done.release), done
+
+    def test_each_result_is_given_once(self) -> None:
+        runner, done = self.runner()
+        numbers = [runner.submit(1, partial_of(value)) for value in range(5)]
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
+        assert runner.take(numbers[0]) == 0
+        assert runner.take(numbers[0]) is None
+        assert runner.take_all() == dict(zip(numbers[1:], range(1, 5), strict=True))
+        assert runner.take_all() == {}
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    def test_a_task_that_raises_has_failed_and_the_thread_goes_on(self) -> None:
+        runner, done = self.runner(threads=1)
+
+        def wrong() -> int:
+            raise ValueError("a bug")
+
+        numbers = [runner.submit(7, wrong), runner.submit(1, lambda: 5)]
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
+        assert [runner.take(number) for number in numbers] == [-7, 5]
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    def test_what_has_not_begun_when_it_closes_fails_and_so_does_what_comes_later(self) -> None:
+        runner, done = self.runner(threads=1)
+        begun, may_end = threading.Event(), threading.Event()
+
+        def slow() -> int:
+            begun.set()
+            may_end.wait(WAIT_SECONDS)
+            return 1
+
+        numbers = [runner.submit(2, slow), runner.submit(3, lambda: 1)]
+        assert begun.wait(WAIT_SECONDS)
+        runner.close(time.monotonic())
+        numbers.append(runner.submit(4, lambda: 1))
+        may_end.set()
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
+        assert [runner.take(number) for number in numbers] == [1, -3, -4]
+
+
+def partial_of(value: int) -> Callable[[], int]:
+    return lambda: value
+
+
+class TestSettings:
+    def test_an_instance_has_its_own_settings_over_those_of_its_kind(self) -> None:
+        extra: dict[str, object] = {
+            "remote_storage_plugin.kvobj.module_path": "kvobj.connectors.lmcache",
+            "remote_storage_plugin.kvobj.class_name": "KvobjConnectorAdapter",
+            "remote_storage_plugin.kvobj.endpoint": "http://a:1",
+            "remote_storage_plugin.kvobj.bucket": "one",
+            "remote_storage_plugin.kvobj.b.bucket": "two",
+            "remote_storage_plugin.other.bucket": "three",
+            "use_exists_sync": True,
+        }
+        assert plugin_settings(extra, "kvobj") == {"endpoint": "http://a:1", "bucket": "one"}
+        assert plugin_settings(extra, "kvobj.b") == {"endpoint": "http://a:1", "bucket": "two"}
+
+
+class TestPieces:
+    @given(sizes_of_batches, st.integers(1, 200), st.integers(1, 20))
+    def test_pieces_are_all_of_the_batch_and_within_the_bounds(
+        self, sizes: list[int], bytes_max: int, count_max: int
+    ) -> None:
+        pieces = list(cut(sizes, bytes_max, count_max))
+        assert [index for start, stop in pieces for index in range(start, stop)] == list(range(len(sizes)))
+        for start, stop in pieces:
+            assert 1 <= stop - start <= count_max
+            assert stop - start == 1 or sum(sizes[start:stop]) <= bytes_max
+
+    @given(sizes_of_batches.filter(bool), st.integers(1, 8))
+    def test_parts_are_all_of_the_piece_and_no_more_than_were_asked_for(self, sizes: list[int], parts: int) -> None:
+        bounds = shared_out(sizes, 0, len(sizes), parts)
+        assert (bounds[0], bounds[-1]) == (0, len(sizes))
+        assert bounds == sorted(set(bounds))
+        assert len(bounds) - 1 <= parts
+
+    def test_equal_chunks_are_shared_out_equally(self) -> None:
+        assert shared_out([10] * 32, 0, 32, 4) == [0, 8, 16, 24, 32]
+        assert shared_out([10] * 8, 2, 8, 2) == [2, 5, 8]
+
+
+class TestHelpers:
+    def test_a_batch_gets_those_that_are_free_and_gives_them_back(self) -> None:
+        helpers = Helpers(2)
+        assert helpers.take(-1) == 0
+        assert helpers.take(1) == 1
+        assert helpers.take(5) == 1
+        assert helpers.take(5) == 0
+        ran: list[int] = []
+        helpers.run([lambda: ran.append(0), lambda: ran.append(1), lambda: ran.append(2)], taken=2)
+        assert sorted(ran) == [0, 1, 2]
+        assert helpers.take(5) == 2
+        helpers.close()
+
+    def test_what_a_part_raises_is_raised_once_all_have_ended(self) -> None:
+        helpers = Helpers(1)
+        ended = threading.Event()
+
+        def wrong() -> None:
+            raise UnavailableError("gone")
+
+        for parts in ([wrong, ended.set], [ended.set, wrong]):
+            ended.clear()
+            with pytest.raises(UnavailableError):
+                helpers.run(parts, taken=helpers.take(1))
+            assert ended.is_set()
+        assert helpers.take(2) == 1
+        helpers.close()
