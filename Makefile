@@ -69,7 +69,7 @@ format: $(TEST_STAMP)
 	@$(BIN)/ruff check --fix
 
 bench: $(TEST_STAMP) $(NATIVE_STAMP)
-	@$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	@$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[server,bench]'
 	$(BIN)/python tools/bench_s3.py $(BENCH_ARGS)
 
 client-envs: $(addsuffix /.installed,$(addprefix $(ENVS)/,awscli rclone s3cmd python-clients javascript))
@@ -100,7 +100,7 @@ $(VENV)/bin/python:
 
 $(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing kvobj"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server]'
 	@touch $@
 
 # Without a compiler it says so, and kvobj runs on its pure twins.
@@ -110,7 +110,7 @@ $(NATIVE_STAMP): $(SERVE_STAMP) $(wildcard kvobj/native/*.c kvobj/native/*.h kvo
 
 $(TEST_STAMP): $(SERVE_STAMP)
 	@echo "installing what the tests need"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[test,dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server,test,dev]'
 	@touch $@
 
 $(ENVS)/awscli/.installed: $(VENV)/bin/python constraints-clients.txt
@@ -151,7 +151,7 @@ $(ENVS)/javascript/.installed: $(VENV)/bin/python constraints-clients.txt $(JAVA
 
 # The S3 clients of inference engines: 1.4 GB, most of it torch, of which LMCache needs a CPU build.
 .PHONY: engine-envs
-engine-envs: $(ENVS)/engines/.installed
+engine-envs: $(ENVS)/engines/.installed $(ENVS)/engine-modules/.installed
 client-envs: engine-envs
 
 $(ENVS)/engines/.installed: $(VENV)/bin/python constraints-engines.txt
@@ -161,4 +161,21 @@ $(ENVS)/engines/.installed: $(VENV)/bin/python constraints-engines.txt
 	@$(ENVS)/engines/bin/python -c 'import lmcache.v1.memory_management, nixl_cu12._api' >/dev/null 2>&1 || { \
 	  echo "note: LMCache or NIXL does not start here (is torch a CPU build?); their tests are skipped" >&2; \
 	  test -z "$${CI:-}"; rm -rf $(ENVS)/engines/bin; }
+	@touch $@
+
+# Mooncake Store without CUDA, beside which tools/bench_engines.py reads (170 MB). Not of the tests.
+.PHONY: mooncake-env
+mooncake-env: $(ENVS)/mooncake/.installed
+
+$(ENVS)/mooncake/.installed: $(VENV)/bin/python
+	@echo "installing Mooncake in $(ENVS)/mooncake"
+	@$(PYTHON) -m venv --clear $(ENVS)/mooncake
+	@$(ENVS)/mooncake/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
+	@touch $@
+
+# Of vLLM's and SGLang's wheels (380 MB) only the modules of KV offloading stay, 28 MB.
+$(ENVS)/engine-modules/.installed: $(VENV)/bin/python tools/take_engine_modules.py
+	@echo "taking modules of vLLM and SGLang into $(ENVS)/engine-modules"
+	@rm -rf $(ENVS)/engine-modules
+	@$(VENV)/bin/python tools/take_engine_modules.py $(ENVS)/engine-modules
 	@touch $@

@@ -1,0 +1,97 @@
+"""Which namespace an engine's chunks belong to: declared from what its configuration fixes, so that two that differ never meet.
+
+An engine's hashes say nothing of the model, the data type or how bytes are laid out, so the namespace has to. Engines' chunks are
+`opaque` here (their layouts have paddings and shards of their own) under `foreign` ids; what a declaration has no field for
+stands in its `salt` as `name=value`, and a server that refuses a differing one names the fields. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvobj.connectors.link_settings import LinkSettings
+from kvobj.errors import ConfigurationError
+
+_MODEL_CHARACTERS: Final = 64
+_DIGEST_CHARACTERS: Final = 12
+_OWN: Final = ("revision", "tenant", "declare")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunks:
+    """What an engine's configuration fixes about its chunks. `facts`: all that changes their bytes and has no field here."""
+
+    engine: str
+    model: str
+    chunk_tokens: int
+    facts: Mapping[str, object]
+    tensor: tuple[int, int] = (0, 1)
+    """Index and count of the ranks that split heads, where each has chunks of its own."""
+    pipeline: tuple[int, int] = (0, 1)
+
+
+def link_settings(values: Mapping[str, object], environment: Mapping[str, str], chunks: EngineChunks) -> LinkSettings:
+    """Settings of a link from an engine's table: those of `LinkSettings`, and `revision` (of the model), `tenant` (whom chunks
+    must not be shared beyond) and `declare` (False: an owner has declared the namespace). Without `namespace` its name follows
+    from all that is declared; with it, ranks that have chunks of their own get a suffix. `ConfigurationError` names every fault."""
+    problems = [
+        f"{name}: is no {'flag' if name == 'declare' else 'text'}"
+        for name in _OWN
+        if name in values and not isinstance(values[name], bool if name == "declare" else str)
+    ]
+    if "declaration" in values:
+        problems.append("declaration: follows from the engine's configuration")
+    if problems:
+        raise ConfigurationError(problems)
+    declared = declaration(chunks, revision=values.get("revision"), tenant=str(values.get("tenant", "")))
+    table: dict[str, Any] = {name: value for name, value in values.items() if name not in _OWN}
+    given = table.get("namespace")
+    if given is None:
+        table["namespace"] = derived_name(chunks, declared)
+    elif isinstance(given, str):
+        table["namespace"] = given + _rank_suffix(chunks)
+    if values.get("declare", True):
+        table["declaration"] = declared
+    return LinkSettings.parse(table, environment)
+
+
+def declaration(chunks: EngineChunks, *, revision: object, tenant: str) -> dict[str, object]:
+    """The document that is declared."""
+    facts = [f"{name}={value}" for name, value in sorted(chunks.facts.items())]
+    return {
+        "model": chunks.model or "unnamed",
+        "revision": revision or None,
+        "chunk_tokens": chunks.chunk_tokens,
+        "layout": {"kind": "opaque"},
+        "rank": {"tensor": list(chunks.tensor), "pipeline": list(chunks.pipeline)},
+        "salt": ";".join([f"tenant={tenant}", f"engine={chunks.engine}", *facts]),
+        "ids": "foreign",
+    }
+
+
+def derived_name(chunks: EngineChunks, declared: Mapping[str, object]) -> str:
+    """A name that no two different declarations share, readable in a listing."""
+    digest = hashlib.sha256(msgspec.json.encode(declared, order="deterministic")).hexdigest()[:_DIGEST_CHARACTERS]
+    model = _NOT_IN_NAMES.sub("_", chunks.model)[-_MODEL_CHARACTERS:]
+    return f"{chunks.engine}-{model or 'unnamed'}-{digest}"
+
+
+def fact_digest(value: object) -> str:
+    """Stands for what is too long to be a fact itself, such as the names of all layers."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _rank_suffix(chunks: EngineChunks) -> str:
+    parts = [
+        f".{letter}{index}of{count}"
+        for letter, (index, count) in (("tp", chunks.tensor), ("pp", chunks.pipeline))
+        if count > 1
+    ]
+    return "".join(parts)

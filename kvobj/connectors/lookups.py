@@ -1,0 +1,223 @@
+"""Look-ups for a scheduler that must not wait: asked by key, sent in batches by a thread, answered when the engine asks again.
+
+What is found is held (`StoreLink.hold`) until it is loaded, until a load of it failed, or until no request wants it any more, so a
+hit stays one. After a failed load the key is a miss for all that asked: an engine that were told of a hit again would load it
+again, for ever (vLLM #49176). A request that was told of a miss is told otherwise only of what the engine has stored or loaded
+since; one that comes later asks the store anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.connectors.link import StoreLink
+
+_LOG: Final = logging.getLogger("kvobj.connectors")
+
+PINS_MAX: Final = 3000
+"""Below what a session may pin (4,096). Of what is over it the stored run at the head is found without being held: policy leaves
+alone for a while what it was asked for, and a load that comes too late says so."""
+TOUCHED_MAX: Final = 4096
+TOUCH_SECONDS: Final = 2.0
+_CLOSE_SECONDS: Final = 30.0
+
+
+class _State:
+    """One key that some request asked for."""
+
+    __slots__ = ("answer", "is_held", "refused", "requests", "sent_at")
+
+    def __init__(self) -> None:
+        self.answer: bool | None = None
+        self.is_held = False
+        self.requests: set[str] = set()
+        self.refused: set[str] = set()
+        """Of these requests those that were told of a miss before, and are not told otherwise."""
+        self.sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """Keys that are used elsewhere, the latest last."""
+
+    keys: list[bytes]
+
+
+class Lookups:
+    """Keys, which requests want them, and what the store says. The methods are called one at a time, by whatever thread; only
+    `deadline_seconds` after a question was sent is it a miss for want of an answer. `now`: `time.monotonic` but in tests."""
+
+    def __init__(
+        self,
+        link: StoreLink,
+        *,
+        name_of: Callable[[bytes], str],
+        deadline_seconds: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hits = 0
+        self.misses = 0
+        self._link = link
+        self._name_of = name_of
+        self._deadline_seconds = deadline_seconds
+        self._now = now
+        self._states: dict[bytes, _State] = {}
+        self._keys_of: dict[str, set[bytes]] = {}
+        self._asked: list[tuple[bytes, _State]] = []
+        self._touched: dict[bytes, None] = {}
+        self._touched_at = now()
+        self._sent: queue.SimpleQueue[list[tuple[bytes, _State]] | _Touched | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[list[tuple[bytes, _State, bool, bool]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kvobj-lookups", daemon=True)
+        self._thread.start()
+
+    def ask(self, key: bytes, request: str) -> bool | None:
+        """Whether the store has it; None: ask again later. Never waits."""
+        self._take_answers()
+        state = self._states.get(key)
+        if state is None or (state.answer is False and request not in state.requests):
+            fresh = _State()
+            if state is not None:  # a miss for others; who comes later asks anew
+                fresh.requests, fresh.refused = state.requests, set(state.requests)
+            state = self._states[key] = fresh
+            self._asked.append((key, state))
+        if request in state.refused:
+            return False
+        if request not in state.requests:
+            state.requests.add(request)
+            self._keys_of.setdefault(request, set()).add(key)
+        is_late = state.sent_at is not None and self._now() - state.sent_at > self._deadline_seconds
+        if state.answer is None and is_late:
+            self._answered(state, found=False)
+        return state.answer
+
+    def flush(self) -> None:
+        """Send what was asked since the last time: the end of a scheduler's step."""
+        self._take_answers()
+        asked, self._asked = self._asked, []
+        wanted = [(key, state) for key, state in asked if self._states.get(key) is state]
+        for _key, state in wanted:
+            state.sent_at = self._now()
+        if wanted:
+            self._sent.put(wanted)
+        if self._touched and self._now() - self._touched_at >= TOUCH_SECONDS:
+            self._touched_at = self._now()
+            touched, self._touched = list(self._touched), {}
+            self._sent.put(_Touched(touched))
+
+    def loaded(self, keys: Iterable[bytes]) -> None:
+        """These have arrived: who asks for one again asks the store."""
+        self._drop(keys)
+
+    def failed(self, keys: Iterable[bytes]) -> None:
+        """These did not arrive: misses for every request that has asked for them."""
+        let_go: list[str] = []
+        for key in keys:
+            state = self._states.get(key)
+            if state is not None and state.answer:
+                state.answer = False
+                if state.is_held:
+                    state.is_held = False
+                    let_go.append(self._name_of(key))
+        self._link.release(let_go)
+
+    def stored(self, keys: Iterable[bytes]) -> None:
+        """These have been stored: what was a miss need not be one any more."""
+        misses = [key for key in keys if (state := self._states.get(key)) is not None and state.answer is False]
+        self._drop(misses)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These are used from a faster tier: the store's policy is told now and then, of the latest ones."""
+        for key in keys:
+            self._touched.pop(key, None)
+            self._touched[key] = None
+        while len(self._touched) > TOUCHED_MAX:
+            del self._touched[next(iter(self._touched))]
+
+    def forget(self, request: str) -> None:
+        """A request has ended. What only it wanted is let go of; a question on its way keeps its place until it is answered."""
+        self._take_answers()
+        unwanted: list[bytes] = []
+        for key in self._keys_of.pop(request, ()):
+            state = self._states.get(key)
+            if state is None:
+                continue
+            state.requests.discard(request)
+            state.refused.discard(request)
+            if not state.requests and (state.answer is not None or state.sent_at is None):
+                unwanted.append(key)
+            elif state.answer and state.requests == state.refused:
+                self.failed([key])
+        self._drop(unwanted)
+
+    def close(self) -> None:
+        """End the thread; waits for the call that it is in."""
+        self._sent.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _take_answers(self) -> None:
+        while True:
+            try:
+                answers = self._answers.get_nowait()
+            except queue.Empty:
+                return
+            unwanted: list[str] = []
+            for key, state, found, is_held in answers:
+                is_current = self._states.get(key) is state and state.answer is None
+                if is_current and state.requests != state.refused:
+                    state.is_held = is_held
+                    self._answered(state, found=found)
+                    continue
+                if is_current and state.requests:
+                    state.answer = False
+                elif is_current:
+                    del self._states[key]
+                if is_held:
+                    unwanted.append(self._name_of(key))
+            self._link.release(unwanted)
+
+    def _answered(self, state: _State, *, found: bool) -> None:
+        state.answer = found
+        self.hits += found
+        self.misses += not found
+
+    def _drop(self, keys: Iterable[bytes]) -> None:
+        let_go: list[str] = []
+        for key in keys:
+            state = self._states.pop(key, None)
+            if state is not None and state.is_held:
+                let_go.append(self._name_of(key))
+        self._link.release(let_go)
+
+    def _run(self) -> None:
+        while True:
+            work = self._sent.get()
+            if work is None:
+                return
+            if isinstance(work, _Touched):
+                self._link.run([self._name_of(key) for key in work.keys])
+                continue
+            try:
+                found = self._looked_up([self._name_of(key) for key, _state in work])
+            except Exception:  # noqa: BLE001 - a thread that died would leave every question open until its deadline
+                _LOG.exception("a look-up failed")
+                found = [(False, False)] * len(work)
+            self._answers.put([(key, state, *each) for (key, state), each in zip(work, found, strict=True)])
+
+    def _looked_up(self, names: Sequence[str]) -> list[tuple[bool, bool]]:
+        """Of each name whether it is stored, and whether it is held."""
+        room = max(0, PINS_MAX - self._held())
+        held = self._link.hold(names[:room])
+        run = self._link.run(names[room:])
+        return [(each, each) for each in held] + [(index < run, False) for index in range(len(names) - len(held))]
+
+    def _held(self) -> int:
+        held = self._link.report()["held"]
+        return held if isinstance(held, int) else 0

@@ -1,0 +1,395 @@
+"""SGLang's HiCache storage, loaded as its `dynamic` backend: pages of its host memory go to a store, and come back from it.
+
+Written against the interface of SGLang 0.5.23, `sglang/srt/mem_cache/hicache_storage.py`; docs/engines/sglang.md has the
+configuration. SGLang calls it from threads of its own, one for what comes and one for what goes, and waits for the answer.
+
+With `interface_v1` bytes go straight from and into SGLang's host memory. A page lies there in one buffer or a few (K and V); each
+is a chunk, named by SGLang's hash of the page and all before it. A page in more than `PARTS_MAX` buffers (the layer-first layouts)
+is one chunk, put together in memory of ours: one copy more. Pages of the older interface are one chunk under a name of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
+
+from kvobj.client.kv_values import ROOT, NewChunk
+from kvobj.connectors.engine_namespace import EngineChunks, link_settings
+from kvobj.connectors.link import StoreLink
+from kvobj.connectors.sglang_memory import Page, all_of, batches, is_packed, page_buffers, tensor_bytes, unpack
+from kvobj.connectors.sglang_pages import (
+    PARTS_MAX,
+    Verdict,
+    group_verdict,
+    leading_verdict,
+    part_names,
+    trailing_verdict,
+)
+from kvobj.errors import ConfigurationError
+
+_LOG: Final = logging.getLogger("kvobj.connectors.sglang")
+_OWN_SETTINGS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "chains"})
+"""Those of SGLang's factory and controller, and `chains`."""
+_KV: Final = "kv"
+_RANKED_POOLS: Final = frozenset({"mamba", "draft", "draft_swa"})
+"""State that each rank has a share of, also where the KV itself is the same on all of them (MLA)."""
+_TRAILING_PAGES_MAX: Final = 1024
+"""How far back from the end of a prefix states that exist at some pages only are looked for."""
+_DELETED_AT_ONCE: Final = 1000
+
+
+class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not installed where types are checked
+    """`{"backend_name": "kvobj", "module_path": "kvobj.connectors.sglang", "class_name": "KvobjHiCache", "interface_v1": 1,
+    "endpoint": …, "bucket": …}`.
+
+    `chains`: pages hang under the page before them, for which SGLang has to pass prefixes (`hicache_storage_pass_prefix_keys`);
+    the store then gives up the end of a sequence before its beginning. All else is `link_settings`'. `ConfigurationError` for a
+    table that cannot be used; a store that cannot be reached is none: every page is a miss until it can.
+    """
+
+    def __init__(self, storage_config: Any, kwargs: Mapping[str, object] | None = None) -> None:  # noqa: ANN401, ARG002
+        self.storage_config = storage_config
+        extra = dict(storage_config.extra_config or {})
+        self._table = {name: value for name, value in extra.items() if name not in _OWN_SETTINGS}
+        self._is_zero_copy = bool(extra.get("interface_v1", 0))
+        self._has_chains = extra.get("chains", False)
+        if not isinstance(self._has_chains, bool):
+            raise ConfigurationError(["chains: is neither true nor false"])
+        self._timings: list[tuple[bool, int, int, float]] = []
+        self._parts = 1
+        self._is_logical = False
+        self.registered_pools: dict[str, Any] = {}
+        self._link = StoreLink(
+            self._settings({}, chunk_tokens=1), log=_LOG
+        )  # until the memory is known: tells wrong settings
+
+    # -- the memory ----------------------------------------------------------------------------------------------
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
+        """The KV memory; what it holds decides the namespace."""
+        super().register_mem_pool_host(mem_pool_host)
+        page_size = _page_size(mem_pool_host)
+        self._is_logical = getattr(mem_pool_host, "kv_buffer", None) is None
+        sizes: list[int] = []
+        if self._is_zero_copy and not self._is_logical:
+            rooms = page_buffers(mem_pool_host, torch.arange(page_size), 1)[0]
+            sizes = [len(room) for room in rooms]
+            self._parts = len(sizes) if len(sizes) <= PARTS_MAX else 1
+        facts = {
+            "dtype": str(getattr(mem_pool_host, "dtype", "")),
+            "memory": str(getattr(mem_pool_host, "layout", "")),
+            "layers": int(getattr(mem_pool_host, "layer_num", 0) or 0),
+            "buffers": len(sizes),
+            "bytes": sum(sizes) or int(getattr(mem_pool_host, "size_per_token", 0) or 0) * page_size,
+        }
+        self._link.close()
+        self._link = StoreLink(self._settings(facts, chunk_tokens=page_size), log=_LOG)
+        _LOG.info("pages go to namespace %s at %s", self._link.settings.namespace, self._link.settings.endpoint)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
+        """A pool beside it (states, indexers, sliding windows, drafts)."""
+        self.registered_pools[_text(host_pool_name)] = host_pool
+
+    def on_host_pools_registered(self) -> None:
+        """Nothing waits for it: pools may come later, too."""
+
+    # -- looking up ----------------------------------------------------------------------------------------------
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ANN401 - SGLang's
+        """How many pages are stored in one piece from the first."""
+        if self._is_logical:
+            return len(keys)
+        before = self._prefix(extra_info)  # a chain is found from its beginning
+        names = [name for key in (*before, *keys) for name in self._names(key, _KV, self._parts)]
+        return max(0, self._link.run(names) // self._parts - len(before)) if keys else 0
+
+    def exists(self, key: str) -> bool:
+        """Whether the page is stored."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: Sequence[Any] | None = None,
+        extra_info: Any = None,  # noqa: ANN401 - SGLang's
+    ) -> PoolTransferResult:
+        """The longest prefix that can be restored, every length that can, and how far each pool reaches."""
+        kv_pages = self.batch_exists(keys, extra_info)
+        reach: dict[Any, int] = {PoolName.KV: kv_pages} if kv_pages else {}
+        restorable = set(range(1, kv_pages + 1))
+        for transfer in pool_transfers or ():
+            if not restorable:
+                break
+            verdict = self._verdict(keys, kv_pages, transfer)
+            if verdict.pages:
+                reach[transfer.name] = verdict.pages
+            if verdict.lengths is not None:
+                restorable &= verdict.lengths
+        return PoolTransferResult(max(restorable, default=0), reach, sorted(restorable))
+
+    # -- pages, straight from and into the memory ----------------------------------------------------------------
+    def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:  # noqa: ANN401, ARG002
+        """Fill pages of the KV memory: which came whole."""
+        if self._is_logical:
+            return [True] * len(keys)
+        return self._get(self._pages(_KV, self.mem_pool_host, keys, host_indices))
+
+    def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:  # noqa: ANN401 - SGLang's
+        """Store pages of the KV memory: which are stored now. With `chains` only those whose prefix is."""
+        if self._is_logical or not self.storage_config.is_storage_writer:
+            return [True] * len(keys)
+        pages = self._pages(_KV, self.mem_pool_host, keys, host_indices)
+        return self._set(pages, parent=self._parent(extra_info))
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:  # noqa: ANN401, ARG002
+        """Fill pages of several pools."""
+        return self._each_pool(transfers, self._get)
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:  # noqa: ANN401, ARG002
+        """Store pages of several pools. They hang under nothing: SGLang stores them before their KV."""
+        return self._each_pool(transfers, lambda pages: self._set(pages, parent=None))
+
+    # -- the older interface: pages as tensors -------------------------------------------------------------------
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:  # noqa: ANN401, ARG002
+        """A page in the tensor that was given, which has its size; None for a miss."""
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Sequence[Any] | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's
+    ) -> list[torch.Tensor | None]:
+        """Pages in the tensors that were given; a page without one is a miss, since its size is not known."""
+        targets = list(target_locations or [])
+        fits = len(targets) == len(keys) and all(_is_target(target) for target in targets)
+        if not fits:
+            return [None] * len(keys)
+        pages = [
+            Page(self._names(key, _KV, 1), [tensor_bytes(target)]) for key, target in zip(keys, targets, strict=True)
+        ]
+        came = self._get(pages)
+        return [target if is_there else None for target, is_there in zip(targets, came, strict=True)]
+
+    def set(
+        self,
+        key: str,
+        value: Any = None,  # noqa: ANN401 - SGLang's
+        target_location: Any = None,  # noqa: ANN401 - SGLang's
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's
+    ) -> bool:
+        """Store a page."""
+        return self.batch_set([key], [target_location if value is None else value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Sequence[Any] | None = None,
+        target_locations: Sequence[Any] | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's
+    ) -> bool:
+        """Store pages: whether all are stored now."""
+        tensors = list((target_locations if values is None else values) or [])
+        if len(tensors) != len(keys) or not all(isinstance(each, torch.Tensor) for each in tensors):
+            return False
+        flat = [each.detach().contiguous().cpu() for each in tensors]  # kept here while their bytes are read
+        pages = [Page(self._names(key, _KV, 1), [tensor_bytes(each)]) for key, each in zip(keys, flat, strict=True)]
+        return all(self._set(pages, parent=None))
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+    def clear(self) -> None:
+        """Remove this rank's pages from the store."""
+        while True:
+            found = self._link.names(limit=_DELETED_AT_ONCE)
+            if not found or not self._link.delete([name for name, _size in found]):
+                return
+
+    def get_stats(self) -> Any:  # noqa: ANN401 - SGLang's StorageMetrics
+        """Pages and GiB/s of each batch since the last call, as SGLang exports them with `--enable-metrics`."""
+        from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: PLC0415 - of metrics alone
+
+        timings, self._timings = self._timings, []
+        stats = StorageMetrics()
+        for is_load, pages, size_bytes, seconds in timings:
+            (stats.prefetch_pgs if is_load else stats.backup_pgs).append(pages)
+            speeds = stats.prefetch_bandwidth if is_load else stats.backup_bandwidth
+            speeds.append(size_bytes / 2**30 / max(seconds, 1e-9))
+        return stats
+
+    def report(self) -> dict[str, object]:
+        """The link's account of itself, for who debugs."""
+        return self._link.report()
+
+    def close(self) -> None:
+        """End what is held and the connections. Idempotent."""
+        self._link.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _settings(self, facts: Mapping[str, object], *, chunk_tokens: int) -> Any:  # noqa: ANN401
+        config = self.storage_config
+        return link_settings(
+            self._table,
+            os.environ,
+            EngineChunks(
+                engine="sglang",
+                model=config.model_name or "",
+                chunk_tokens=chunk_tokens,
+                tensor=(0, 1) if config.is_mla_model else (config.tp_rank, config.tp_size),
+                pipeline=(config.pp_rank, config.pp_size),
+                facts={
+                    **facts,
+                    "chains": int(self._has_chains),
+                    "context": f"{config.attn_cp_rank}of{config.attn_cp_size}",
+                    "decode_context": f"{config.dcp_rank}of{config.dcp_size}",
+                },
+            ),
+        )
+
+    def _names(self, key: str, pool: str, parts: int) -> list[str]:
+        is_ranked = pool in _RANKED_POOLS and self.storage_config.is_mla_model
+        rank = f"tp{self.storage_config.tp_rank}of{self.storage_config.tp_size}" if is_ranked else ""
+        form = "page" if pool == _KV and not self._is_zero_copy else ""
+        return part_names(key, "" if pool == _KV else pool, rank, form, parts)
+
+    def _prefix(self, extra_info: Any) -> list[str]:  # noqa: ANN401 - SGLang's HiCacheStorageExtraInfo
+        """SGLang's keys of the pages before, where pages hang under them."""
+        return list(getattr(extra_info, "prefix_keys", None) or ()) if self._has_chains else []
+
+    def _parent(self, extra_info: Any) -> str | None:  # noqa: ANN401 - SGLang's HiCacheStorageExtraInfo
+        """The chunk that the next one hangs under; None: under nothing."""
+        if not self._has_chains:
+            return None
+        before = self._prefix(extra_info)
+        return self._names(before[-1], _KV, self._parts)[-1] if before else ROOT
+
+    def _verdict(self, keys: list[str], kv_pages: int, transfer: Any) -> Verdict:  # noqa: ANN401 - SGLang's PoolTransfer
+        pool = _text(transfer.name)
+        host_pool = self.registered_pools.get(pool)
+        if host_pool is None:
+            _LOG.error("pool %s is not registered", pool)
+            return Verdict(0, set())
+        try:
+            parts = self._pool_parts(host_pool)
+        except Exception:  # noqa: BLE001 - SGLang's own pools refuse some layouts
+            _LOG.exception("pool %s has no buffers that can be read", pool)
+            return Verdict(0, set())
+
+        def names_of(wanted: Sequence[str]) -> list[str]:
+            return [name for key in wanted for name in self._names(key, pool, parts)]
+
+        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+            return leading_verdict(self._link.run(names_of(keys[:kv_pages])) // parts)
+        if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+            start = max(0, kv_pages - _TRAILING_PAGES_MAX)
+            found = self._link.present(names_of(keys[start:kv_pages]))
+            pages = [all(found[at : at + parts]) for at in range(0, len(found), parts)]
+            return trailing_verdict(pages, start=start, window=max(1, len(transfer.keys or ())))
+        if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+            wanted = list(transfer.keys or ())
+            run = self._link.run(names_of(wanted)) // parts
+            return group_verdict(
+                run, block_pages=transfer.block_pages, group_pages=transfer.group_pages, pages=len(keys)
+            )
+        _LOG.error("the hit policy %s is not known", transfer.hit_policy)
+        return Verdict(0, set())
+
+    def _pool_parts(self, host_pool: Any) -> int:  # noqa: ANN401 - SGLang's HostKVCache
+        buffers = len(page_buffers(host_pool, torch.arange(_page_size(host_pool)), 1)[0])
+        return buffers if buffers <= PARTS_MAX else 1
+
+    def _pages(self, pool: str, host_pool: Any, keys: Sequence[str], indices: Any) -> list[Page]:  # noqa: ANN401
+        """The pages' names and buffers; none where indices do not fit the keys."""
+        page_size = _page_size(host_pool)
+        if indices is None or len(indices) != len(keys) * page_size or not keys:
+            count = 0 if indices is None else len(indices)
+            _LOG.error("pool %s: %d keys of %d rows, and %d rows", pool, len(keys), page_size, count)
+            return [Page([], [])] * len(keys)
+        try:
+            buffers = page_buffers(host_pool, indices, len(keys))
+        except Exception:  # noqa: BLE001 - as above
+            _LOG.exception("pool %s has no buffers that can be read", pool)
+            return [Page([], [])] * len(keys)
+        return [
+            Page(self._names(key, pool, len(rooms) if len(rooms) <= PARTS_MAX else 1), rooms)
+            for key, rooms in zip(keys, buffers, strict=True)
+        ]
+
+    def _each_pool(self, transfers: Sequence[Any], move: Any) -> dict[str, list[bool]]:  # noqa: ANN401
+        """All pools' pages in one go."""
+        pages: list[Page] = []
+        spans: list[tuple[Any, int, int]] = []
+        for transfer in transfers:
+            keys = list(transfer.keys or ())
+            name = _text(transfer.name)
+            host_pool = self.registered_pools.get(name)
+            if host_pool is None and name == _KV:
+                host_pool = self.mem_pool_host
+            begin = len(pages)
+            if host_pool is None:
+                _LOG.error("pool %s is not registered", name)
+                pages += [Page([], [])] * len(keys)
+            elif keys:
+                pages += self._pages(name, host_pool, keys, transfer.host_indices)
+            spans.append((transfer.name, begin, len(pages)))
+        moved = move(pages) if pages else []
+        return {name: moved[begin:end] for name, begin, end in spans}
+
+    def _get(self, pages: Sequence[Page]) -> list[bool]:
+        began, got = time.monotonic(), []
+        for some in batches(pages):
+            staged = [bytearray(page.size_bytes) if is_packed(page) else None for page in some]
+            names = [name for page in some for name in page.names]
+            rooms = [
+                room
+                for page, stage in zip(some, staged, strict=True)
+                for room in (page.rooms if stage is None else [memoryview(stage)])
+            ]
+            came = iter(self._link.load(names, rooms))
+            for page, stage in zip(some, staged, strict=True):
+                is_whole = bool(page.names) and all_of(came, len(page.names))
+                if is_whole and stage is not None:
+                    unpack(stage, page.rooms)
+                got.append(is_whole)
+        self._timed(pages, got, began, is_load=True)
+        return got
+
+    def _set(self, pages: Sequence[Page], *, parent: str | None) -> list[bool]:
+        began, put = time.monotonic(), []
+        for some in batches(pages):
+            chunks: list[NewChunk] = []
+            for page in some:
+                data = [memoryview(b"".join(page.rooms))] if is_packed(page) else page.rooms
+                for name, room in zip(page.names, data, strict=True):
+                    chunks.append(NewChunk(name, room, parent=parent))
+                    parent = None if parent is None else name
+            stored = iter(self._link.store(chunks))
+            put += [bool(page.names) and all_of(stored, len(page.names)) for page in some]
+        self._timed(pages, put, began, is_load=False)
+        return put
+
+    def _timed(self, pages: Sequence[Page], moved: Sequence[bool], began: float, *, is_load: bool) -> None:
+        if self.storage_config.enable_storage_metrics and any(moved):
+            size_bytes = sum(page.size_bytes for page, is_there in zip(pages, moved, strict=True) if is_there)
+            self._timings.append((is_load, sum(moved), size_bytes, time.monotonic() - began))
+            del self._timings[:-1000]
+
+
+def _is_target(tensor: object) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.is_contiguous()
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+    )
+
+
+def _page_size(host_pool: Any) -> int:  # noqa: ANN401 - SGLang's
+    return int(getattr(host_pool, "page_size", 1) or 1)
+
+
+def _text(name: Any) -> str:  # noqa: ANN401 - SGLang's PoolName, or a string
+    return str(getattr(name, "value", name))

@@ -1,0 +1,259 @@
+"""kvobj as the `dynamic` HiCache backend of SGLang 0.5.23: its own factory and host memory pools, over a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_process import EngineProcess
+from engine_tests import BUCKET, connector_process, delete_all, needs_engine_modules, store_settings
+from server_process import ServerProcess, wait_until
+
+needs_engine_modules()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("sglang"), store_settings()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(server: ServerProcess) -> Iterator[EngineProcess]:
+    with connector_process("sglang_backend.py", server.directory / "engine.log") as process:
+        yield process
+
+
+class Backend:
+    """Calls of the script that name one backend."""
+
+    count = 0
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        server: ServerProcess,
+        *,
+        zero_copy: bool = True,
+        **options: Any,  # noqa: ANN401 - JSON
+    ) -> None:
+        Backend.count += 1
+        self.name = f"b{Backend.count}"
+        self._engine = engine
+        credentials = server.credentials()
+        extra = {
+            "backend_name": "kvobj",
+            "module_path": "kvobj.connectors.sglang",
+            "class_name": "KvobjHiCache",
+            "interface_v1": int(zero_copy),
+            "endpoint": server.endpoint,
+            "bucket": BUCKET,
+            "access_key": credentials.access_key,
+            "secret_key": credentials.secret_key,
+            "timeout_seconds": 2.0,
+            "rest_seconds": 0.1,
+            "rest_seconds_max": 0.2,
+            **options.pop("extra", {}),
+        }
+        self.opened = engine.ask("open", name=self.name, extra=extra, **options)
+
+    def ask(self, command: str, **fields: object) -> Any:  # noqa: ANN401 - JSON
+        return self._engine.ask(command, name=self.name, **fields)  # type: ignore[arg-type]  # a time-out is a number
+
+
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+@pytest.mark.parametrize("mla", [False, True])
+def test_pages_come_back_byte_for_byte_whatever_the_memorys_layout(
+    engine: EngineProcess, server: ServerProcess, layout: str, *, mla: bool
+) -> None:
+    backend = Backend(engine, server, layout=layout, mla=mla, model=f"example/{layout}-{mla}")
+    pages = [1, 2, 3]
+    written = backend.ask("fill", pages=pages, slots=[4, 0, 7])
+    assert backend.ask("exists", pages=[*pages, 4]) == 0
+    assert backend.ask("set_v1", pages=pages, slots=[4, 0, 7]) == [True] * 3
+    assert backend.ask("exists", pages=[*pages, 4]) == 3
+    assert backend.ask("exists", pages=[4, *pages]) == 0
+    before = backend.ask("digests", slots=[12])
+    assert backend.ask("get_v1", pages=[*pages, 4], slots=[9, 10, 11, 12]) == [True, True, True, False]
+    assert backend.ask("digests", slots=[9, 10, 11, 12]) == [*written, *before]
+
+
+def test_pages_of_the_older_interface_come_back_too_and_under_names_of_their_own(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    backend = Backend(engine, server, zero_copy=False, model="example/older")
+    written = backend.ask("fill", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("set_pages", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("exists", pages=[1, 2, 3]) == 2
+    assert backend.ask("get_pages", pages=[1, 3, 2], slots=[5, 6, 7]) == [True, False, True]
+    assert backend.ask("digests", slots=[5, 7]) == written
+
+
+def test_ranks_have_pages_of_their_own_and_ranks_of_a_latent_model_share_them(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    one, two = (Backend(engine, server, rank=rank, ranks=2, model="example/ranks") for rank in (0, 1))
+    one.ask("fill", pages=[1], slots=[0])
+    assert one.ask("set_v1", pages=[1], slots=[0]) == [True]
+    assert one.ask("exists", pages=[1]) == 1
+    assert two.ask("exists", pages=[1]) == 0
+    writer, reader = (Backend(engine, server, rank=rank, ranks=2, mla=True, model="example/mla") for rank in (0, 1))
+    written = writer.ask("fill", pages=[1], slots=[0])
+    reader.ask("fill", pages=[2], slots=[0])
+    assert reader.ask("set_v1", pages=[2], slots=[0]) == [True]  # the writer's to store
+    assert reader.ask("exists", pages=[2]) == 0
+    assert writer.ask("set_v1", pages=[1], slots=[0]) == [True]
+    assert reader.ask("get_v1", pages=[1], slots=[3]) == [True]
+    assert reader.ask("digests", slots=[3]) == written
+
+
+@pytest.mark.parametrize("difference", [{"dtype": "float32"}, {"layout": "layer_first"}, {"model": "example/other"}])
+def test_instances_whose_bytes_differ_share_nothing(
+    engine: EngineProcess, server: ServerProcess, difference: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"model": "example/differs", **difference}
+    one, other = Backend(engine, server, model="example/differs"), Backend(engine, server, **options)
+    assert one.opened["namespace"] != other.opened["namespace"]
+    one.ask("fill", pages=[1], slots=[0])
+    one.ask("set_v1", pages=[1], slots=[0])
+    assert other.ask("exists", pages=[1]) == 0
+
+
+def test_a_namespace_that_is_declared_otherwise_is_refused_with_the_fields_that_differ(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    one = Backend(engine, server, model="example/one", extra={"namespace": "sglang-production"})
+    one.ask("fill", pages=[1], slots=[0])
+    assert one.ask("set_v1", pages=[1], slots=[0]) == [True]
+    other = Backend(engine, server, model="example/two", extra={"namespace": "sglang-production"})
+    assert other.ask("exists", pages=[1]) == 0
+    assert "NamespaceConflictError" in other.ask("report")["last_error"]
+    assert "model" in other.ask("report")["last_error"]
+
+
+def test_pages_of_a_chain_hang_under_the_pages_before_them(engine: EngineProcess, server: ServerProcess) -> None:
+    backend = Backend(engine, server, model="example/chains", extra={"chains": True})
+    backend.ask("fill", pages=[1, 2, 3, 4], slots=[0, 1, 2, 3])
+    assert backend.ask("set_v1", pages=[3, 4], slots=[2, 3], prefix=[1, 2]) == [False, False]  # nothing to hang under
+    assert backend.ask("set_v1", pages=[1, 2], slots=[0, 1], prefix=[]) == [True, True]
+    assert backend.ask("set_v1", pages=[3, 4], slots=[2, 3], prefix=[1, 2]) == [True, True]
+    assert backend.ask("exists", pages=[1, 2, 3, 4, 5], prefix=[]) == 4
+    assert backend.ask("exists", pages=[3, 4, 5], prefix=[1, 2]) == 2
+    assert backend.ask("get_v1", pages=[3, 4], slots=[8, 9]) == [True, True]
+
+
+@pytest.mark.parametrize("chains", [False, True])
+def test_sglangs_own_controller_backs_up_finds_and_prefetches_a_sequence_in_batches(
+    engine: EngineProcess, server: ServerProcess, *, chains: bool
+) -> None:
+    backend = Backend(engine, server, model=f"example/controller-{chains}", extra={"chains": chains})
+    done = backend.ask("control", tokens=160, known=2, passes_prefix=chains, batch=4)
+    assert done == {"backed_up": 160, "found": 128, "fetched": 8, "same": True}
+
+
+def test_states_beside_the_pages_say_which_prefixes_can_be_restored(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    backend = Backend(engine, server, mamba=True, model="example/hybrid")
+    pages = [1, 2, 3, 4, 5]
+    backend.ask("fill", pages=pages, slots=[0, 1, 2, 3, 4])
+    states = backend.ask("fill", pages=[2, 4], slots=[0, 1], pool="mamba")
+    stored = backend.ask("set_v2", pages=[], slots=[], mamba_pages=[2, 4], mamba_slots=[0, 1])
+    assert stored == {"mamba": [True, True]}
+    assert backend.ask("set_v1", pages=pages, slots=[0, 1, 2, 3, 4]) == [True] * 5
+    found = backend.ask("exists_v2", pages=[*pages, 6], policy="trailing_pages")
+    assert found == {"pages": 4, "reach": {"kv": 5, "mamba": 4}, "lengths": [2, 4]}
+    found = backend.ask("exists_v2", pages=pages, policy="all_pages")
+    assert found == {"pages": 0, "reach": {"kv": 5}, "lengths": []}
+    found = backend.ask("exists_v2", pages=[2, 4, 5], policy="block_groups", count=3, block_pages=2, group_pages=1)
+    assert found == {"pages": 3, "reach": {"kv": 3, "mamba": 3}, "lengths": [1, 2, 3]}
+    came = backend.ask("get_v2", pages=[1, 9], slots=[6, 7], mamba_pages=[4], mamba_slots=[9])
+    assert came == {"kv": [True, False], "mamba": [True]}
+    assert backend.ask("digests", slots=[9], pool="mamba") == states[1:]
+
+
+def test_indices_that_do_not_fit_are_misses_and_touch_nothing(engine: EngineProcess, server: ServerProcess) -> None:
+    backend = Backend(engine, server, model="example/misfit")
+    before = backend.ask("digests", slots=[0])
+    missed = [False, False]
+    assert backend.ask("misfit", pages=[1, 2], slots=[0]) == {
+        "get": missed, "set": missed, "none": missed, "unknown": missed,
+    }  # fmt: skip
+    assert backend.ask("digests", slots=[0]) == before
+
+
+def test_a_page_that_is_gone_or_of_another_size_is_a_miss_and_its_neighbours_come(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    backend = Backend(engine, server, mla=True, model="example/gone", extra={"namespace": "gone"})
+    pages = [1, 2, 3]
+    written = backend.ask("fill", pages=pages, slots=[0, 1, 2])
+    assert backend.ask("set_v1", pages=[2], slots=[1]) == [True]
+    (second,) = delete_all(server, "gone")
+    assert backend.ask("set_v1", pages=[1, 3], slots=[0, 2]) == [True, True]
+    assert backend.ask("get_v1", pages=pages, slots=[4, 5, 6]) == [True, False, True]
+    assert backend.ask("digests", slots=[4, 6]) == [written[0], written[2]]
+    with server.raw() as raw:
+        assert raw.request("PUT", f"/{BUCKET}/{second}", b"short").status == 200
+    assert backend.ask("get_v1", pages=pages, slots=[4, 5, 6]) == [True, False, True]
+    assert backend.ask("set_v1", pages=[2], slots=[1]) == [False], "the first writer's bytes stand"
+    assert backend.ask("digests", slots=[4, 6]) == [written[0], written[2]]
+
+
+def test_metrics_and_clear(engine: EngineProcess, server: ServerProcess) -> None:
+    backend, other = (Backend(engine, server, model=model) for model in ("example/clear", "example/kept"))
+    for each in (backend, other):
+        each.ask("fill", pages=[1, 2], slots=[0, 1])
+        each.ask("set_v1", pages=[1, 2], slots=[0, 1])
+    backend.ask("get_v1", pages=[1, 2], slots=[3, 4])
+    assert backend.ask("stats") == {"prefetch_pgs": [2], "backup_pgs": [2], "speeds": 1}
+    assert backend.ask("stats") == {"prefetch_pgs": [], "backup_pgs": [], "speeds": 0}
+    backend.ask("clear")
+    assert backend.ask("exists", pages=[1]) == 0
+    assert other.ask("exists", pages=[1, 2]) == 2
+
+
+def test_a_server_that_is_away_makes_misses_and_is_used_again_when_it_is_back(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    with ServerProcess(tmp_path, store_settings()) as server:
+        backend = Backend(engine, server, extra={"timeout_seconds": 1.0})
+        written = backend.ask("fill", pages=[1, 2], slots=[0, 1])
+        assert backend.ask("set_v1", pages=[1, 2], slots=[0, 1]) == [True, True]
+        os.kill(server.pid, signal.SIGSTOP)  # its sockets accept and say nothing
+        try:
+            assert backend.ask("get_v1", pages=[1, 2], slots=[3, 4], timeout_seconds=20.0) == [False, False]
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        wait_until(
+            lambda: bool(backend.ask("exists", pages=[1, 2]) == 2),
+            timeout_seconds=20,
+            what="the store to be asked again",
+        )
+        os.kill(server.pid, signal.SIGSTOP)
+        killed = threading.Timer(0.3, server.kill)  # while the pages are being read
+        killed.start()
+        assert backend.ask("get_v1", pages=[1, 2], slots=[3, 4], timeout_seconds=20.0) == [False, False]
+        killed.join()
+        assert backend.ask("exists", pages=[1, 2], timeout_seconds=10.0) == 0
+        assert backend.ask("set_v1", pages=[1], slots=[0], timeout_seconds=10.0) == [False]
+        server.start()
+        wait_until(
+            lambda: bool(backend.ask("exists", pages=[1, 2]) == 2),
+            timeout_seconds=20,
+            what="the store to be asked again",
+        )
+        assert backend.ask("get_v1", pages=[1, 2], slots=[3, 4]) == [True, True]
+        assert backend.ask("digests", slots=[3, 4]) == written
+
+
+def test_a_wrong_setting_is_told_when_the_engine_starts(engine: EngineProcess, server: ServerProcess) -> None:
+    with pytest.raises(RuntimeError, match="no_such_setting"):
+        Backend(engine, server, extra={"no_such_setting": 1})
+    with pytest.raises(RuntimeError, match="chains"):
+        Backend(engine, server, extra={"chains": 1})

@@ -1,0 +1,91 @@
+"""Namespaces of engines' chunks: what is declared, and what they are called. And which prefixes of SGLang's pages count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvobj.connectors.engine_namespace import EngineChunks, link_settings
+from kvobj.connectors.sglang_pages import group_verdict, leading_verdict, part_names, trailing_verdict
+from kvobj.errors import ConfigurationError
+from kvobj.store.namespace_declaration import parse_declaration
+
+CHUNKS = EngineChunks(engine="vllm", model="org/Model-8B", chunk_tokens=16, facts={"dtype": "bf16", "bytes": 4096})
+TABLE: dict[str, Any] = {"endpoint": "http://h:1", "bucket": "b", "access_key": "a", "secret_key": "s"}
+
+
+def named(chunks: EngineChunks = CHUNKS, **more: object) -> str:
+    return link_settings({**TABLE, **more}, {}, chunks).namespace
+
+
+def test_the_declaration_is_one_that_a_server_takes() -> None:
+    settings = link_settings({**TABLE, "revision": "main", "tenant": "t"}, {}, replace(CHUNKS, tensor=(1, 4)))
+    parsed = parse_declaration(settings.declaration or {})
+    assert parsed.identity["model"] == "org/Model-8B"
+    assert parsed.identity["revision"] == "main"
+    assert parsed.identity["rank"] == {"tensor": (1, 4), "pipeline": (0, 1)}
+    assert parsed.identity["salt"] == "tenant=t;engine=vllm;bytes=4096;dtype=bf16"
+
+
+def test_all_that_is_declared_is_in_the_derived_name() -> None:
+    assert named() == named()
+    assert named().startswith("vllm-org_Model-8B-")
+    others = [
+        named(revision="main"),
+        named(tenant="t"),
+        named(replace(CHUNKS, model="org/Model-9B")),
+        named(replace(CHUNKS, chunk_tokens=32)),
+        named(replace(CHUNKS, tensor=(0, 2))),
+        named(replace(CHUNKS, tensor=(1, 2))),
+        named(replace(CHUNKS, facts={"dtype": "fp8", "bytes": 4096})),
+    ]
+    assert len({named(), *others}) == len(others) + 1
+
+
+def test_a_given_name_is_kept_and_ranks_get_a_suffix() -> None:
+    assert named(namespace="prod") == "prod"
+    assert named(replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2)), namespace="prod") == "prod.tp1of4.pp0of2"
+
+
+def test_a_namespace_that_an_owner_declared_is_not_declared_again() -> None:
+    settings = link_settings({**TABLE, "declare": False}, {}, CHUNKS)
+    assert settings.declaration is None
+    assert settings.namespace == named()
+
+
+def test_wrong_settings_are_told_with_their_names() -> None:
+    with pytest.raises(ConfigurationError, match=r"revision.*declare.*declaration"):
+        link_settings({**TABLE, "revision": 1, "declare": "no", "declaration": {}}, {}, CHUNKS)
+
+
+def test_parts_and_pools_of_a_page_have_names_of_their_own() -> None:
+    assert part_names("k", "", "", "", 1) == ["k"]
+    assert part_names("k", "", "", "", 2) == ["k.0of2", "k.1of2"]
+    assert part_names("k", "mamba", "tp1of2", "", 2) == ["k.mamba.tp1of2.0of2", "k.mamba.tp1of2.1of2"]
+    assert part_names("k", "", "", "page", 1) == ["k.page"]
+
+
+@given(pages=st.lists(st.booleans(), max_size=30), window=st.integers(1, 5), start=st.integers(0, 4))
+def test_a_window_of_states_decides_which_lengths_can_be_restored(pages: list[bool], window: int, start: int) -> None:
+    all_pages = [False] * start + pages
+    expected = {
+        length
+        for length in range(1, len(all_pages) + 1)
+        if all(all_pages[index] for index in range(max(0, length - window), length))
+    }
+    verdict = trailing_verdict(pages, start=start, window=window)
+    assert verdict.lengths == expected
+    assert verdict.pages == max(expected, default=0)
+
+
+def test_leading_pages_and_groups_of_blocks() -> None:
+    assert leading_verdict(2).lengths == {1, 2}
+    assert leading_verdict(0).lengths == set()
+    assert group_verdict(5, block_pages=8, group_pages=2, pages=100).pages == 16
+    assert group_verdict(5, block_pages=8, group_pages=2, pages=10).pages == 10
+    assert group_verdict(5, block_pages=8, group_pages=2, pages=100).lengths is None
+    assert group_verdict(5, block_pages=0, group_pages=0, pages=100).pages == 0
