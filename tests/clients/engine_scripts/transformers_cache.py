@@ -1,0 +1,203 @@
+"""`kvobj.connectors.transformers` in a process with transformers and torch: tiny random models, generation with and without it.
+
+Run in `.envs/engines` with kvobj's source tree on PYTHONPATH; see `command_lines` for how. Weights come from a seed, so that
+another process has the same model. Generation is greedy; every logit of every step counts, so "equal" means bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import torch
+from command_lines import digest_of, serve
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    QuantizedCache,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from kvobj.connectors import LinkSettings
+from kvobj.connectors.transformers import PrefixCache
+from kvobj.errors import InvalidRequestError
+
+VOCABULARY: Final = 199
+STEPS: Final = 12
+_SMALL: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+torch.set_num_threads(1)
+models: dict[str, Any] = {}
+stores: dict[str, PrefixCache] = {}
+
+
+def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401 - each is a class of its own
+    match kind:
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**_SMALL, num_key_value_heads=2, **options))
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**_SMALL, num_key_value_heads=2, **options))
+        case "neox":
+            return GPTNeoXForCausalLM(GPTNeoXConfig(**_SMALL, **options))
+        case "mistral":
+            return MistralForCausalLM(MistralConfig(**_SMALL, num_key_value_heads=2, sliding_window=32, **options))
+        case _:
+            return T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, d_model=32, d_ff=32, num_layers=2))
+
+
+def make(
+    model: str, *, kind: str, seed: int = 0, dtype: str = "float32", options: dict[str, Any] | None = None
+) -> None:
+    """A model of random weights under this name."""
+    torch.manual_seed(seed)
+    made = _made(kind, options or {})
+    models[model] = made.to(getattr(torch, dtype)).eval()
+
+
+def open_store(store: str, *, model: str, settings: dict[str, Any], **options: Any) -> str:  # noqa: ANN401 - PrefixCache's
+    """A `PrefixCache` of the model under this name; its namespace."""
+    if "rank" in options:
+        options["rank"] = tuple(options["rank"])
+    opened = PrefixCache(LinkSettings.parse(settings, os.environ), models[model], **{"name": "tiny", **options})
+    stores[store] = opened
+    return opened.namespace
+
+
+def refused(*, model: str, settings: dict[str, Any], **options: Any) -> str:  # noqa: ANN401 - PrefixCache's
+    """With what words a store for this model is refused."""
+    try:
+        PrefixCache(LinkSettings.parse(settings, os.environ), models[model], **{"name": "tiny", **options})
+    except InvalidRequestError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def _run(model: Any, tokens: list[int], cache: DynamicCache) -> tuple[list[int], str]:  # noqa: ANN401 - a model
+    """The sequence that `generate` makes greedily, and a digest of the logits of all its steps."""
+    settings = GenerationConfig(
+        max_new_tokens=STEPS, do_sample=False, output_scores=True, return_dict_in_generate=True, use_cache=True
+    )
+    ids = torch.tensor([tokens])
+    with torch.inference_mode():
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, generation_config=settings
+        )
+    logits = torch.stack(made.scores).float().contiguous()
+    return made.sequences[0].tolist(), digest_of(memoryview(logits.numpy()).cast("B"))
+
+
+def plain(*, model: str, tokens: list[int]) -> list[int]:
+    """The sequence without any store."""
+    return _run(models[model], tokens, DynamicCache(config=models[model].config))[0]
+
+
+def generate(*, store: str, model: str, tokens: list[int], save: bool = True) -> dict[str, Any]:
+    """Load, generate, save: the sequence, its logits, how many tokens were known, and how many are stored now."""
+    cache, known = stores[store].load(torch.tensor([tokens]))
+    sequence, logits = _run(models[model], tokens, cache)
+    stored = stores[store].save(torch.tensor([sequence]), cache) if save else 0
+    return {"sequence": sequence, "logits": logits, "known": known, "stored": stored}
+
+
+def continued(*, model: str, first: list[int], known: int, tokens: list[int]) -> str:
+    """The logits of a generation that goes on from the first `known` tokens of the cache that another one left in memory."""
+    cache = DynamicCache(config=models[model].config)
+    _run(models[model], first, cache)
+    cache.crop(known - cache.get_seq_length())
+    return _run(models[model], tokens, cache)[1]
+
+
+def loaded_equals(*, store: str, model: str, tokens: list[int]) -> list[bool]:
+    """For each layer whether what is loaded is, bit for bit, what the model computes."""
+    cache = DynamicCache(config=models[model].config)
+    with torch.inference_mode():
+        models[model](torch.tensor([tokens]), past_key_values=cache, use_cache=True)
+    saved = stores[store].save(tokens, cache)
+    loaded, known = stores[store].load(tokens)
+    assert known == min(saved, len(tokens) - 1)
+    return [
+        torch.equal(ours.keys, theirs.keys[:, :, :known]) and torch.equal(ours.values, theirs.values[:, :, :known])
+        for ours, theirs in zip(loaded.layers, cache.layers, strict=True)
+    ]
+
+
+def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
+    """With what words caches that cannot be saved are refused."""
+    made = models[model]
+    batch = DynamicCache(config=made.config)
+    with torch.inference_mode():
+        made(torch.tensor([tokens, tokens]), past_key_values=batch, use_cache=True)
+    half = DynamicCache(config=made.config)
+    with torch.inference_mode():
+        made(torch.tensor([tokens]), past_key_values=half, use_cache=True)
+    half.layers[1].keys = half.layers[1].keys.half()
+    static = StaticCache(config=made.config, max_cache_len=64)
+    quantised = object.__new__(QuantizedCache)
+    words = []
+    for ids, cache in (
+        (torch.tensor([tokens, tokens]), batch),
+        (torch.tensor([tokens]), batch),
+        (torch.tensor([tokens]), half),
+        (torch.tensor([tokens]), static),
+        (torch.tensor([tokens]), quantised),
+    ):
+        try:
+            stores[store].save(ids, cache)
+        except InvalidRequestError as error:
+            words.append(str(error))
+    return words
+
+
+def chunk_keys(*, store: str, tokens: list[int]) -> list[str]:
+    """The S3 keys of the sequence's whole chunks."""
+    space = stores[store]._link.namespace()
+    assert space is not None
+    return [each.hex() for each in space.chunk_ids(tokens)]
+
+
+def report(*, store: str) -> dict[str, Any]:
+    """The store's own account."""
+    return {key: value for key, value in stores[store].report().items() if isinstance(value, bool | int | str)}
+
+
+def close(*, store: str) -> None:
+    """Close it."""
+    stores.pop(store).close()
+
+
+if __name__ == "__main__":
+    serve(
+        {
+            "make": make,
+            "open": open_store,
+            "refused": refused,
+            "plain": plain,
+            "generate": generate,
+            "continued": continued,
+            "loaded_equals": loaded_equals,
+            "wrong_caches": wrong_caches,
+            "chunk_keys": chunk_keys,
+            "report": report,
+            "close": close,
+        }
+    )
+    os._exit(0)  # native threads end badly when Python takes itself down

@@ -1,0 +1,252 @@
+"""The connector of transformers against a real server: generation after a reload is generation without, and failures are misses."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from engine_process import EngineProcess, needs_engines
+from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+needs_engines()
+
+CHUNK_TOKENS: Final = 16
+STEPS: Final = 12
+ENVIRONMENT: Final = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def sequence(length: int, seed: int) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(199) for _ in range(length)]
+
+
+def settings_of(server: ServerProcess, seconds: float = 10.0) -> dict[str, Any]:
+    keys = server.credentials()
+    return {
+        "endpoint": server.endpoint,
+        "bucket": "cache",
+        "access_key": keys.access_key,
+        "secret_key": keys.secret_key,
+        "timeout_seconds": seconds,
+        "rest_seconds": 0.05,
+        "rest_seconds_max": 0.2,
+    }
+
+
+def server_in(directory: Path) -> ServerProcess:
+    buckets = (BucketSetting("cache", "kv", "memory"),)
+    return ServerProcess(directory, ServerSettings(dram_bytes=64 * MIB, nvme_bytes=256 * MIB, buckets=buckets))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_in(tmp_path_factory.mktemp("transformers")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    log = tmp_path_factory.mktemp("transformers-engine") / "engine.log"
+    with EngineProcess("transformers_cache.py", log, ENVIRONMENT) as running:
+        yield running
+
+
+def opened(
+    engine: EngineProcess,
+    server: ServerProcess,
+    store: str,
+    /,
+    *,
+    model: str | None = None,
+    seconds: float = 10.0,
+    **options: Any,  # noqa: ANN401 - PrefixCache's
+) -> str:
+    fields = {"chunk_tokens": CHUNK_TOKENS, "salt": store, **options}
+    settings = settings_of(server, seconds)
+    namespace: str = engine.ask("open", store=store, model=model or store, settings=settings, **fields)
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [
+        ("llama", "float32", {}),
+        ("llama", "bfloat16", {"head_dim": 24}),
+        ("qwen2", "float16", {}),
+        ("neox", "float32", {}),
+    ],
+)
+def test_generation_after_a_reload_is_that_without_and_the_cache_is_bit_for_bit_the_same(
+    engine: EngineProcess, server: ServerProcess, kind: str, dtype: str, options: dict[str, Any]
+) -> None:
+    name = f"{kind}-{dtype}"
+    engine.ask("make", model=name, kind=kind, seed=1, dtype=dtype, options=options)
+    opened(engine, server, name)
+    prompt = sequence(75, 1)
+    without = engine.ask("plain", model=name, tokens=prompt)
+    first = engine.ask("generate", store=name, model=name, tokens=prompt)
+    assert (first["known"], first["sequence"]) == (0, without)
+    # 75 of the prompt and 11 of the 12 that were made: the last one was never an input.
+    assert first["stored"] == 80
+    again = engine.ask("generate", store=name, model=name, tokens=prompt)
+    assert (again["known"], again["stored"], again["sequence"]) == (64, 80, without)
+    expected = engine.ask("continued", model=name, first=prompt, known=64, tokens=prompt)
+    assert again["logits"] == expected
+    assert engine.ask("loaded_equals", store=name, model=name, tokens=sequence(70, 2)) == [True] * 3
+
+
+def test_another_process_finds_what_this_one_stored(
+    engine: EngineProcess, server: ServerProcess, tmp_path: Path
+) -> None:
+    engine.ask("make", model="shared", kind="llama", seed=2)
+    opened(engine, server, "shared")
+    prompt = sequence(50, 3)
+    first = engine.ask("generate", store="shared", model="shared", tokens=prompt)
+    with EngineProcess("transformers_cache.py", tmp_path / "other.log", ENVIRONMENT) as other:
+        other.ask("make", model="shared", kind="llama", seed=2)
+        opened(other, server, "shared")
+        again = other.ask("generate", store="shared", model="shared", tokens=prompt)
+    assert (again["known"], again["sequence"]) == (48, first["sequence"])
+
+
+def test_a_longer_prompt_takes_what_a_shorter_one_left_and_another_one_what_they_share(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    engine.ask("make", model="longer", kind="llama", seed=3)
+    opened(engine, server, "longer")
+    prompt = sequence(40, 4)
+    first = engine.ask("generate", store="longer", model="longer", tokens=prompt)
+    longer = first["sequence"] + sequence(30, 5)
+    second = engine.ask("generate", store="longer", model="longer", tokens=longer)
+    assert second["known"] == 48
+    assert second["sequence"] == engine.ask("plain", model="longer", tokens=longer)
+    forked = prompt[:33] + sequence(20, 6)
+    third = engine.ask("generate", store="longer", model="longer", tokens=forked)
+    assert third["known"] == 32
+    assert third["sequence"] == engine.ask("plain", model="longer", tokens=forked)
+
+
+def test_a_sequence_of_whole_chunks_leaves_its_last_token_to_the_model(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    engine.ask("make", model="whole", kind="llama", seed=4)
+    opened(engine, server, "whole")
+    prompt = sequence(3 * CHUNK_TOKENS, 7)
+    first = engine.ask("generate", store="whole", model="whole", tokens=prompt)
+    again = engine.ask("generate", store="whole", model="whole", tokens=prompt)
+    assert (first["known"], again["known"]) == (0, len(prompt) - 1)
+    assert again["sequence"] == first["sequence"]
+    for short in (prompt[:1], prompt[: CHUNK_TOKENS - 1]):
+        told = engine.ask("generate", store="whole", model="whole", tokens=short, save=False)
+        assert told["known"] == 0
+        assert told["sequence"] == engine.ask("plain", model="whole", tokens=short)
+
+
+def test_another_model_salt_adapter_rank_or_chunk_length_never_matches(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    engine.ask("make", model="base", kind="llama", seed=5)
+    engine.ask("make", model="tuned", kind="llama", seed=6)
+    engine.ask(
+        "make",
+        model="rope",
+        kind="llama",
+        seed=5,
+        options={"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    )
+    prompt = sequence(40, 8)
+    names = {opened(engine, server, "base")}
+    assert engine.ask("generate", store="base", model="base", tokens=prompt)["stored"] == 48
+    others: dict[str, dict[str, Any]] = {
+        "tuned": {"model": "tuned", "salt": "base"},
+        "rope": {"model": "rope", "salt": "base"},
+        "salt": {"model": "base", "salt": "other"},
+        "adapter": {"model": "base", "salt": "base", "adapter": "lora"},
+        "rank": {"model": "base", "salt": "base", "rank": (1, 2)},
+        "chunk": {"model": "base", "salt": "base", "chunk_tokens": 8},
+        "name": {"model": "base", "salt": "base", "name": "another"},
+    }
+    for name, options in others.items():
+        names.add(opened(engine, server, name, **options))
+        assert engine.ask("generate", store=name, model=options["model"], tokens=prompt, save=False)["known"] == 0
+    assert len(names) == 1 + len(others)
+    opened(engine, server, "same", model="base", salt="base")
+    assert engine.ask("generate", store="same", model="base", tokens=prompt, save=False)["known"] == 32
+
+
+def test_where_a_chunk_in_the_middle_is_gone_the_run_before_it_is_used_and_saved_again(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    engine.ask("make", model="middle", kind="llama", seed=7)
+    opened(engine, server, "middle")
+    prompt = sequence(80, 9)
+    first = engine.ask("generate", store="middle", model="middle", tokens=prompt)
+    keys = engine.ask("chunk_keys", store="middle", tokens=prompt)
+    with server.raw() as raw:
+        assert raw.request("DELETE", f"/cache/{keys[2]}", payload=None).status == 204
+    again = engine.ask("generate", store="middle", model="middle", tokens=prompt)
+    assert (again["known"], again["sequence"]) == (32, first["sequence"])
+    assert again["stored"] == first["stored"] == 80
+    assert engine.ask("generate", store="middle", model="middle", tokens=prompt, save=False)["known"] == 79
+
+
+def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server: ServerProcess) -> None:
+    settings = settings_of(server)
+    for name, kind, options, words in (
+        ("window", "mistral", {}, "DynamicSlidingWindowLayer"),
+        ("t5", "t5", {}, "encoder-decoder"),
+        ("double", "llama", {}, "torch.float64"),
+        (
+            "ntk",
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "RoPE of type dynamic",
+        ),
+    ):
+        engine.ask("make", model=name, kind=kind, dtype="float64" if name == "double" else "float32", options=options)
+        assert words in engine.ask("refused", model=name, settings=settings)
+    engine.ask("make", model="fine", kind="llama")
+    assert "give a name" in engine.ask("refused", model="fine", settings=settings, name="")
+    assert "at least one token" in engine.ask("refused", model="fine", settings=settings, chunk_tokens=0)
+    opened(engine, server, "fine")
+    words = engine.ask("wrong_caches", store="fine", model="fine", tokens=sequence(20, 10))
+    for told, expected in zip(
+        words, ("one sequence at a time", "(2, 2, 20, 16)", "float16", "StaticCache", "QuantizedCache"), strict=True
+    ):
+        assert expected in told
+
+
+def test_generation_goes_on_without_the_server_and_finds_it_again(engine: EngineProcess, tmp_path: Path) -> None:
+    engine.ask("make", model="outage", kind="llama", seed=8)
+    prompt = sequence(60, 11)
+    with server_in(tmp_path / "node") as server:
+        opened(engine, server, "outage", seconds=2.0)
+        first = engine.ask("generate", store="outage", model="outage", tokens=prompt)
+        assert first["stored"] == 64
+        os.kill(server.pid, signal.SIGSTOP)  # it is there, and answers nobody
+        began = time.monotonic()
+        told = engine.ask("generate", store="outage", model="outage", tokens=prompt, timeout_seconds=60)
+        assert (told["known"], told["stored"], told["sequence"]) == (0, 0, first["sequence"])
+        assert time.monotonic() - began < 4 * 2.0
+        server.kill()
+        for _ in range(2):
+            told = engine.ask("generate", store="outage", model="outage", tokens=prompt, timeout_seconds=30)
+            assert (told["known"], told["stored"], told["sequence"]) == (0, 0, first["sequence"])
+        assert engine.ask("report", store="outage")["is_up"] is False
+        server.start()
+
+        def known() -> int:
+            told = engine.ask("generate", store="outage", model="outage", tokens=prompt, save=False)
+            assert told["sequence"] == first["sequence"]
+            return int(told["known"])
+
+        assert any(known() == 48 for _ in range(50))
+        engine.ask("close", store="outage")
