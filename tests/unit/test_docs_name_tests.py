@@ -10,7 +10,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A test's name as the documents write it: words with underscores, without `test_`; other code has dots, slashes or hyphens.
 NAMED = re.compile(r"`(?:test_)?([a-z0-9]+(?:_[a-z0-9]+){3,})`")
-DOCUMENTS = ("s3.md", "kv-api.md", "gc.md", "reliability.md")
+ENGINES = ("lmcache", "vllm", "sglang", "transformers", "lm-protocol")
+DOCUMENTS = (
+    *("s3.md", "kv-api.md", "gc.md", "reliability.md", "layer-wise.md", "engines-s3.md"),
+    *(f"engines/{name}.md" for name in ENGINES),
+)
 
 
 def existing_names() -> set[str]:
