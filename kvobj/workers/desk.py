@@ -74,8 +74,8 @@ WORKER_LONG_CALLS: Final = frozenset({"drain"})
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """What desks stand on. `on_asked` and `on_read` are the collector's, as `Store` has them, and `on_hot_read` is both in one; `count_hits` counts reads of dram and
-    their bytes."""
+    """What desks stand on. `on_asked` and `on_read` are the collector's, as `Store` has them, `on_hot_read` is both in one;
+    `count_hits` counts reads of dram and their bytes."""
 
     catalog: LmdbCatalog
     store: Store

@@ -149,7 +149,9 @@ async def _batches(client: AsyncKvClient, namespace: Namespace, ids: list[bytes]
 
 
 def _threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kvobj-")]
+    """Those of clients: what helps to copy is the process's, and stays."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("kvobj-") and not name.startswith("kvobj-copier-")]
 
 
 # -- cancelling -----------------------------------------------------------------------------------------------------

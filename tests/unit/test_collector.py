@@ -104,12 +104,13 @@ async def test_a_second_cycle_does_not_condemn_more_than_is_needed(world: GcWorl
     assert (await world.collector.collect()).condemned == 0
 
 
-async def test_a_chunk_that_is_asked_for_within_the_grace_time_stays(world: GcWorld) -> None:
+@pytest.mark.parametrize("told", ["hold", "held_and_touched"])
+async def test_a_chunk_that_is_asked_for_within_the_grace_time_stays(world: GcWorld, told: str) -> None:
     rows = await world.chain("a", 10)
     await world.collector.collect()
     # What a GET does: a look-up that rescues, and the hold.
     await world.catalog.lookup("cache", ["a9"], rescue=True)
-    world.collector.hold(rows[9])
+    getattr(world.collector, told)(rows[9])
     await world.after_grace()
     assert "a9" in await world.live()
     assert "a8" in await world.live()  # a parent whose child stays, stays
