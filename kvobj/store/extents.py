@@ -1,8 +1,8 @@
-"""What holders outside of this process have of the arena: extents that they read, and room that they fill.
+"""What a same-host client has of the arena: extents that it reads.
 
-A holder is another process that maps the arena: a same-host client, or a worker process. It is handed places instead of bytes,
-each under a handle, which is a pin that lives here: whatever becomes of the holder, `aclose` gives back all that it had. How the
-calls travel, and who may make them, is not known here. One ledger belongs to one holder.
+It is another process that maps the arena, and is handed places instead of bytes, each under a handle, which is a pin that lives here:
+whatever becomes of the holder, `close` gives back all that it had. How the calls travel, and who may make them, is not known here.
+One ledger belongs to one holder.
 
 An open counts as a GET does. What it answers stays the chunk's bytes until the handle is released, also where the chunk is
 deleted or leaves the tier meanwhile. Event-loop-only.
@@ -10,31 +10,25 @@ deleted or leaves the tier meanwhile. Event-loop-only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvobj.arena import Arena, Extent, PinnedFrame
-from kvobj.catalog.rows import Checksum, ObjectRow
+from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_payload_offset
-from kvobj.errors import BusyError, InvalidRequestError, KvobjError
+from kvobj.errors import BusyError
 from kvobj.store.ingest import PutTransfer
-from kvobj.store.requests import PutRequest, PutResult
 
 HANDLES_MAX: Final = 65_536
 """Of one holder: handles cost it nothing, and this process a kilobyte each."""
 
 
-class ReadsAndWrites(Protocol):
+class WholeFrames(Protocol):
     """What is needed of `Store`."""
 
     async def frame_of(self, row: ObjectRow) -> PinnedFrame | None:
         """The whole, complete frame of a row of one blob, or None where the bytes are lost."""
-        ...
-
-    async def start_put(self, request: PutRequest) -> PutTransfer:
-        """Room for a body."""
         ...
 
 
@@ -57,25 +51,6 @@ class OpenedExtent:
     tier: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Room for a body, under a handle to be committed or abandoned. `existing`: a live chunk answers instead, and there is no
-    room; `place` None: the body is several blobs, which are received one after the other (`transfer`, with a `ByteSource`)."""
-
-    handle: int
-    place: Place | None
-    existing: ObjectRow | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HashedBlob:
-    """What the holder has hashed itself, of a holder that is trusted to: BLAKE3 of a blob's plain bytes and the crc32c of each of
-    its blocks."""
-
-    digest: bytes
-    block_crcs: Sequence[int]
-
-
 class PinnedBudget:
     """Bytes of extents that all holders may keep pinned together, so that there is always room for others."""
 
@@ -87,29 +62,13 @@ class PinnedBudget:
         self.pinned_bytes = 0
 
 
-class _Write:
-    """A transfer that waits for its bytes; leaving the stack undoes what was not committed."""
-
-    __slots__ = ("stack", "transfer")
-
-    def __init__(self, transfer: PutTransfer, stack: AsyncExitStack) -> None:
-        self.transfer = transfer
-        self.stack = stack
-
-
 class FilledElsewhere:
-    """A `ByteSource` of bytes that lie in the room already, hashed or not."""
+    """A `ByteSource` of bytes that lie in the room already."""
 
-    __slots__ = ("_hashed", "_transfer")
-
-    def __init__(self, transfer: PutTransfer, hashed: HashedBlob | None = None) -> None:
-        self._transfer = transfer
-        self._hashed = hashed
+    __slots__ = ()
 
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""
-        if self._hashed is not None:
-            self._transfer.adopt_hash(self._hashed.digest, self._hashed.block_crcs)
         on_bytes(len(buffer))
 
 
@@ -124,7 +83,7 @@ class ExtentLedger:
     def __init__(
         self,
         *,
-        store: ReadsAndWrites,
+        store: WholeFrames,
         arena: Arena,
         budget: PinnedBudget,
         lane: str | None = None,
@@ -139,15 +98,13 @@ class ExtentLedger:
         self._reserve_seconds = reserve_seconds
         self._next_handle = 1
         self._frames: dict[int, tuple[PinnedFrame, int]] = {}
-        self._writes: dict[int, _Write] = {}
         self._is_closed = False
         self.pinned_bytes = 0
 
     def __len__(self) -> int:
         """How many handles are out."""
-        return len(self._frames) + len(self._writes)
+        return len(self._frames)
 
-    # -- reading -------------------------------------------------------------------------------------------------
     @staticmethod
     def can_open(row: ObjectRow) -> bool:
         """Whether the object's plain bytes lie in one piece where they lie at all: one blob, raw, not empty."""
@@ -222,70 +179,10 @@ class ExtentLedger:
         finally:
             frame.release()
 
-    # -- writing -------------------------------------------------------------------------------------------------
-    async def reserve(self, request: PutRequest) -> Reservation:
-        """Room that the holder fills itself: for holders that are trusted not to change it after `commit`.
-
-        Errors as `Store.start_put`.
-        """
-        transfer = await self._store.start_put(request)
-        if transfer.existing is not None:
-            return Reservation(0, None, transfer.existing)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(transfer)
-            if self._is_closed:
-                raise InvalidRequestError("the holder is gone")
-            handle = self._take_handle()
-            self._writes[handle] = _Write(transfer, stack.pop_all())
-        return Reservation(handle, room_of(transfer))
-
-    def transfer(self, handle: int) -> PutTransfer:
-        """The write behind a handle. `InvalidRequestError` for a handle that is none."""
-        return self._write(handle).transfer
-
-    async def commit(
-        self,
-        handle: int,
-        *,
-        hashed: HashedBlob | None = None,
-        checksums: tuple[Checksum, ...] = (),
-        want_digest: bool = False,
-    ) -> PutResult:
-        """Make visible what the holder has filled; the handle is gone, whatever comes of it. `hashed`: by a holder whose word
-        counts; else the bytes are hashed here. Errors as `PutTransfer.commit`."""
-        write = self._write(handle)
-        del self._writes[handle]
-        async with write.stack:
-            transfer = write.transfer
-            if not transfer.is_received:
-                await transfer.receive(FilledElsewhere(transfer, hashed))
-            return await transfer.commit(checksums=checksums, want_digest=want_digest)
-
-    async def abandon(self, handle: int) -> None:
-        """Give reserved room back. A handle that is not known is ignored."""
-        write = self._writes.pop(handle, None)
-        if write is not None:
-            await write.stack.aclose()
-
-    def _write(self, handle: int) -> _Write:
-        write = self._writes.get(handle)
-        if write is None:
-            raise InvalidRequestError("no such reservation", handle=handle)
-        return write
-
-    # -- the end -------------------------------------------------------------------------------------------------
-    async def aclose(self) -> None:
-        """The holder is gone: all pins are released, all room is given back, and nothing of it becomes visible. Idempotent.
-
-        Calls that are going on end with nothing held.
-        """
+    def close(self) -> None:
+        """The holder is gone: all pins are released. Idempotent; opens that are going on end with nothing held."""
         self._is_closed = True
         self.release(list(self._frames))
-        for handle in list(self._writes):
-            try:
-                await self.abandon(handle)
-            except KvobjError:
-                continue
 
     def _take_handle(self) -> int:
         handle = self._next_handle

@@ -1,9 +1,9 @@
-"""The ledger over a whole node: what holders open, reserve and commit, and that nothing of it stays when they go."""
+"""The ledger over a whole node: what holders open, that it stays right, and that nothing of it stays when they go."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from kvobj.codec.frame import block_crcs
 from kvobj.config.settings import BucketSettings
 from kvobj.errors import BusyError, InvalidRequestError
 from kvobj.ids import BlobId
-from kvobj.store.extents import ExtentLedger, HashedBlob, PinnedBudget, Place, Reservation
+from kvobj.store.extents import ExtentLedger, PinnedBudget, Place, room_of
 from kvobj.store.places import ChunkPlace, default_namespace
 from kvobj.store.requests import PutRequest
 
@@ -61,87 +61,77 @@ def memory(node: Node, place: Place) -> memoryview:
     return view[place.offset : place.offset + place.size_bytes]
 
 
-async def stored(node: Node, ledger: ExtentLedger, key: str, data: bytes, *, bucket: str = "cache") -> ObjectRow:
-    reserved = await ledger.reserve(await request(node, key, len(data), bucket=bucket))
-    assert reserved.place is not None
-    memory(node, reserved.place)[:] = data
-    result = await ledger.commit(reserved.handle)
-    assert isinstance(result.row, ObjectRow)
-    return result.row
+class Given:
+    """A `ByteSource` of bytes that are there, with hashes that somebody else made of them, or without."""
+
+    def __init__(self, data: bytes, adopt: Callable[[], None] = lambda: None) -> None:
+        self._data = data
+        self._adopt = adopt
+
+    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
+        buffer[:] = self._data
+        self._adopt()
+        on_bytes(len(buffer))
 
 
-async def test_what_a_holder_fills_is_committed_in_place_and_opened_where_it_lies(node: Node) -> None:
+async def stored(node: Node, key: str, data: bytes, *, bucket: str = "cache") -> ObjectRow:
+    async with await node.store.start_put(await request(node, key, len(data), bucket=bucket)) as transfer:
+        await transfer.receive(Given(data))
+        row = (await transfer.commit()).row
+    assert isinstance(row, ObjectRow)
+    return row
+
+
+async def test_what_is_stored_is_opened_where_it_lies(node: Node) -> None:
     ledger, data = ledger_of(node), os.urandom(300_000)
-    reserved = await ledger.reserve(await request(node, "k", len(data)))
-    assert reserved.place is not None
-    memory(node, reserved.place)[:] = data
-    row = (await ledger.commit(reserved.handle)).row
+    async with await node.store.start_put(await request(node, "k", len(data))) as transfer:
+        place = room_of(transfer)
+        await transfer.receive(Given(data))
+        row = (await transfer.commit()).row
     assert isinstance(row, ObjectRow)
     opened = await ledger.open(row)
     assert opened is not None
-    assert opened.place == reserved.place
+    assert opened.place == place
     assert memory(node, opened.place) == data
     assert ledger.pinned_bytes == len(data)
+    assert len(ledger) == 1
     await node.commit_step.drain()
     assert (await node.store.settled(row)).digest == blake3(data).digest()
-    await ledger.aclose()
+    ledger.close()
+    assert (len(ledger), ledger.pinned_bytes) == (0, 0)
+    assert await ledger.open(row) is None
 
 
-@pytest.mark.parametrize("bucket", ["cache", "plain"])
-async def test_a_write_of_any_bucket_is_committed_or_leaves_nothing(node: Node, bucket: str) -> None:
-    ledger, before = ledger_of(node), node.arena.reserved_bytes
-    data = os.urandom(100_000)
-    row = await stored(node, ledger, "k", data, bucket=bucket)
-    assert row.size_bytes == len(data)
-    kept = node.arena.reserved_bytes
-    for _ in range(3):
-        await ledger.reserve(await request(node, "other", len(data), bucket=bucket))
-    assert len(ledger) == 3
-    await ledger.aclose()
-    assert len(ledger) == 0
-    await node.commit_step.drain()
-    assert node.arena.reserved_bytes == kept > before
-    assert (await node.catalog.lookup(bucket, ["other"])) == [None]
-    assert len(node.store.arriving) == 0
-
-
-async def test_a_hash_from_a_trusted_holder_is_taken_over(node: Node) -> None:
+async def test_hashes_made_elsewhere_are_taken_over(node: Node) -> None:
     ledger, data = ledger_of(node), os.urandom(700_000)
-    reserved = await ledger.reserve(await request(node, "k", len(data), durability=Durability.LOCAL))
-    assert reserved.place is not None
-    memory(node, reserved.place)[:] = data
-    hashed = HashedBlob(blake3(data).digest(), block_crcs(memoryview(data)))
-    result = await ledger.commit(reserved.handle, hashed=hashed)
-    assert isinstance(result.row, ObjectRow)
-    assert result.row.digest == blake3(data).digest()
-    await node.dram.delete([BlobId(result.row.blobs[0].blob_id)])
-    opened = await ledger.open(result.row)  # read back from nvme, every block of it checked
+    made = await request(node, "k", len(data), durability=Durability.LOCAL)
+    async with await node.store.start_put(made) as transfer:
+        crcs = block_crcs(memoryview(data))
+        await transfer.receive(Given(data, lambda: transfer.adopt_hash(blake3(data).digest(), crcs)))
+        row = (await transfer.commit()).row
+    assert isinstance(row, ObjectRow)
+    assert row.digest == blake3(data).digest()
+    await node.dram.delete([BlobId(row.blobs[0].blob_id)])
+    opened = await ledger.open(row)  # read back from nvme, every block of it checked
     assert opened is not None
     assert memory(node, opened.place) == data
     assert opened.tier == "nvme"
-    await ledger.aclose()
+    ledger.close()
 
 
-async def test_a_hash_of_another_size_is_refused_and_nothing_is_stored(node: Node) -> None:
-    ledger = ledger_of(node)
-    reserved = await ledger.reserve(await request(node, "k", 1000))
-    with pytest.raises(InvalidRequestError):
-        await ledger.commit(reserved.handle, hashed=HashedBlob(bytes(32), [1, 2, 3]))
+async def test_hashes_of_another_size_are_refused_and_nothing_is_stored(node: Node) -> None:
+    before = node.arena.reserved_bytes
+    async with await node.store.start_put(await request(node, "k", 1000)) as transfer:
+        with pytest.raises(InvalidRequestError):
+            await transfer.receive(Given(bytes(1000), lambda: transfer.adopt_hash(bytes(32), [1, 2, 3])))
     assert await node.catalog.lookup("cache", ["k"]) == [None]
-    with pytest.raises(InvalidRequestError):
-        await ledger.commit(reserved.handle)
-
-
-async def test_a_live_chunk_answers_a_reservation(node: Node) -> None:
-    ledger = ledger_of(node)
-    row = await stored(node, ledger, "k", b"abc")
-    assert await ledger.reserve(await request(node, "k", 3)) == Reservation(0, None, row)
-    assert len(ledger) == 0
+    assert node.arena.reserved_bytes == before
+    assert len(node.store.arriving) == 0
 
 
 async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(node: Node) -> None:
     ledger, data = ledger_of(node), os.urandom(5 * MIB)
-    row = await stored(node, ledger, "k", data)
+    row = await stored(node, "k", data)
     await node.commit_step.drain()
     opened = await ledger.open(row)
     assert opened is not None
@@ -149,7 +139,7 @@ async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(nod
     await node.dram.delete([BlobId(row.blobs[0].blob_id)])
     held = node.arena.reserved_bytes
     for number in range(20):
-        await stored(node, ledger, f"more-{number}", os.urandom(MIB))
+        await stored(node, f"more-{number}", os.urandom(MIB))
     assert memory(node, opened.place) == data
     ledger.release([opened.handle, opened.handle, 999])
     assert ledger.pinned_bytes == 0
@@ -160,7 +150,7 @@ async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(nod
 async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
     shared = PinnedBudget(holder_bytes_max=2 * MIB, total_bytes_max=3 * MIB)
     one, other = ledger_of(node, shared), ledger_of(node, shared)
-    rows = [await stored(node, one, f"k{number}", os.urandom(MIB)) for number in range(4)]
+    rows = [await stored(node, f"k{number}", os.urandom(MIB)) for number in range(4)]
     held = [await one.open(row) for row in rows[:2]]
     with pytest.raises(BusyError):
         await one.open(rows[2])
@@ -170,16 +160,16 @@ async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
     assert held[0] is not None
     one.release([held[0].handle])
     assert await other.open(rows[3]) is not None
-    await one.aclose()
-    await other.aclose()
+    one.close()
+    other.close()
     assert shared.pinned_bytes == 0
 
 
 async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Node) -> None:
-    everyone, own = ledger_of(node), ledger_of(node, lane="apart")
-    await stored(node, everyone, "k", os.urandom(MIB))
+    own = ledger_of(node, lane="apart")
+    await stored(node, "k", os.urandom(MIB))
     data = os.urandom(MIB)
-    row = await stored(node, everyone, "k", data, bucket="apart")
+    row = await stored(node, "k", data, bucket="apart")
     opened = await own.open(row)
     assert opened is not None
     region = opened.place.region
@@ -192,17 +182,17 @@ async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Nod
     assert again is not None
     assert node.arena.lane_of(again.place.region) == "apart"
     assert memory(node, again.place) == data
-    await own.aclose()
+    own.close()
 
 
 async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: Node) -> None:
     everyone = ledger_of(node)
     # Something of others was in every region before.
-    rows = [await stored(node, everyone, f"k{number}", b"\xee" * (3 * MIB)) for number in range(18)]
+    rows = [await stored(node, f"k{number}", b"\xee" * (3 * MIB)) for number in range(18)]
     await node.commit_step.drain()
     await node.write_behind.flush(timeout_seconds=10)
     await node.dram.delete([BlobId(row.blobs[0].blob_id) for row in rows])
-    row = await stored(node, everyone, "k", b"mine", bucket="apart")
+    row = await stored(node, "k", b"mine", bucket="apart")
     opened = await everyone.open(row)
     assert opened is not None
     region = opened.place.region
@@ -214,7 +204,7 @@ async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: N
     await node.store.delete("apart", ["k"])
     await node.dram.delete([BlobId(row.blobs[0].blob_id)])
     for number in range(12):
-        await stored(node, everyone, f"later-{number}", os.urandom(3 * MIB))
+        await stored(node, f"later-{number}", os.urandom(3 * MIB))
     assert node.arena.lane_of(region) == "apart"
     with pytest.raises(ValueError, match="alone"):
         node.arena.lend((region + 1) % 4, "apart")

@@ -53,7 +53,7 @@ from kvobj.same_host.messages import (
     encode,
 )
 from kvobj.same_host.revocation import revoke
-from kvobj.store.extents import ExtentLedger, PinnedBudget, ReadsAndWrites
+from kvobj.store.extents import ExtentLedger, PinnedBudget, WholeFrames
 
 HELLO_SECONDS: Final = 5.0
 AHEAD_REGIONS: Final = 4
@@ -66,7 +66,7 @@ _STALL_SECONDS: Final = 1.0
 class Parts:
     """What connections share."""
 
-    store: ReadsAndWrites
+    store: WholeFrames
     hot_frame: Callable[[ObjectRow], PinnedFrame | None]
     reads: ExtentReads
     chunks: ChunkStore
@@ -248,7 +248,7 @@ class Connection:
         self._is_ending = True
         self._revoke()
         if self._ledger is not None:
-            await self._ledger.aclose()
+            self._ledger.close()
         if self._writes is not None:
             with suppress(KvobjError, asyncio.CancelledError):
                 if self._writes.has_reserved:

@@ -164,11 +164,7 @@ class ExtentWrites:
             raise InvalidRequestError("no such reservation", given=number)
         async with held.stack:
             await held.batch.fill_together(
-                [
-                    (transfer, FilledElsewhere(transfer), digest)
-                    for transfer, digest in held.items
-                    if transfer is not None
-                ]
+                [(transfer, FilledElsewhere(), digest) for transfer, digest in held.items if transfer is not None]
             )
             return await _committed(held.batch, held.namespace)
 
