@@ -1,8 +1,8 @@
 """What a same-host client has of the arena: extents that it reads.
 
-It is another process that maps the arena, and is handed places instead of bytes, each under a handle, which is a pin that lives here:
-whatever becomes of the holder, `close` gives back all that it had. How the calls travel, and who may make them, is not known here.
-One ledger belongs to one holder.
+It is another process that maps the arena, and is handed places instead of bytes, each under a handle, which is a pin that lives
+here: whatever becomes of the holder, `close` gives back all that it had. How the calls travel, and who may make them, is not known
+here. One ledger belongs to one holder.
 
 An open counts as a GET does. What it answers stays the chunk's bytes until the handle is released, also where the chunk is
 deleted or leaves the tier meanwhile. Event-loop-only.
