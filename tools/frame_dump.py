@@ -10,6 +10,7 @@ import json
 import mmap
 import struct
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +19,12 @@ from rich.table import Table
 
 from kvobj.codec.frame import (
     BLOCK_PLAIN_BYTES,
+    DIRECTORY_ENTRY_BYTES,
     FRAME_ALIGNMENT,
     HEADER_BYTES,
     MAGIC,
-    MAX_PLAIN_BYTES,
+    MAX_HEAD_BYTES,
     FrameHeader,
-    block_count,
-    frame_head_bytes,
     parse_frame,
 )
 from kvobj.errors import FrameCorruptError
@@ -32,7 +32,7 @@ from kvobj.errors import FrameCorruptError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PLAIN_BYTES_AT: Final = 12
+_ENTRIES_AT: Final = 120
 _LENGTH_MASK: Final = 0x7FFF_FFFF
 
 
@@ -41,12 +41,12 @@ def frame_bytes_at(file: memoryview, offset: int) -> int:
     head = file[offset : offset + HEADER_BYTES]
     if len(head) < HEADER_BYTES or bytes(head[: len(MAGIC)]) != MAGIC:
         raise FrameCorruptError("not a frame", offset=offset)
-    (plain_bytes,) = struct.unpack_from("<Q", head, _PLAIN_BYTES_AT)
-    if plain_bytes > MAX_PLAIN_BYTES:
-        raise FrameCorruptError("plain size out of bounds", plain_bytes=plain_bytes)
-    head_bytes = frame_head_bytes(plain_bytes)
-    if not block_count(plain_bytes):
-        return -(-head_bytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
+    (entries,) = struct.unpack_from("<I", head, _ENTRIES_AT)
+    head_bytes = HEADER_BYTES + DIRECTORY_ENTRY_BYTES * entries
+    if head_bytes > MAX_HEAD_BYTES:
+        raise FrameCorruptError("directory out of bounds", entries=entries)
+    if not entries:
+        return -(-int(head_bytes) // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
     if offset + head_bytes > len(file):
         raise FrameCorruptError("directory past the end of the file", offset=offset)
     start, length, _ = struct.unpack_from("<III", file, offset + head_bytes - 12)
@@ -77,11 +77,14 @@ def dump(file: memoryview, offset: int, *, check: bool) -> tuple[dict[str, Any],
         "element_bytes": header.element_bytes,
         "plain_bytes": header.plain_bytes,
         "frame_bytes": frame_bytes,
-        "block_plain_bytes": BLOCK_PLAIN_BYTES,
+        "block_plain_bytes": BLOCK_PLAIN_BYTES if header.tensor is None else header.tensor.form.block_bytes,
         "payload_offset": header.payload_offset,
         "digest": header.digest.hex(),
         "blocks": blocks,
     }
+    if header.tensor is not None:
+        record["form"] = asdict(header.tensor.form)
+        record["certificate"] = asdict(header.tensor.certificate)
     return record, all(block.get("problem") is None for block in blocks)
 
 

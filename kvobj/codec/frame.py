@@ -6,6 +6,8 @@ or lies in padding that nobody reads. Parsing never raises anything but `FrameCo
 number it read. Does not check blocks (that is `FrameHeader.check_block`) nor the digest, and knows no names: those
 stand beside the frame.
 
+Frames of tensors (kinds 0 to 3) are read here too, as headers of the same shape; `kvobj.tensors` writes and decodes them.
+
 Little-endian throughout. Layout of the 128-byte header for kind *bytes*: magic 4, container version 1, codec revision
 1, codec id 2, dtype 1, kind 1, flags 2, plain size 8, block plain size 4, zeros 56, BLAKE3 of the plain bytes 32,
 zeros 8, directory entries 4, crc32c of the 124 bytes before 4.
@@ -22,6 +24,7 @@ from typing import Final
 from kvobj.codec.checksums import crc32c
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import DIGEST_BYTES
+from kvobj.tensors.frame import TensorFrame, parse_tensor_frame
 
 FRAME_ALIGNMENT: Final = 256
 BLOCK_PLAIN_BYTES: Final = 256 * 1024
@@ -33,7 +36,7 @@ MAX_PLAIN_BYTES: Final = 128 * 1024 * 1024
 MAGIC: Final = b"KVOF"
 CONTAINER_VERSION: Final = 1
 KIND_BYTES: Final = 4
-"""Kind field: 0 KV pair, 1 K only, 2 V only, 3 MLA latent, 4 bytes. Version 1 readers take bytes alone."""
+"""Kind field: 0 KV pair, 1 K only, 2 V only, 3 MLA latent, 4 bytes. Those below are tensors."""
 
 CODEC_RAW: Final = "raw"
 CODEC_ZP: Final = "zp"
@@ -81,7 +84,8 @@ def raw_frame_bytes(plain_bytes: int) -> int:
 
 
 MAX_HEAD_BYTES: Final = raw_payload_offset(MAX_PLAIN_BYTES)
-"""So many leading bytes of any frame hold its header, directory and the padding in front of its first block."""
+"""So many leading bytes of any frame hold its header, directory and the padding in front of its first block: of a tensor's too,
+whose blocks are no more (`kvobj.tensors.frame.MAX_BLOCKS`)."""
 
 
 def block_crcs(payload: memoryview) -> list[int]:
@@ -105,6 +109,9 @@ class FrameHeader:
 
     `digest` is BLAKE3 of the plain bytes, `frame_bytes` the whole frame's length, `head_bytes` that of header and
     directory before padding. Block numbers count from zero; a wrong one raises IndexError.
+
+    `tensor` says more where the frame is a tensor's, else it is None. Then `codec` is a codec of `kvobj.tensors`, `digest` that of
+    what the frame decodes to, and blocks hold no ranges of the plain bytes.
     """
 
     codec: str
@@ -115,6 +122,7 @@ class FrameHeader:
     _offsets: Sequence[int]
     _lengths: Sequence[int]
     _crcs: Sequence[int]
+    tensor: TensorFrame | None = None
 
     @property
     def head_bytes(self) -> int:
@@ -152,12 +160,17 @@ class FrameHeader:
         return self._lengths[block] >= _RAW_FLAG
 
     def plain_span(self, block: int) -> tuple[int, int]:
-        """Half-open range of the plain bytes that a block decodes to."""
+        """Half-open range of the plain bytes that a block decodes to; ValueError for a tensor's frame."""
+        if self.tensor is not None:
+            raise ValueError(f"a block of {self.codec} is no range of the plain bytes")
         start = block * BLOCK_PLAIN_BYTES
         return start, min(start + BLOCK_PLAIN_BYTES, self.plain_bytes)
 
     def blocks_for(self, plain_start: int, plain_stop: int) -> range:
-        """The blocks that hold the plain bytes `[plain_start, plain_stop)`; ValueError if that is no range of this."""
+        """The blocks that hold the plain bytes `[plain_start, plain_stop)`; ValueError if it has no such range, or is a
+        tensor's."""
+        if self.tensor is not None:
+            raise ValueError(f"a range of plain bytes is no range of blocks of {self.codec}")
         if not 0 <= plain_start <= plain_stop <= self.plain_bytes:
             raise ValueError(f"[{plain_start}, {plain_stop}) is no range of {self.plain_bytes} plain bytes")
         if plain_start == plain_stop:
@@ -252,9 +265,9 @@ def has_header(frame: memoryview) -> bool:
 def parse_frame(head: memoryview, frame_bytes: int) -> FrameHeader:
     """Read and check the header and directory of a frame that is `frame_bytes` long.
 
-    `head` is the frame from its start, at least `frame_head_bytes` of it; padding in front of the first block is
-    checked as far as it is there. Nothing of `head` is kept. Raises `FrameCorruptError`, also for a version,
-    revision, codec or kind that this reader does not know.
+    `head` is the frame from its start, at least `frame_head_bytes` of it, or `MAX_HEAD_BYTES` where it may be a tensor's; padding
+    in front of the first block is checked as far as it is there. Nothing of `head` is kept. Raises `FrameCorruptError`, also for a
+    version, revision, codec or kind that this reader does not know.
     """
     if len(head) < HEADER_BYTES:
         raise FrameCorruptError("frame shorter than its header", head_bytes=len(head))
@@ -266,6 +279,8 @@ def parse_frame(head: memoryview, frame_bytes: int) -> FrameHeader:
         raise FrameCorruptError("not a frame")
     if crc != crc32c(head[:_CRC_AT]):
         raise FrameCorruptError("frame header checksum mismatch")
+    if kind < KIND_BYTES:
+        return _tensor_header(parse_tensor_frame(head, frame_bytes))
     codec, element_bytes = _CODEC_NAMES.get(codec_id), ELEMENT_BYTES_BY_DTYPE.get(dtype)
     if version != CONTAINER_VERSION or revision != CODEC_REVISION or codec is None or kind != KIND_BYTES:
         raise FrameCorruptError(
@@ -295,6 +310,20 @@ def parse_frame(head: memoryview, frame_bytes: int) -> FrameHeader:
     )
     _check_directory(header, header._offsets, header._lengths)  # noqa: SLF001 - one module
     return header
+
+
+def _tensor_header(tensor: TensorFrame) -> FrameHeader:
+    return FrameHeader(
+        codec=tensor.codec,
+        element_bytes=tensor.form.element_bytes,
+        plain_bytes=tensor.plain_bytes,
+        digest=tensor.digest,
+        frame_bytes=tensor.frame_bytes,
+        _offsets=tuple(block.offset // FRAME_ALIGNMENT for block in tensor.blocks),
+        _lengths=tuple(block.length | (_RAW_FLAG if block.is_raw else 0) for block in tensor.blocks),
+        _crcs=tuple(block.crc for block in tensor.blocks),
+        tensor=tensor,
+    )
 
 
 def _directory(head: memoryview, entries: int) -> tuple[int, ...]:

@@ -49,13 +49,13 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def build() -> Path:
+def build() -> list[Path]:
     """Compile and put the library in place in one rename: a process that has the old one mapped keeps it. `BuildError`."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise BuildError("no C compiler (cc, gcc, clang or CC); on Debian: apt-get install gcc libc6-dev")
     try:
-        return _build(compiler)
+        return [_build(compiler)]
     except OSError as error:  # of an installation that is not ours to write to, among others
         raise BuildError(f"{DIRECTORY}: {error}") from error
 

@@ -1,0 +1,115 @@
+"""Compiles the kernels for this machine's CPUs: one library for each instruction set, of the one source. Standard library only: the
+build hook runs it before anything is installed, `make native` again after a source changed.
+
+Loaded through ctypes, so that one set of libraries serves every Python version. The loader takes the best that the CPU has.
+No contraction of a*b+c, and integers wrap: the GPU must give the same bits (`lanes.h`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+DIRECTORY = Path(__file__).parent
+SOURCE = DIRECTORY / "kernels.cc"
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-math-errno",  # a square root is one instruction
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",  # vectors are passed between functions that are inlined
+    "-Wno-unused-function",
+    "-Wno-ignored-attributes",
+    "-Wno-uninitialized",  # what GCC 12 says of its own AVX-512 headers, this and the next
+    "-Wno-maybe-uninitialized",
+    "-Wl,--as-needed", # nothing of the C++ library is used, so none is asked for
+)
+VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "v4": ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512vbmi2"),  # Ice Lake, Zen 4 and later
+        "v3": ("-march=x86-64-v3",),  # AVX2
+        "v2": ("-march=x86-64-v2",),
+    },
+    "aarch64": {"base": ("-march=armv8-a+crc",)},
+}
+"""Machine → variant → flags, best first."""
+_SECONDS = 300
+
+
+class BuildError(Exception):
+    """Why there is no library; kvobj runs without it, with `raw` and `zp` alone."""
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+    """The variants of this machine, best first."""
+    return VARIANTS.get(platform.machine(), {"base": ()})
+
+
+def library(variant: str) -> Path:
+    """Where the variant's library is, or would be."""
+    return DIRECTORY / f"libkvkernels-{variant}.so"
+
+
+def sources() -> list[Path]:
+    """Everything that the libraries are made from, in a fixed order; empty in an installation that came without."""
+    return sorted(path for path in DIRECTORY.iterdir() if path.suffix in {".cc", ".h", ".cuh"})
+
+
+def fingerprint() -> str:
+    """16 hex digits of all sources and flags: what a library was made from, and what it should be made from."""
+    digest = hashlib.blake2b(repr((FLAGS, VARIANTS)).encode(), digest_size=8)
+    for path in sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def build() -> list[Path]:
+    """Compile all variants and put each in place in one rename: a process that has an old one mapped keeps it. `BuildError`."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("no C++ compiler (c++, g++, clang++ or CXX); on Debian: apt-get install g++")
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda variant: _build(compiler, *variant), variants().items()))
+    except OSError as error:  # of an installation that is not ours to write to, among others
+        raise BuildError(f"{DIRECTORY}: {error}") from error
+
+
+def _build(compiler: str, variant: str, flags: tuple[str, ...]) -> Path:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=DIRECTORY) as scratch:
+        made = Path(scratch) / library(variant).name
+        define = f'-DKVOBJ_KERNELS_FINGERPRINT="{fingerprint()}"'
+        command = [*compiler.split(), *FLAGS, *flags, define, "-o", str(made), str(SOURCE)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - the command is made above
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{compiler}: {error}") from error
+        if done.returncode:
+            raise BuildError(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
+        if done.stderr.strip():
+            sys.stderr.write(done.stderr)
+        made.replace(library(variant))
+    return library(variant)
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except BuildError as error:
+        sys.stderr.write(f"kvobj's kernels were not built, tensor codecs cannot be used: {error}\n")
