@@ -274,6 +274,10 @@ class Arena:
         found = self._regions[region]
         return found.path, found.size_bytes
 
+    def region_memory(self, region: int) -> memoryview:
+        """All of a region, for who makes it known to a device. `UnavailableError` once the arena is closed."""
+        return self._memory(region)
+
     def shared_regions(self) -> list[int]:
         """The regions that there are now and that serve all, in order: for who maps them before it has anything in them."""
         owners = self._room.owners

@@ -66,7 +66,7 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
     users = tuple(_read_user(reader, environment) for reader in root.tables("users"))
     catalog = _read_catalog(root.table("catalog"))
     tier_readers = root.tables("tiers")
-    dram, nvme = read_tiers(tier_readers if root.has("tiers") else None, problems)
+    hbm, dram, nvme = read_tiers(tier_readers if root.has("tiers") else None, problems)
     settings = Settings(
         server=server,
         admin=admin,
@@ -74,6 +74,7 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
         users=users,
         root_credentials=_root_credentials(environment, problems),
         catalog=catalog,
+        hbm=hbm,
         dram=dram,
         nvme=nvme,
         gc=_read_gc(root.table("gc")),

@@ -14,6 +14,8 @@ from typing import Literal
 BucketKindName = Literal["ordinary", "kv"]
 DurabilityName = Literal["memory", "local", "shared"]
 CodecName = Literal["raw", "zp"]
+HbmCodecName = Literal["raw"]
+HbmMemoryName = Literal["device", "host"]
 PolicyName = Literal["gipe", "lru"]
 RegionsName = Literal["shared", "own"]
 SameHostName = Literal["no", "all", "trusted"]
@@ -103,6 +105,19 @@ class CatalogSettings:
     kind: Literal["lmdb"] = "lmdb"
     map_bytes: int = 64 * 2**30
     volatile_map_bytes: int = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class HbmSettings:
+    """The hbm tier: `capacity_bytes` of the memory of GPU number `device`. `max_sms`: how many of its multiprocessors kernels
+    may use, None for all. `memory` "host": host memory in the GPU's place, to try it out."""
+
+    capacity_bytes: int
+    kind: Literal["hbm"] = "hbm"
+    device: int = 0
+    codec: HbmCodecName = "raw"
+    max_sms: int | None = None
+    memory: HbmMemoryName = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +256,8 @@ class DebugSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A whole configuration, checked across its fields. Tiers are fast to slow: dram, then nvme, the home tier."""
+    """A whole configuration, checked across its fields. Tiers are fast to slow: hbm where there is one, dram, then nvme, the home
+    tier."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
@@ -249,6 +265,7 @@ class Settings:
     users: tuple[UserSettings, ...] = ()
     root_credentials: RootCredentials | None = None
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
+    hbm: HbmSettings | None = None
     dram: DramSettings = field(default_factory=DramSettings)
     nvme: NvmeSettings = field(default_factory=NvmeSettings)
     gc: GcSettings = field(default_factory=GcSettings)

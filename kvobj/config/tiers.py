@@ -1,4 +1,4 @@
-"""Reads `[[tiers]]`: one dram tier, then one nvme tier, which is home.
+"""Reads `[[tiers]]`: an hbm tier where there is a GPU for it, one dram tier, then one nvme tier, which is home.
 
 Bodies are received into the arena that the dram tier holds, and durability rests on the last tier, so neither can be left out here.
 Kinds of later versions are known by name, so that a configuration ahead of its server is told so.
@@ -9,25 +9,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kvobj.config.settings import DramSettings, NvmeSettings
+from kvobj.config.settings import DramSettings, HbmCodecName, HbmMemoryName, HbmSettings, NvmeSettings
 from kvobj.config.table_reader import TableReader
 
 _MIB: Final = 2**20
 _TIB: Final = 2**40
-_AVAILABLE: Final = ("dram", "nvme")
-_LATER: Final = ("hbm", "remote")
+_AVAILABLE: Final = ("hbm", "dram", "nvme")
+_NEEDED: Final = ("dram", "nvme")
+_LATER: Final = ("remote",)
 _WATERMARK_LOW: Final = 0.1
 _WATERMARK_HIGH: Final = 0.99
 
 
-def read_tiers(readers: list[TableReader] | None, problems: list[str]) -> tuple[DramSettings, NvmeSettings]:
-    """Settings of both tiers. None: nothing was written down, both are sized by the machine."""
+def read_tiers(
+    readers: list[TableReader] | None, problems: list[str]
+) -> tuple[HbmSettings | None, DramSettings, NvmeSettings]:
+    """Settings of the tiers. None: nothing was written down, dram and nvme are sized by the machine and there is no hbm."""
+    hbm: HbmSettings | None = None
     dram, nvme = DramSettings(), NvmeSettings()
     if readers is None:
-        return dram, nvme
+        return hbm, dram, nvme
     kinds: list[str] = []
     for reader in readers:
         match reader.required_text("kind"):
+            case "hbm":
+                kinds.append("hbm")
+                hbm = _read_hbm(reader)
             case "dram":
                 kinds.append("dram")
                 dram = _read_dram(reader)
@@ -42,10 +49,29 @@ def read_tiers(readers: list[TableReader] | None, problems: list[str]) -> tuple[
                     reader.report("kind", f"must be one of {', '.join(_AVAILABLE)}, not {unknown!r}")
                 reader.ignore_rest()
         reader.finish()
-    if len(kinds) == len(readers) and kinds != list(_AVAILABLE):
+    if len(kinds) == len(readers) and kinds not in (list(_AVAILABLE), list(_NEEDED)):
         written = ", ".join(kinds) or "none"
-        problems.append(f"tiers: must be one dram tier and then one nvme tier, which is home; written: {written}")
-    return dram, nvme
+        problems.append(
+            "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none; "
+            f"written: {written}"
+        )
+    return hbm, dram, nvme
+
+
+def _read_hbm(reader: TableReader) -> HbmSettings:
+    capacity_bytes = reader.optional_size_bytes("capacity", low=_MIB, high=1024 * _TIB)
+    if capacity_bytes is None and not reader.has("capacity"):
+        # No default: what is free on a GPU belongs to the engine beside us.
+        reader.report("capacity", "is missing: how much of the GPU's memory the tier may have")
+    codec: HbmCodecName = reader.choice("codec", ("raw",), "raw")
+    memory: HbmMemoryName = reader.choice("memory", ("device", "host"), "device")
+    return HbmSettings(
+        capacity_bytes=capacity_bytes or _MIB,
+        device=reader.whole_number("device", 0, low=0, high=1023),
+        codec=codec,
+        max_sms=reader.whole_number("max_sms", 1, low=1, high=4096) if reader.has("max_sms") else None,
+        memory=memory,
+    )
 
 
 def _read_dram(reader: TableReader) -> DramSettings:

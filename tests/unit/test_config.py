@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvobj.config import (
     BucketSettings,
     EventSettings,
+    HbmSettings,
     ListenAddress,
     LmSettings,
     PolicySettings,
@@ -52,6 +53,7 @@ def test_the_example_is_valid_with_everything_uncommented() -> None:
     assert settings.server.hosts == {"cache.example": "cache"}
     assert settings.buckets == (BucketSettings("cache", "kv", "memory", "raw"),)
     assert settings.users == (UserSettings("main", "main", "main-access", SECRET),)
+    assert settings.hbm == HbmSettings(8 * 2**30, max_sms=16)
     assert settings.dram.capacity_bytes == 4 * 2**30
     assert settings.dram.path == Path("/dev/shm/kvobj")
     assert settings.nvme.capacity_bytes == 64 * 2**30
@@ -150,8 +152,13 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[[tiers]]\nkind="dram"', "tiers: must be one dram tier and then one nvme tier"),
         ("tiers = []", "tiers: must be one dram tier and then one nvme tier"),
         ('[[tiers]]\nkind="remote"\nendpoint="x"', "tiers[0].kind: remote is not available in this version"),
-        ('[[tiers]]\nkind="hbm"', "tiers[0].kind: hbm is not available in this version"),
-        ('[[tiers]]\nkind="tape"', "tiers[0].kind: must be one of dram, nvme, not 'tape'"),
+        ('[[tiers]]\nkind="hbm"', "tiers[0].capacity: is missing"),
+        ('[[tiers]]\nkind="hbm"\ncapacity="1 GiB"\ncodec="eq4"', "tiers[0].codec: must be one of raw"),
+        (
+            '[[tiers]]\nkind="dram"\n[[tiers]]\nkind="nvme"\n[[tiers]]\nkind="hbm"\ncapacity="1 GiB"',
+            "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none",
+        ),
+        ('[[tiers]]\nkind="tape"', "tiers[0].kind: must be one of hbm, dram, nvme, not 'tape'"),
         ("[[tiers]]", "tiers[0].kind: is missing"),
         ('tiers = "dram"', "tiers: must be tables, written [[tiers]], not the text 'dram'"),
         ('[catalog]\nkind="postgres"\ndsn_env="DSN"', "catalog.kind: postgres is not available in this version"),

@@ -1,0 +1,98 @@
+"""What only a GPU can show. Everything that can be shown without one is tested over `HostDevice` elsewhere, by the same code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bench_gpu
+import pytest
+
+from kvobj.gpu import open_device, status
+from kvobj.gpu.ipc import Exports
+from kvobj.gpu.tensors import DeviceChunk, DeviceTensors
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not status().is_usable, reason=f"needs an NVIDIA GPU with CuPy: {status().detail}"),
+]
+MIB = 1 << 20
+
+OTHER_PROCESS = """
+import sys
+from kvobj.gpu import open_device
+from kvobj.gpu.ipc import Imports
+
+import cupy
+closed = []
+imports = Imports(open_device(), on_closed=closed.append)
+chunk = imports.open(bytes.fromhex(sys.argv[1]))
+seen = cupy.from_dlpack(chunk.view((chunk.size_bytes,), "uint8", read_only=False))
+print(int(seen.astype("uint64").sum()), flush=True)
+"""
+
+
+@pytest.fixture
+def world() -> Iterator[bench_gpu.World]:
+    world = bench_gpu.World(open_device(), 1024 * MIB)
+    yield world
+    world.close()
+
+
+def test_every_frame_and_every_decoded_byte_is_the_cpus(world: bench_gpu.World) -> None:
+    found = bench_gpu.parity(world)
+    assert found["cases"] > 0
+    assert found["differ"] == []
+
+
+def test_a_bounded_number_of_multiprocessors_makes_the_same_bytes() -> None:
+    world = bench_gpu.World(open_device(max_sms=4), 1024 * MIB)
+    try:
+        assert bench_gpu.parity(world)["differ"] == []
+    finally:
+        world.close()
+
+
+def test_bytes_go_to_the_gpu_and_come_back(world: bench_gpu.World) -> None:
+    plain = bytes(range(256)) * 4096 * 8
+    assert world.bytes_of(world.put(plain), len(plain)) == plain
+
+
+def test_registered_memory_is_copied_at_the_drivers_speed(world: bench_gpu.World) -> None:
+    found = bench_gpu.copy_speeds(world, 256 * MIB, 9)
+    assert found["to_device_part"] >= 0.9
+    assert found["to_host_part"] >= 0.9
+
+
+def test_a_tensor_of_the_gpu_is_the_chunks_own_memory(world: bench_gpu.World) -> None:
+    assert bench_gpu.hand_over(world, 3)["is_the_same_memory"]
+
+
+async def test_a_torch_tensor_goes_in_and_comes_out(world: bench_gpu.World) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = DeviceTensors(world.device, world.pool, world.copies)
+    given = torch.randn(2, 2, 8, 256, 128, device="cuda").to(torch.bfloat16)
+    with await tensors.put(given) as chunk:
+        seen = chunk.tensor(given.shape, "bf16")
+        assert torch.equal(seen, given)
+        assert seen.data_ptr() == chunk.address
+        del seen
+
+
+def test_another_process_reads_the_memory_where_it_lies(world: bench_gpu.World) -> None:
+    exports = Exports(world.device)
+    chunk = DeviceChunk(world.put(bytes(range(256)) * 100), world.device)
+    ticket = exports.export(chunk, peer="other")
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, ticket.hex()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert done.stdout.strip() == str(sum(range(256)) * 100), done.stderr
+    exports.peer_gone("other")
+    chunk.release()
