@@ -284,6 +284,7 @@ async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncItera
             store_key=node.data.store_key,
             policy=node.policy,
             dram=node.dram,
+            coded_blobs=node.coded_blobs,
             in_use=node.in_use,
             arena_bytes=node.arena.capacity_bytes,
             executor=node.hash_executor,

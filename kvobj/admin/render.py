@@ -79,7 +79,8 @@ def print_status(console: Console, status: Document) -> None:
             _text(tier.get("location")),
         )
     console.print(tiers)
-    for name in ("arena", "catalog", "queues", "gc", "leases", "rates"):
+    _print_codecs(console, status)
+    for name in ("arena", "catalog", "queues", "gc", "leases", "rates", "gpu"):
         values = status.get(name)
         if isinstance(values, Mapping) and values:
             table = _table(name, "")
@@ -106,6 +107,24 @@ def print_status(console: Console, status: Document) -> None:
     notes = status.get("notes")
     for note in notes if isinstance(notes, list) else []:
         console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _print_codecs(console: Console, status: Document) -> None:
+    """How each tier's blobs lie, where any lies otherwise than it was put."""
+    codecs = _table("tier", "codec", "blobs", "plain", "stored", "ratio")
+    found = [(tier, codec) for tier in _documents(status.get("tiers")) for codec in _documents(tier.get("codecs"))]
+    for tier, codec in found:
+        ratio = codec.get("ratio")
+        codecs.add_row(
+            _text(tier.get("name")),
+            _text(codec.get("codec")),
+            _text(codec.get("blobs")),
+            size_text(codec.get("plain_bytes")),
+            size_text(codec.get("stored_bytes")),
+            f"{ratio:.2f}" if isinstance(ratio, int | float) else "-",
+        )
+    if any(codec.get("codec") != "raw" for _, codec in found):
+        console.print(codecs)
 
 
 def print_buckets(console: Console, buckets: Iterable[Document]) -> None:

@@ -16,8 +16,20 @@ from kvobj.gc.recall import RecallQuery, RecallReport
 
 
 @dataclass(frozen=True, slots=True)
+class CodecStatus:
+    """What a tier holds in one codec: so many blobs of so many plain bytes, the bytes that they take, and plain over stored."""
+
+    codec: str
+    blobs: int
+    plain_bytes: int
+    stored_bytes: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class TierStatus:
-    """One tier. `hit_ratio` is hits per lookup since the start, None before the first; `mode` is how it does its I/O."""
+    """One tier. `hit_ratio` is hits per lookup since the start, None before the first; `mode` is how it does its I/O. `codecs` says
+    how its blobs lie, `raw` standing for those that lie as they were put; `plain_bytes` is what all of them hold."""
 
     name: str
     capacity_bytes: int
@@ -28,6 +40,8 @@ class TierStatus:
     is_home: bool = False
     hit_ratio: float | None = None
     dirty_bytes: int = 0
+    plain_bytes: int = 0
+    codecs: tuple[CodecStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ class StoreStatus:
     `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
     the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
     operator should know: buffered I/O, an arena outside shared memory, orphaned arenas; `workers` are there where there are more
-    processes than this one, and `cpu_seconds` are this one's."""
+    processes than this one, and `cpu_seconds` are this one's; `gpu` says what of a GPU is here, or is missing."""
 
     version: str
     store_id: str
@@ -82,6 +96,7 @@ class StoreStatus:
     notes: tuple[str, ...] = ()
     cpu_seconds: float = 0.0
     workers: tuple[WorkerStatus, ...] = ()
+    gpu: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,6 @@ def parse_pin(fields: Mapping[str, str]) -> bytes | None:
     return bytes.fromhex(value)
 
 
-def check_accepts_raw(fields: Mapping[str, str]) -> None:
-    """Raise `S3Error` InvalidRequest for a reader that does not take plain bytes, which is what every chunk is sent as."""
-    value = fields.get(ACCEPT_HEADER)
-    if value is not None and "raw" not in (coding.partition(";")[0].strip().lower() for coding in value.split(",")):
-        raise S3Error("InvalidRequest", "Chunks are sent raw.", ArgumentName=ACCEPT_HEADER)
-
-
 def parse_hint(fields: Mapping[str, str]) -> int | None:
     """How many output tokens a writer expects of its request (`output-tokens=N`); None where it does not say. Raises `S3Error`
     InvalidArgument."""

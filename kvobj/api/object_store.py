@@ -24,6 +24,7 @@ from kvobj.store.following import Followed
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
+from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 
 
@@ -109,6 +110,10 @@ class ObjectStore(Protocol):
 
     async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
         """The row that the user's pin lets it read, also where DELETE has hidden it; None: no such pin, or it does not cover it."""
+        ...
+
+    async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
+        """What a reader that takes these codecs gets of the object: a row to `open`, or None where nothing will do."""
         ...
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvobj.api.accepting import parse_accept, representation_headers
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import checksum_headers
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
-from kvobj.api.chunk_headers import PIN_HEADER, check_accepts_raw, parse_pin
+from kvobj.api.chunk_headers import ACCEPT_HEADER, PIN_HEADER, parse_pin
 from kvobj.api.conditions import Verdict, judge_read, range_still_holds
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
@@ -20,9 +21,10 @@ from kvobj.api.object_headers import check_no_overrides, entity_headers, object_
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
-from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow
+from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import layer_span
+from kvobj.store.representation import plain_only
 
 # A row may be replaced, and its blobs reaped, between its look-up and the read: each attempt looks it up anew.
 READ_ATTEMPTS: Final = 3
@@ -44,7 +46,7 @@ class ObjectReads:
         if exchange.overrides and exchange.authentication.is_anonymous:
             check_no_overrides(exchange.overrides)
         if bucket.kind is BucketKind.KV:
-            check_accepts_raw(exchange.fields)
+            parse_accept(exchange.fields)  # refused before anything is looked up
         elif operation.layers is not None or operation.part is not None or operation.follow:
             raise S3Error("InvalidRequest", "Layers, parts by index and follow are for buckets of kind kv.")
         if _CUSTOMER_KEY in exchange.fields:
@@ -77,7 +79,7 @@ class ObjectReads:
     async def _read(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply | None:
         """The reply, or None where the row's bytes are gone: it was replaced since it was looked up, or they are lost."""
         bucket, fields = access.bucket, exchange.fields
-        row = await self._row(exchange, operation, access)
+        row = await self._represented(exchange, operation, await self._row(exchange, operation, access), bucket)
         verdict = judge_read(fields, row)
         if verdict is Verdict.FAILED:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
@@ -104,6 +106,27 @@ class ObjectReads:
         if reader.tier:
             headers.append(("x-kvobj-tier", reader.tier))
         return exchange.reply(status, headers, reader)
+
+    async def _represented(
+        self, exchange: Exchange, operation: GetObject, row: ObjectRow, bucket: BucketRow
+    ) -> ObjectRow:
+        """The row to read from: another than the chunk's own for a reader that says which codecs it takes. `NoSuchKeyError` where
+        nothing there will do: to that reader the chunk is a miss."""
+        if ACCEPT_HEADER not in exchange.fields or bucket.kind is not BucketKind.KV:
+            return row
+        accepts = parse_accept(exchange.fields)
+        if accepts is None or not row.size_bytes:
+            return row
+        if operation.layers is not None or operation.part is not None or operation.part_number is not None:
+            accepts = plain_only(accepts)  # no frame is a part of a chunk
+            if not accepts:
+                raise S3Error("InvalidRequest", "Layers and parts are sent raw.", ArgumentName=ACCEPT_HEADER)
+        if row.digest is None:
+            row = await self._store.settled(row, wait=exchange.is_head)
+        found = await self._store.represent(row, accepts)
+        if found is None:
+            raise NoSuchKeyError("no representation that is accepted", bucket=row.bucket, key=row.key)
+        return found
 
     async def _row(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> ObjectRow:
         """The row that the user may read. What policy has condemned is rescued, but only by who may read it."""
@@ -133,6 +156,8 @@ class ObjectReads:
             headers.append(("x-amz-mp-parts-count", str(len(row.parts))))
         if wants_checksums and operation.part_number is not None:
             headers += checksum_headers(_part_checksums(row, operation.part_number))
+        if ACCEPT_HEADER in fields and access.bucket.kind is BucketKind.KV:
+            headers += representation_headers(row)
         if row.tags and access.rights.may(Action.GET_OBJECT_TAGGING, key=row.key, row=row):
             headers.append(("x-amz-tagging-count", str(len(row.tags))))
         if "x-amz-rdma-token" in fields:

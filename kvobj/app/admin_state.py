@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from time import process_time
 
-from kvobj import __version__
+from kvobj import __version__, gpu
 from kvobj.api.admin_view import (
     BlobStatus,
     CatalogStatus,
+    CodecStatus,
     FlushOutcome,
     FrameStatus,
     StoreStatus,
@@ -22,13 +24,16 @@ from kvobj.app.worker_pool import WorkerPool
 from kvobj.arena import orphaned_arenas
 from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.clock import Clock
-from kvobj.codec.frame import frame_head_bytes, parse_frame
+from kvobj.codec.frame import MAX_HEAD_BYTES, block_count
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.gc.plan import GcPlan, GcReport
 from kvobj.gc.recall import RecallQuery, RecallReport
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
-from kvobj.tiers.protocol import Tier
+from kvobj.tensors.kernels.load import status as kernels_status
+from kvobj.tiers.coded_blobs import CodecTotals
+from kvobj.tiers.coded_frames import head_of, spoken_name
+from kvobj.tiers.protocol import Tier, TierUsage
 
 FLUSH_SECONDS = 600.0
 
@@ -71,10 +76,13 @@ class NodeView:
             await workers.refresh()
         backlog = node.write_behind.backlog
         due = await node.catalog.due(now_ms=self._clock.now_ms(), limit=1000)
-        tiers = (
-            await self._tier_status(node.dram, str(node.arena.directory), is_home=False),
-            await self._tier_status(node.nvme, str(node.nvme_directory), is_home=True),
+        tiers: tuple[TierStatus, ...] = (
+            await self._tier_status(node.dram, str(node.arena.directory), node.dram.coded_totals, is_home=False),
+            await self._tier_status(node.nvme, str(node.nvme_directory), node.coded_blobs.totals, is_home=True),
         )
+        if node.hbm is not None:
+            hbm_status = await self._tier_status(node.hbm, "device memory", CodecTotals(), is_home=False)
+            tiers = (replace(hbm_status, dirty_bytes=0), *tiers)
         return StoreStatus(
             version=__version__,
             store_id=node.data.store_id.hex(),
@@ -105,10 +113,12 @@ class NodeView:
             notes=node.notes
             + self._orphans
             + self._mode_notes(tiers)
+            + node.coding_rules.notes()
             + node.readers.notes()
             + (() if workers is None else workers.notes()),
             cpu_seconds=process_time(),
             workers=() if workers is None else workers.status(),
+            gpu=await asyncio.to_thread(_gpu_status),
         )
 
     @staticmethod
@@ -119,8 +129,9 @@ class NodeView:
             if tier.mode == "buffered"
         )
 
-    async def _tier_status(self, tier: Tier, location: str, *, is_home: bool) -> TierStatus:
+    async def _tier_status(self, tier: Tier, location: str, coded: CodecTotals, *, is_home: bool) -> TierStatus:
         usage = await tier.usage()
+        codecs = _codec_statuses(usage, coded)
         hits = self._sample("kvobj_tier_gets_total", tier=tier.name, outcome="hit")
         misses = self._sample("kvobj_tier_gets_total", tier=tier.name, outcome="miss")
         return TierStatus(
@@ -133,6 +144,8 @@ class NodeView:
             is_home=is_home,
             hit_ratio=hits / (hits + misses) if hits + misses else None,
             dirty_bytes=0 if is_home else self._node.dram.dirty_bytes,
+            plain_bytes=sum(each.plain_bytes for each in codecs),
+            codecs=codecs,
         )
 
     async def _catalog_status(self) -> CatalogStatus:
@@ -177,13 +190,16 @@ class NodeView:
         blob_id = BlobId(blob.blob_id)
         holding: list[str] = []
         frame_status: FrameStatus | None = None
-        for tier in (self._node.dram, self._node.nvme):
+        tiers: tuple[Tier | None, ...] = (self._node.hbm, self._node.dram, self._node.nvme)
+        for tier in tiers:
+            if tier is None:
+                continue
             try:
                 if await tier.missing([blob_id]):
                     continue
                 holding.append(tier.name)
                 if frame_status is None:
-                    frame_status = await _frame_status(tier, blob)
+                    frame_status = await _frame_status(tier, blob_id)
             except KvobjError:
                 continue
         return BlobStatus(tiers=tuple(holding), frame=frame_status)
@@ -238,19 +254,43 @@ class NodeView:
         return FlushOutcome(worker.written_objects - objects, worker.written_bytes - size_bytes)
 
 
-async def _frame_status(tier: Tier, blob: BlobRef) -> FrameStatus | None:
-    frame = await tier.get(BlobId(blob.blob_id))
+def _gpu_status() -> dict[str, str]:
+    found = gpu.status()
+    return {
+        "gpu": found.detail,
+        "compiler": found.compiler,
+        "torch": "installed" if found.torch else "not installed",
+        "CPU kernels": kernels_status().detail,
+    }
+
+
+def _codec_statuses(usage: TierUsage, coded: CodecTotals) -> tuple[CodecStatus, ...]:
+    """How a tier's blobs lie; what lies as it was put is the rest."""
+    found = [
+        CodecStatus(spoken_name(each.codec), each.blobs, each.plain_bytes, each.stored_bytes, each.ratio)
+        for each in coded.usage()
+    ]
+    plain_blobs = usage.blobs - coded.blobs
+    plain_bytes = max(0, usage.used_bytes - coded.stored_bytes)
+    if plain_blobs > 0:
+        found.insert(0, CodecStatus("raw", plain_blobs, plain_bytes, plain_bytes, 1.0))
+    return tuple(found)
+
+
+async def _frame_status(tier: Tier, blob_id: BlobId) -> FrameStatus | None:
+    frame = await tier.get(blob_id)
     if frame is None:
         return None
     try:
         await frame.complete()
-        header = parse_frame(frame.view[: frame_head_bytes(blob.plain_bytes)], blob.frame_bytes)
+        head = head_of(frame.view[:MAX_HEAD_BYTES], frame.frame_bytes)
+        frame_bytes = frame.frame_bytes
     finally:
         frame.release()
     return FrameStatus(
-        codec=header.codec,
-        plain_bytes=header.plain_bytes,
-        frame_bytes=header.frame_bytes,
-        blocks=header.block_count,
-        digest=header.digest.hex(),
+        codec=spoken_name(head.codec),
+        plain_bytes=head.plain_bytes,
+        frame_bytes=frame_bytes,
+        blocks=block_count(head.plain_bytes) if head.tensor is None else len(head.tensor.blocks),
+        digest=head.digest.hex(),
     )

@@ -16,6 +16,7 @@ from kvobj.gc.collector import Collector, CollectorLimits
 from kvobj.gc.copies import Copies, MarkedTier
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.holds import Holds
+from kvobj.gc.home_chunks import plain_size
 from kvobj.gc.instruments import GcParts, register
 from kvobj.gc.lifecycle import Lifecycle
 from kvobj.gc.lost import LostObjects
@@ -78,9 +79,10 @@ def make_collection(
     log: logging.Logger,
     name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
     is_cached: Callable[[BlobId], bool] = lambda _: False,
+    stored_bytes: Callable[[ObjectRow], int] = plain_size,
 ) -> Collection:
     """The collector with its reaper. `tiers` is all of them as one; `on_freed` is told when blobs were deleted from them;
-    `refused`, `name_blob` and `is_cached`: see `Collector`."""
+    `refused`, `name_blob`, `is_cached` and `stored_bytes`: see `Collector`."""
     gc = settings.gc
     grace_ms = int(gc.grace_seconds * 1000)
     pace = Pace(clock, chunks_per_second=gc.chunks_per_second)
@@ -113,6 +115,7 @@ def make_collection(
         refused=refused,
         name_blob=name_blob,
         is_cached=is_cached,
+        stored_bytes=stored_bytes,
     )
     return Collection(collector, reaper, holds, pace)
 

@@ -17,6 +17,7 @@ from kvobj.app.node import Node
 from kvobj.app.same_host import SameHost
 from kvobj.app.worker_orders import S3Orders, WorkerOrders
 from kvobj.app.worker_pool import WorkerPool
+from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
@@ -149,6 +150,14 @@ def worker_processes(
         hits.inc(reads)
         hit_bytes.inc(size_bytes)
 
+    def on_read(row: ObjectRow) -> None:
+        node.collector.touched(row)
+        node.dram_transcoding.touched(row)
+
+    def on_hot_read(row: ObjectRow) -> None:
+        node.collector.held_and_touched(row)
+        node.dram_transcoding.touched(row)
+
     parts = StoreParts(
         catalog=node.catalog,
         store=node.store,
@@ -159,8 +168,8 @@ def worker_processes(
         in_use=node.in_use,
         clock=clock,
         on_asked=node.collector.hold,
-        on_read=node.collector.touched,
-        on_hot_read=node.collector.held_and_touched,
+        on_read=on_read,
+        on_hot_read=on_hot_read,
         count_hits=count_hits,
         granting=None if same_host is None else same_host.grants,
     )

@@ -23,6 +23,8 @@ from kvobj.store.key_wrapping import KeyWrapper, derived_wrapping_key
 from kvobj.store.namespaces import NamespaceBook
 from kvobj.store.request_feed import LearnsOfRequests, RequestFeed
 from kvobj.store.store import Store
+from kvobj.tiers.coded_blobs import CodedBlobs
+from kvobj.tiers.coded_frames import spoken_name
 from kvobj.tiers.dram import DramTier
 from kvobj.tiers.in_use import BlobsInUse
 
@@ -51,6 +53,7 @@ def make_kv_api(
     store_key: bytes,
     policy: LearnsOfRequests,
     dram: DramTier,
+    coded_blobs: CodedBlobs,
     in_use: BlobsInUse,
     arena_bytes: int,
     executor: Executor,
@@ -69,6 +72,16 @@ def make_kv_api(
     def tiers_of(blob_ids: Sequence[bytes]) -> list[str]:
         return ["dram" if held else "nvme" for held in dram.held(blob_ids)]
 
+    def codecs_of(blob_ids: Sequence[bytes]) -> dict[bytes, str]:
+        if not (dram.coded_totals.blobs or coded_blobs.totals.blobs):
+            return {}
+        found: dict[bytes, str] = {}
+        for blob_id, held in zip(blob_ids, dram.held(blob_ids), strict=True):
+            coded = dram.find(blob_id) if held else coded_blobs.find(blob_id)
+            if coded is not None:
+                found[blob_id] = spoken_name(coded.codec)
+        return found
+
     chunks = ChunkStore(
         catalog=catalog,
         book=book,
@@ -80,6 +93,7 @@ def make_kv_api(
         settle=store.settled,
         hold=hold,
         tiers_of=tiers_of,
+        codecs_of=codecs_of,
         on_request=feed.tell,
         on_removed=on_removed,
         is_arriving=store.arriving.is_arriving,

@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, TypedDict, TypeVar, TypeVarTuple
 
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
+from kvobj.app.hbm import check_hbm, open_hbm
 from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
-from kvobj.arena import Arena
+from kvobj.arena import Arena, PinnedFrame
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
@@ -44,10 +46,19 @@ from kvobj.store.placement import Placement
 from kvobj.store.recovery import Recovery, RecoveryReport
 from kvobj.store.split import BlobSplit
 from kvobj.store.store import Store
+from kvobj.store.transcoding import Transcoder
+from kvobj.store.transcoding_dram import DramTranscoding
+from kvobj.store.transcoding_home import HomeTranscoding
+from kvobj.store.transcoding_rules import CodingRules
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.cascade import Cascade
+from kvobj.tiers.coded import Coded, CodedHome
+from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlobs, codec_families
+from kvobj.tiers.coded_cache import CodedCache
+from kvobj.tiers.coded_demotion import DemotingFrames
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
+from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.metered import Metered
@@ -55,10 +66,12 @@ from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.rebuild import live_inline_entries
 from kvobj.tiers.protocol import Tier
 from kvobj.tiers.single_flight import SingleFlight
+from kvobj.tiers.stored_frames import StoredTier
 from kvobj.tiers.verified import RunOnPool, Verified
 
 ROOT_USER_ID: Final = "root"
 HASH_THREADS: Final = 2
+CODEC_THREADS: Final = 2
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
 UNHASHED_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -78,12 +91,17 @@ class Node:
     readers: ReaderWatch
     record_log: RecordLog
     catalog: LmdbCatalog
+    hbm: HbmTier | None
     dram: DramTier
     nvme: NvmeTier
     nvme_directory: Path
-    read_tier: Tier
+    read_tier: Cascade
     instruments: TierInstruments
     checked_tiers: tuple[Tier, ...]
+    coded_blobs: CodedBlobs
+    coding_rules: CodingRules
+    dram_transcoding: DramTranscoding
+    transcoder: Transcoder
     store: Store
     commit_step: CommitStep
     write_behind: WriteBehind
@@ -108,6 +126,7 @@ async def open_node(
     settings: Settings, data: DataDirectory, *, clock: Clock, metrics: Metrics, log: logging.Logger
 ) -> AsyncIterator[Node]:
     """Open everything, yield it, and stop cleanly. Raises typed errors where a part cannot be opened."""
+    await check_hbm(settings.hbm)
     boot_id = current_boot_id()
     arena_choice = choose_arena(settings.dram, data, boot_id=boot_id)
     nvme_choice = choose_nvme(settings.nvme, data)
@@ -118,7 +137,7 @@ async def open_node(
         yield node
 
 
-async def _compose(  # noqa: PLR0915 - the composition root is one list of parts, in order
+async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of parts, in order
     stack: AsyncExitStack,
     settings: Settings,
     data: DataDirectory,
@@ -148,7 +167,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     database = Database.open(
         durable=data.catalog_path,
         volatile=arena_choice.volatile_path,
-        tables=[*CATALOG_TABLES, DRAM_BLOBS, *NVME_TABLES],
+        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES],
         map_bytes=settings.catalog.map_bytes,
         volatile_map_bytes=settings.catalog.volatile_map_bytes,
         record_log=record_log,
@@ -188,6 +207,10 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
 
     instruments = TierInstruments(metrics)
     run = _on_pool(hash_executor)
+    coded_blobs = CodedBlobs(database)
+    await coded_blobs.settle(nvme)
+    epoch = new_epoch()
+    blob_ids = BlobIdAllocator(epoch)
 
     corrupt = CorruptBlobs()
 
@@ -213,14 +236,41 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     checked_nvme = SingleFlight(
         Verified(metered_nvme, run=run, instruments=instruments, on_corrupt=corrupt_in_nvme), instruments=instruments
     )
-    read_tier = Cascade(checked_dram, checked_nvme, instruments=instruments)
+    # Threads of their own: what waits to be hashed is in a client's way, what waits to be encoded is not.
+    codec_executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec")
+    stack.callback(codec_executor.shutdown)
+    run_codec = _on_pool(codec_executor)
+    decoding = _Decoding(arena=arena, run=run_codec, instruments=instruments)
+    read_dram = Coded(checked_dram, index=dram, on_corrupt=corrupt_in_dram, **decoding)
+    read_nvme = CodedHome(checked_nvme, blobs=coded_blobs, on_corrupt=corrupt_in_nvme, **decoding)
+    transcoder = Transcoder(arena=arena, run=run_codec, metrics=metrics)
+
+    async def demote(frame: PinnedFrame, codec: str) -> PinnedFrame:
+        return (await transcoder.demote(frame, codec, tier="reader")).frame
+
+    stored = DemotingFrames((StoredTier(checked_dram, dram), StoredTier(checked_nvme, coded_blobs)), demote=demote)
+    hbm = None
+    below_dram: Tier = read_nvme
+    if settings.hbm is not None:
+        # Behind dram for readers of bytes: what dram holds is sent as it lies, and device memory has to be copied first.
+        hbm = await open_hbm(settings.hbm, arena, metrics=metrics, log=log)
+        stack.push_async_callback(hbm.aclose)
+        shared_hbm = SingleFlight(Metered(hbm, instruments=instruments, clock=clock), instruments=instruments)
+        below_dram = Cascade(shared_hbm, read_nvme, instruments=instruments)
+    read_tier = Cascade(read_dram, below_dram, instruments=instruments, stored=stored)
     stack.push_async_callback(read_tier.aclose)
+    stack.callback(stored.close)
+    cache = CodedCache(dram, **decoding)
+    home = CodedHome(metered_nvme, blobs=coded_blobs, **decoding)
+    rules = CodingRules(catalog.namespaces, log=log)
+    metrics.add_families(lambda: codec_families({"dram": dram.coded_totals, "nvme": coded_blobs.totals}))
 
     in_use = BlobsInUse()
     placement = Placement(
-        cache=dram,
-        home=metered_nvme,
+        cache=cache,
+        home=home,
         early=nvme,
+        coded=HomeTranscoding(home=home, transcoder=transcoder, rules=rules, allocate=blob_ids.allocate, log=log),
         read=read_tier,
         dirty_bytes_max=arena.capacity_bytes // 2,
         wait_seconds=settings.limits.reserve_timeout_seconds,
@@ -238,23 +288,35 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         refused=lambda: write_behind.refused(),  # noqa: PLW0108 - it is made below
         name_blob=dram_view.note,
         is_cached=dram_view.__contains__,
+        stored_bytes=partial(_stored_bytes, coded_blobs),
         log=log,
     )
     collector, reaper = collection.collector, collection.reaper
+    dram_transcoding = DramTranscoding(
+        memory=dram, arena=arena, transcoder=transcoder, rules=rules, catalog=catalog, clock=clock, log=log
+    )
+
+    async def on_written(row: ObjectRow) -> None:
+        await collector.written(row)
+        await dram_transcoding.note(row)
+
+    def on_read(row: ObjectRow) -> None:
+        collector.touched(row)
+        dram_transcoding.touched(row)
+
     write_behind = WriteBehind(
         catalog=catalog,
         placement=placement,
         clock=clock,
         make_room=collector.make_room,
-        on_written=collector.written,
+        on_written=on_written,
+        on_refused=dram_transcoding.note,
         admits=collector.admits,
         remove=collector.remove_now,
         on_queued=reaper.kick,
         log=log,
     )
-    epoch = new_epoch()
     await catalog.open_epoch(epoch)
-    blob_ids = BlobIdAllocator(epoch)
     commit_step = CommitStep(
         arena=arena,
         catalog=catalog,
@@ -263,7 +325,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         clock=clock,
         hash_executor=hash_executor,
         make_room=collector.make_room,
-        on_written=collector.written,
+        on_written=on_written,
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
         unhashed_bytes_max=UNHASHED_BYTES_MAX,
         log=log,
@@ -271,6 +333,8 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
 
     def on_removed(rows: Sequence[ObjectRow]) -> None:
         collector.removed(rows)
+        for row in rows:
+            dram_transcoding.removed(row)
         reaper.kick()
 
     store = Store(
@@ -286,7 +350,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
             segment_bytes=nvme_choice.segment_bytes,
         ),
         in_use=in_use,
-        on_read=collector.touched,
+        on_read=on_read,
         on_asked=collector.hold,
         on_removed=on_removed,
         corrupt=corrupt,
@@ -299,6 +363,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         store_key=data.store_key,
         policy=collector,
         dram=dram,
+        coded_blobs=coded_blobs,
         in_use=in_use,
         arena_bytes=arena.capacity_bytes,
         executor=hash_executor,
@@ -321,8 +386,8 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         settings,
         collection,
         catalog=catalog,
-        cache=dram,
-        home=nvme,
+        cache=cache,
+        home=home,
         tiers=read_tier,
         policy=policy,
         in_use=in_use,
@@ -340,7 +405,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     await upkeep.state_files.load()
     recovery = await Recovery(
         catalog=catalog,
-        cache=dram,
+        cache=cache,
         home=nvme,
         write_behind=write_behind,
         hash_executor=hash_executor,
@@ -356,12 +421,17 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         readers=_watched_readers(database, clock=clock, metrics=metrics, log=log),
         record_log=record_log,
         catalog=catalog,
+        hbm=hbm,
         dram=dram,
         nvme=nvme,
         nvme_directory=nvme_choice.directory,
         read_tier=read_tier,
         instruments=instruments,
         checked_tiers=(checked_dram, checked_nvme),
+        coded_blobs=coded_blobs,
+        coding_rules=rules,
+        dram_transcoding=dram_transcoding,
+        transcoder=transcoder,
         store=store,
         commit_step=commit_step,
         write_behind=write_behind,
@@ -401,6 +471,22 @@ def _native_notes() -> tuple[str, ...]:
     return () if native.is_loaded else (f"policy and chain sums run in Python: native code is {native.detail}",)
 
 
+def _stored_bytes(coded: CodedBlobs, row: ObjectRow) -> int:
+    """What a chunk takes in the home tier."""
+    if row.lossy is not None:
+        return row.lossy.frame_bytes
+    found = coded.find(row.blobs[0].blob_id) if len(row.blobs) == 1 else None
+    return row.size_bytes if found is None else found.stored_bytes
+
+
+class _Decoding(TypedDict):
+    """What every tier that decodes needs."""
+
+    arena: Arena
+    run: RunOnPool
+    instruments: TierInstruments
+
+
 class _Ending:
     """Whether the arena may go at the end: only once nothing is in it alone."""
 
@@ -418,7 +504,9 @@ class _Ending:
 def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     upkeep = node.upkeep
     stack.push_async_callback(node.catalog.leases.stopped_cleanly)
-    for worker in (node.write_behind, node.reaper, node.collector, upkeep.expiry, upkeep.state_files, node.readers):
+    for worker in (
+        node.write_behind, node.dram_transcoding, node.reaper, node.collector, upkeep.expiry, upkeep.state_files, node.readers,
+    ):  # fmt: skip
         worker.start()
         stack.push_async_callback(worker.aclose)
     for later in (upkeep.sweep, upkeep.scrub, upkeep.lifecycle):
@@ -464,6 +552,7 @@ async def housekeeping(node: Node) -> AsyncIterator[None]:
     background = [
         asyncio.create_task(node.arena.populate(), name="populate"),
         asyncio.create_task(node.collector.load(), name="load-home-chunks"),
+        asyncio.create_task(node.dram_transcoding.load(), name="load-plain-chunks"),
     ]
     try:
         yield

@@ -21,17 +21,20 @@ from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rebuild import rebuild_catalog
-from kvobj.catalog.rows import BlobRef
+from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.codec.frame import MAX_HEAD_BYTES
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.database import Database, remove_volatile
-from kvobj.errors import KvobjError
+from kvobj.errors import FrameCorruptError, KvobjError
 from kvobj.ids import BlobId
 from kvobj.record_log import RecordLog
+from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlob, CodedBlobs
+from kvobj.tiers.coded_frames import head_of
 from kvobj.tiers.dram import DRAM_BLOBS
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.rebuild import rebuild_directory, restore_inline
-from kvobj.tiers.protocol import Tier
+from kvobj.tiers.protocol import ByteRange, Tier
 from kvobj.tiers.verification import read_and_check
 
 Report = Callable[[str, dict[str, object]], None]
@@ -123,7 +126,7 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
     in_memory = {row.blobs[0].blob_id async for row in catalog.scan_objects(volatile_only=True)}
     async for row in catalog.scan_objects():
         objects += 1
-        for blob in row.blobs:
+        for blob in _lasting(row):
             blobs += 1
             blob_id = BlobId(blob.blob_id)
             if row.blobs[0].blob_id in in_memory:
@@ -182,7 +185,7 @@ async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress
         async with _check_arena(data) as arena:
             nvme = await _open_nvme(settings, data, database, arena)
             try:
-                return await _count(await LmdbCatalog.open(database), nvme)
+                return await _count(await LmdbCatalog.open(database), nvme, CodedBlobs(database))
             finally:
                 await nvme.aclose()
     finally:
@@ -192,12 +195,43 @@ async def _rebuild(settings: Settings, data: DataDirectory, progress: OnProgress
         record_log.close()
 
 
-async def _count(catalog: LmdbCatalog, nvme: Tier) -> RebuildReport:
+def _lasting(row: ObjectRow) -> list[BlobRef]:
+    """The blobs that the home tier has to hold: of a chunk with a lossy copy that copy."""
+    copy = row.lossy
+    if copy is None:
+        return list(row.blobs)
+    return [BlobRef(copy.blob_id, copy.plain_bytes, copy.frame_bytes, copy.digest, copy.codec)]
+
+
+async def _note_codecs(row: ObjectRow, lasting: list[BlobRef], nvme: NvmeTier, coded: CodedBlobs) -> None:
+    """Learn which blobs lie in another codec than their rows say: their frames have another length."""
+    for blob in lasting:
+        blob_id = BlobId(blob.blob_id)
+        frame_bytes = nvme.frame_bytes(blob_id)
+        if frame_bytes is None or (frame_bytes == blob.frame_bytes and row.lossy is None):
+            continue
+        frame = await nvme.get(blob_id, ByteRange(0, min(frame_bytes, MAX_HEAD_BYTES)))
+        if frame is None:
+            continue
+        try:
+            await frame.complete()
+            head = head_of(frame.view, frame_bytes)
+        except FrameCorruptError:
+            continue  # the first read finds it
+        finally:
+            frame.release()
+        if head.codec != blob.codec or row.lossy is not None:
+            await coded.note(blob_id, CodedBlob(head.codec, head.plain_bytes, frame_bytes))
+
+
+async def _count(catalog: LmdbCatalog, nvme: NvmeTier, coded: CodedBlobs) -> RebuildReport:
     objects = blobs = missing = 0
     async for row in catalog.scan_objects():
         objects += 1
-        blobs += len(row.blobs)
-        missing += len(await nvme.missing([BlobId(blob.blob_id) for blob in row.blobs]))
+        lasting = _lasting(row)
+        blobs += len(lasting)
+        missing += len(await nvme.missing([BlobId(blob.blob_id) for blob in lasting]))
+        await _note_codecs(row, lasting, nvme, coded)
     return RebuildReport(
         buckets=len(await catalog.buckets()),
         users=len(await catalog.users()),
@@ -219,7 +253,7 @@ def _open_database(
     return Database.open(
         durable=data.catalog_path,
         volatile=volatile,
-        tables=[*CATALOG_TABLES, DRAM_BLOBS, *NVME_TABLES],
+        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES],
         map_bytes=settings.catalog.map_bytes,
         volatile_map_bytes=settings.catalog.volatile_map_bytes,
         record_log=record_log,

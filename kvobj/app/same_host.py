@@ -58,6 +58,7 @@ def start_same_host(node: Node, *, clock: Clock, metrics: Metrics, log: logging.
         frame = node.dram.get_hot(cast("BlobId", row.blobs[0].blob_id))
         if frame is not None:
             node.collector.touched(row)
+            node.dram_transcoding.touched(row)
         return frame
 
     parts = Parts(

@@ -69,7 +69,7 @@ class BatchRemoval:
                 count(root, volatile, -1, volatile=True)
                 if durable is not None:
                     count(root, durable, 1, volatile=True)
-                self._queue(volatile, {blob.blob_id for blob in durable.blobs} if durable else (), volatile=True)
+                self._queue(volatile, set(durable.blob_ids) if durable else (), volatile=True)
         for (is_volatile, root, namespace), amounts in totals.items():
             usage, namespaces = _USAGES[is_volatile]
             view.add(usage, root, amounts)
@@ -79,8 +79,8 @@ class BatchRemoval:
 
     def _queue(self, row: ObjectRow, queued: set[bytes] | tuple[()], *, volatile: bool) -> None:
         table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
-        for blob in row.blobs:
-            if blob.blob_id not in queued:
+        for blob_id in row.blob_ids:
+            if blob_id not in queued:
                 position = self._objects.allocate()
-                entry = QueueEntry(blob.blob_id, self._now_ms, row.bucket, row.key, position, volatile)
+                entry = QueueEntry(blob_id, self._now_ms, row.bucket, row.key, position, volatile)
                 self._view.put(table, number_key(position), encode_row(entry), headroom=True)

@@ -437,7 +437,7 @@ def _commit_keys(
 
 
 def _blobs_of_row(stored_key: bytes, value: bytes) -> Iterable[bytes]:
-    return () if is_pointer(stored_key) else (blob.blob_id for blob in decode_object(value).blobs)
+    return () if is_pointer(stored_key) else decode_object(value).blob_ids
 
 
 def _blobs_of_part(_: bytes, value: bytes) -> Iterable[bytes]:

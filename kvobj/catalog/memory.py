@@ -15,7 +15,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.lease_protocol import LeaseLimits, Leases
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
-from kvobj.catalog.memory_tables import Name, blobs_of, condition_error, same_blobs
+from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, same_blobs
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
 from kvobj.catalog.rows import (
@@ -201,13 +201,13 @@ class MemoryCatalog(MemoryUploads):
             row, parts, mode=mode, condition=condition, upload_id=upload_id, quota=quota, parent_tokens=parent_tokens
         )
         if error is not None:
-            self._enqueue(row.blobs, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
+            self._enqueue(row.blob_ids, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
             raise error
         if upload is not None:
             self._forget_upload(upload)
             is_memory = upload.durability is Durability.MEMORY
         if live is not None and not _replaces(live, row, mode, condition):
-            spare = [*blobs_of(parts), *row.blobs]
+            spare = [*blob_ids_of(parts), *row.blob_ids]
             self._enqueue(spare, self._named(name), name, volatile=is_memory, now_ms=now_ms)
             return CommitOutcome(live, existed=True)
         parent = self._live((row.bucket, row.parent.encode())) if row.parent else None
@@ -221,7 +221,7 @@ class MemoryCatalog(MemoryUploads):
         elif self._untold is not None:
             self._untold.append(stored)
         if upload is not None:
-            self._enqueue(blobs_of(parts), self._named(name), name, volatile=is_memory, now_ms=now_ms)
+            self._enqueue(blob_ids_of(parts), self._named(name), name, volatile=is_memory, now_ms=now_ms)
         return CommitOutcome(stored, existed=False)
 
     async def commit_chain(
@@ -295,7 +295,9 @@ class MemoryCatalog(MemoryUploads):
             is_same = top is not None and same_blobs(top, row)
             results.append(is_same)
             if top is not None and is_same:
-                changed = {field: getattr(row, field) for field in ("blobs", "durability", "digest", "checksums")}
+                changed = {
+                    field: getattr(row, field) for field in ("blobs", "durability", "digest", "checksums", "lossy")
+                }
                 raised = msgspec.structs.replace(top, **changed)
                 self._change(name, None, raised, now_ms=0)
                 if self._buckets[row.bucket].kind is BucketKind.KV:
@@ -311,9 +313,8 @@ class MemoryCatalog(MemoryUploads):
 
     async def scan_named_blobs(self) -> AsyncIterator[bytes]:
         """See `Catalog.scan_named_blobs`."""
-        rows = [row.blobs for row in (*self._volatile.values(), *self._durable.values())]
-        parts = [part.blobs for part in self._parts.values()]
-        for blob_id in [blob.blob_id for blobs in (*rows, *parts) for blob in blobs]:
+        rows = [*self._volatile.values(), *self._durable.values()]
+        for blob_id in [*blob_ids_of(rows), *blob_ids_of(self._parts.values())]:
             yield blob_id
         for entry in list(self._queue.values()):
             yield entry.blob_id

@@ -11,7 +11,6 @@ from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.memory_history import MemoryHistory
 from kvobj.catalog.memory_leases import MemoryLeases
 from kvobj.catalog.rows import (
-    BlobRef,
     BucketKind,
     BucketRow,
     ChunkName,
@@ -82,17 +81,17 @@ class MemoryTables:
             if row is not None and row.blobs:
                 first = row.blobs[0].blob_id
                 waits_for = first if may_be_pinned and self._leases.holds_blob(first) else b""
-                self._enqueue(row.blobs, kept, name, volatile=is_volatile, now_ms=now_ms, waits_for=waits_for)
-                kept |= {blob.blob_id for blob in row.blobs}
+                self._enqueue(row.blob_ids, kept, name, volatile=is_volatile, now_ms=now_ms, waits_for=waits_for)
+                kept.update(row.blob_ids)
 
     def _named(self, name: Name, parts: Iterable[PartRow] = ()) -> set[bytes]:
         """Blobs that rows of this name or the given parts name."""
         rows = [row for row in (self._volatile.get(name), self._durable.get(name)) if row is not None]
-        return {blob.blob_id for blob in blobs_of([*rows, *parts])}
+        return set(blob_ids_of([*rows, *parts]))
 
     def _enqueue(
         self,
-        blobs: Iterable[BlobRef],
+        blob_ids: Iterable[bytes],
         kept: set[bytes],
         name: Name,
         *,
@@ -100,7 +99,7 @@ class MemoryTables:
         now_ms: int,
         waits_for: bytes = b"",
     ) -> None:
-        for blob_id in dict.fromkeys(blob.blob_id for blob in blobs):
+        for blob_id in dict.fromkeys(blob_ids):
             if blob_id not in kept:
                 self._append(
                     QueueEntry(
@@ -123,9 +122,9 @@ class MemoryTables:
             raise NoSuchBucketError("no such bucket", bucket=name)
 
 
-def blobs_of(rows: Iterable[ObjectRow | PartRow]) -> list[BlobRef]:
-    """All blobs of rows, in order."""
-    return [blob for row in rows for blob in row.blobs]
+def blob_ids_of(rows: Iterable[ObjectRow | PartRow]) -> list[bytes]:
+    """All blobs that rows name, in order."""
+    return [blob_id for row in rows for blob_id in row.blob_ids]
 
 
 def same_blobs(one: ObjectRow, other: ObjectRow) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.memory_chains import MemoryChains
-from kvobj.catalog.memory_tables import blobs_of
+from kvobj.catalog.memory_tables import blob_ids_of
 from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
 from kvobj.errors import FencedError, KvobjError, NoSuchUploadError
 from kvobj.ids import BlobId
@@ -41,15 +41,15 @@ class MemoryUploads(MemoryChains):
         if upload is None:
             error = NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=part.upload_id)
         if error is not None:
-            self._enqueue(part.blobs, set(), name, volatile=is_memory, now_ms=now_ms)
+            self._enqueue(part.blob_ids, set(), name, volatile=is_memory, now_ms=now_ms)
             raise error
         before = self._parts.get((part.upload_id, part.number))
         if before is not None and upload is not None and upload.group_parts:
-            self._enqueue(part.blobs, {blob.blob_id for blob in before.blobs}, name, volatile=is_memory, now_ms=now_ms)
+            self._enqueue(part.blob_ids, set(before.blob_ids), name, volatile=is_memory, now_ms=now_ms)
             return before
         self._parts[part.upload_id, part.number] = part
         if before is not None:
-            self._enqueue(before.blobs, {blob.blob_id for blob in part.blobs}, name, volatile=is_memory, now_ms=now_ms)
+            self._enqueue(before.blob_ids, set(part.blob_ids), name, volatile=is_memory, now_ms=now_ms)
         return part
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
@@ -61,7 +61,7 @@ class MemoryUploads(MemoryChains):
         upload = self._require_upload(bucket, key, upload_id)
         is_memory = upload.durability is Durability.MEMORY
         self._enqueue(
-            blobs_of(self._parts_of(upload_id)), set(), (bucket, key.encode()), volatile=is_memory, now_ms=now_ms
+            blob_ids_of(self._parts_of(upload_id)), set(), (bucket, key.encode()), volatile=is_memory, now_ms=now_ms
         )
         self._forget_upload(upload)
 
@@ -107,7 +107,7 @@ class MemoryUploads(MemoryChains):
     # -- what the verbs are made of --------------------------------------------------------------------------------
 
     def _fenced(self, blobs: Iterable[BlobRef], parts: Sequence[PartRow]) -> FencedError | None:
-        known = {blob.blob_id for blob in blobs_of(parts)}
+        known = set(blob_ids_of(parts))
         for blob in blobs:
             if blob.blob_id not in known and BlobId(blob.blob_id).epoch != self._epoch:
                 return FencedError("the session epoch of a blob is not alive")

@@ -366,4 +366,4 @@ def same_blobs(one: ObjectRow, other: ObjectRow) -> bool:
 
 
 def _blob_ids(rows: Iterable[ObjectRow | PartRow]) -> list[bytes]:
-    return [blob.blob_id for row in rows for blob in row.blobs]
+    return [blob_id for row in rows for blob_id in row.blob_ids]

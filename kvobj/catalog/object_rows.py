@@ -57,7 +57,7 @@ class RowPair(NamedTuple):
 
     def blob_ids(self) -> set[bytes]:
         """Blobs that either row names."""
-        return {blob.blob_id for row in self if row is not None for blob in row.blobs}
+        return {blob_id for row in self if row is not None for blob_id in row.blob_ids}
 
 
 NO_ROWS = RowPair(None, None)
@@ -188,7 +188,7 @@ class ObjectRows:
         for row, is_volatile in ((before.durable, False), (before.volatile, True)):
             if row is None or not row.blobs:
                 continue
-            spare = [blob.blob_id for blob in row.blobs if blob.blob_id not in kept]
+            spare = [blob_id for blob_id in row.blob_ids if blob_id not in kept]
             kept.update(spare)
             first = row.blobs[0].blob_id
             waits_for = first if may_be_pinned and self.guard.holds_blob(view, first) else b""

@@ -106,6 +106,21 @@ class BlobRef(_Row, frozen=True, array_like=True, gc=False):
     codec: str = "raw"
 
 
+class LossyCopy(_Row, frozen=True, array_like=True, gc=False):
+    """Another representation of a chunk, which does not give back the bytes that were put: a blob of its own, in the home tier.
+
+    `frame_bytes` is its frame's length there, `codec` the codec's own name (`eq:83/1`), `digest` BLAKE3 of what it decodes to,
+    which has `plain_bytes`; no value of it is further off than `max_error`.
+    """
+
+    blob_id: bytes
+    plain_bytes: int
+    frame_bytes: int
+    digest: bytes
+    codec: str
+    max_error: float
+
+
 class Checksum(_Row, frozen=True, array_like=True):
     """An S3 additional checksum. `algorithm` is CRC32, CRC32C, CRC64NVME, SHA1 or SHA256; `value` is base64 as S3
     prints it (with `-N` for a composite of N parts); `type` is FULL_OBJECT or COMPOSITE."""
@@ -161,6 +176,15 @@ class ObjectRow(_Row, frozen=True, array_like=True):
     # None: private, full control for `owner` alone. `Catalog.update_object` changes these two.
     acl: tuple[Grant, ...] | None = None
     tags: dict[str, str] = {}
+    # What the home tier has in place of the blob where a namespace allows that: set by write-behind together with `durability`. The
+    # blob itself is then in memory alone, for as long as it stays there.
+    lossy: LossyCopy | None = None
+
+    @property
+    def blob_ids(self) -> list[bytes]:
+        """All blobs that the row names: those of its bytes in order, then its lossy copy's."""
+        blob_ids = [blob.blob_id for blob in self.blobs]
+        return blob_ids if self.lossy is None else [*blob_ids, self.lossy.blob_id]
 
 
 class UploadRow(_Row, frozen=True, array_like=True):
@@ -197,6 +221,11 @@ class PartRow(_Row, frozen=True, array_like=True):
     etag: str
     modified_ms: int
     checksum: Checksum | None = None
+
+    @property
+    def blob_ids(self) -> list[bytes]:
+        """All blobs that the row names, in order."""
+        return [blob.blob_id for blob in self.blobs]
 
 
 class QueueEntry(_Row, frozen=True, array_like=True, gc=False):

@@ -26,7 +26,7 @@ from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.choice import Choice
 from kvobj.gc.dry_run import DryRun
 from kvobj.gc.holds import Holds
-from kvobj.gc.home_chunks import HomeChunk, HomeChunks, parent_name
+from kvobj.gc.home_chunks import HomeChunk, HomeChunks, parent_name, plain_size
 from kvobj.gc.marked import Marked
 from kvobj.gc.pacing import BATCH_MAX, Pace
 from kvobj.gc.plan import GcPlan, GcReport
@@ -70,7 +70,8 @@ class CollectorCounts:
 
 class Collector(BackgroundWorker):
     """See the module's text. `refused` gives (bucket, key, bytes) of the chunks that policy keeps from the home tier. `name_blob`
-    is told the policy's names of a blob's chunk and of its parent, `is_cached` answers whether memory holds a blob.
+    is told the policy's names of a blob's chunk and of its parent, `is_cached` answers whether memory holds a blob, `stored_bytes`
+    what a chunk takes in the home tier.
 
     Hooks: `written` and `removed` tell what lies at home; `touched`, `request` and `hold` what is used; `admits`, `remove_now`
     and `make_room` are asked by writers. Event-loop-only.
@@ -93,6 +94,7 @@ class Collector(BackgroundWorker):
         refused: Callable[[], Iterable[tuple[str, str, int]]] = tuple,
         name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
         is_cached: Callable[[BlobId], bool] = lambda _: False,
+        stored_bytes: Callable[[ObjectRow], int] = plain_size,
     ) -> None:
         super().__init__()
         self._catalog = catalog
@@ -106,7 +108,7 @@ class Collector(BackgroundWorker):
         self._log = log
         self._name_blob = name_blob
         self._is_cached = is_cached
-        self._chunks = HomeChunks(policy, tracks_use=limits.chunk_ttl_ms is not None)
+        self._chunks = HomeChunks(policy, tracks_use=limits.chunk_ttl_ms is not None, stored_bytes=stored_bytes)
         self._choice = Choice(policy, self._chunks, holds, clock, chunk_ttl_ms=limits.chunk_ttl_ms)
         self._dry_run = DryRun(catalog, self._chunks, self._choice, clock, refused=refused)
         self._marked = Marked()

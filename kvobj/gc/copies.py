@@ -27,8 +27,8 @@ class MarkedTier(Tier, Protocol):
         """From now on the blob is not evicted."""
         ...
 
-    def mark_clean(self, blob_id: BlobId) -> None:
-        """The blob has a copy below."""
+    def mark_clean(self, blob_id: BlobId, *, remember: bool = False) -> None:
+        """The blob has a copy below. `remember`: a restart is to know it without asking."""
         ...
 
 
@@ -65,17 +65,28 @@ class Copies:
 
     async def check(self, row: ObjectRow) -> CopyCheck:
         """Hash the row's blobs in every tier that holds them. Nothing of them is reaped meanwhile."""
-        held = [blob.blob_id for blob in row.blobs]
+        held = row.blob_ids
         self._in_use.hold(held)
         found = CopyCheck()
         try:
-            for blob in (await self._settled(row)).blobs:
+            for blob in await self._lasting(row):
                 await self._check_blob(blob, BlobNames(row.bucket, row.key), found)
                 if found.problem is not None:
                     break
         finally:
             self._in_use.release(held)
         return found
+
+    async def _lasting(self, row: ObjectRow) -> list[BlobRef]:
+        """The blobs that some tier has to hold. Of a chunk with a lossy copy that is the copy, and the bytes where they are
+        still."""
+        blobs = list((await self._settled(row)).blobs)
+        copy = row.lossy
+        if copy is None:
+            return blobs
+        missing = await self._cache.missing([BlobId(blob.blob_id) for blob in blobs])
+        lossy = BlobRef(copy.blob_id, copy.plain_bytes, copy.frame_bytes, copy.digest, copy.codec)
+        return [lossy] if missing else [*blobs, lossy]
 
     async def _check_blob(self, blob: BlobRef, names: BlobNames, found: CopyCheck) -> None:
         blob_id = BlobId(blob.blob_id)

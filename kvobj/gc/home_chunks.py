@@ -42,11 +42,20 @@ def parent_name(row: ObjectRow) -> bytes | None:
     return chunk_name(row.bucket, row.parent) if row.parent else None
 
 
-class HomeChunks:
-    """See the module's text. `tracks_use`: keep the order of use, for a time to live. Event-loop-only."""
+def plain_size(row: ObjectRow) -> int:
+    """What a chunk takes that lies as it was put."""
+    return row.size_bytes
 
-    def __init__(self, policy: ChunkPolicy, *, tracks_use: bool) -> None:
+
+class HomeChunks:
+    """See the module's text. `tracks_use`: keep the order of use, for a time to live. `stored_bytes` is what a chunk takes in the
+    home tier. Event-loop-only."""
+
+    def __init__(
+        self, policy: ChunkPolicy, *, tracks_use: bool, stored_bytes: Callable[[ObjectRow], int] = plain_size
+    ) -> None:
         self._policy = policy
+        self._stored_bytes = stored_bytes
         self._tracks_use = tracks_use
         self._records: OrderedDict[bytes, bytes] = OrderedDict()
         self._groups: dict[tuple[str, str], int] = {}
@@ -64,16 +73,17 @@ class HomeChunks:
         """The row's blobs are at home from now on."""
         name = chunk_name(row.bucket, row.key)
         parent = parent_name(row)
-        self._insert(name, row, parent, boot_ms)
-        self._policy.stored(name, CacheTier.NVME, parent=parent, size_bytes=row.size_bytes, now_ms=boot_ms)
+        size_bytes = self._insert(name, row, parent, boot_ms)
+        self._policy.stored(name, CacheTier.NVME, parent=parent, size_bytes=size_bytes, now_ms=boot_ms)
 
-    def _insert(self, name: bytes, row: ObjectRow, parent: bytes | None, boot_ms: int) -> None:
-        group = self._group(row.bucket, row.namespace)
+    def _insert(self, name: bytes, row: ObjectRow, parent: bytes | None, boot_ms: int) -> int:
+        group, size_bytes = self._group(row.bucket, row.namespace), self._stored_bytes(row)
         self._records[name] = (
-            _RECORD.pack(row.blobs[0].blob_id, parent or _NO_PARENT, row.size_bytes, group, boot_ms // 1000)
+            _RECORD.pack(row.blobs[0].blob_id, parent or _NO_PARENT, size_bytes, group, boot_ms // 1000)
             + row.key.encode()
         )
         self._records.move_to_end(name)
+        return size_bytes
 
     def _group(self, bucket: str, namespace: str) -> int:
         group = self._groups.setdefault((bucket, namespace), len(self._group_names))

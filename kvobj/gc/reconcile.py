@@ -61,11 +61,13 @@ class Reconcile:
         return found
 
     async def _check(self, rows: tuple[ObjectRow, ...]) -> int:
-        blob_ids = [BlobId(blob.blob_id) for row in rows for blob in row.blobs]
+        blob_ids = [BlobId(blob_id) for row in rows for blob_id in row.blob_ids]
         missing = set(await self._tiers.missing(blob_ids)) if blob_ids else set()
         found = 0
         for row in rows:
-            if any(blob.blob_id in missing for blob in row.blobs):
+            # Of a chunk with a lossy copy that copy is what lasts; the bytes themselves may be gone.
+            lasting = [blob.blob_id for blob in row.blobs] if row.lossy is None else [row.lossy.blob_id]
+            if any(blob_id in missing for blob_id in lasting):
                 found += await self._lost.note(row, "no tier holds it")
         self.checked_rows += len(rows)
         return found

@@ -38,6 +38,7 @@ from kvobj.store.namespaces import NamespaceBook, differs
 from kvobj.store.places import DEFAULT_NAMESPACE
 from kvobj.store.request_feed import RequestTrace
 from kvobj.store.requests import PutRequest
+from kvobj.tiers.coded_frames import spoken_name
 from kvobj.tiers.in_use import BlobsInUse
 
 # Fewer tokens are named on the event loop: a hop to the pool costs more than it frees.
@@ -69,9 +70,9 @@ class ChunkStore:
     """Implements `api.kv_store.ChunkStore`.
 
     `start` is `Store.start_in_batch`, `settle` is `Store.settled`; `gate` bounds the bytes of batches on their way in. `hold` is
-    told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from; `on_request` is told of every
-    matched request and must return at once; `on_removed` of rows that were hidden; `is_arriving` answers whether a key is being
-    written; `pace` is how fast a namespace's chunks are removed.
+    told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from, `codecs_of` the codecs of those
+    that lie coded there; `on_request` is told of every matched request and must return at once; `on_removed` of rows that were
+    hidden; `is_arriving` answers whether a key is being written; `pace` is how fast a namespace's chunks are removed.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ChunkStore:
         settle: Callable[[ObjectRow], Awaitable[ObjectRow]],
         hold: Callable[[ObjectRow], None],
         tiers_of: Callable[[Sequence[bytes]], list[str]],
+        codecs_of: Callable[[Sequence[bytes]], Mapping[bytes, str]] = lambda _: {},
         on_request: Callable[[RequestTrace], None],
         on_removed: Callable[[Sequence[ObjectRow]], None],
         is_arriving: Callable[[str, str], bool],
@@ -105,6 +107,7 @@ class ChunkStore:
         self._settle = settle
         self._hold = hold
         self._tiers_of = tiers_of
+        self._codecs_of = codecs_of
         self._on_request = on_request
         self._on_removed = on_removed
         self._explainer = Explainer(
@@ -219,7 +222,11 @@ class ChunkStore:
             user=caller.user_id,
             now_boot_ms=boot_ms(self._clock),
         )
-        details = await self._details(bucket, result.rows, name, may_encode=may_encode) if detail else None
+        is_lossy = namespace.row.lossy
+        details = None
+        if detail:
+            may_encode = may_encode and not is_lossy
+            details = await self._details(bucket, result.rows, name, may_encode=may_encode, is_lossy=is_lossy)
         explanation = None
         if explain and result.matched < len(chunks):
             others: Sequence[OpenNamespace] = ()
@@ -242,10 +249,17 @@ class ChunkStore:
         )
 
     async def _details(
-        self, bucket: BucketRow, found: Sequence[MatchedChunk], name: Callable[[str], str | bytes], *, may_encode: bool
+        self,
+        bucket: BucketRow,
+        found: Sequence[MatchedChunk],
+        name: Callable[[str], str | bytes],
+        *,
+        may_encode: bool,
+        is_lossy: bool,
     ) -> tuple[ChunkDetail, ...] | EncodedChunks:
         if may_encode and isinstance(found, ChunkRecords):
-            encoded = encode_chunks(found, self._tiers_of(found.blob_ids()))
+            blob_ids = found.blob_ids()
+            encoded = None if self._codecs_of(blob_ids) else encode_chunks(found, self._tiers_of(blob_ids))
             if encoded is not None:
                 return encoded
         found = tuple(found)
@@ -254,16 +268,35 @@ class ChunkStore:
         details: list[ChunkDetail] = []
         for start in range(0, len(found), DETAILS_A_TURN):
             some = found[start : start + DETAILS_A_TURN]
-            tiers = self._tiers_of([chunk.blob_id for chunk in some])
+            blob_ids = [chunk.blob_id for chunk in some]
+            tiers, codecs = self._tiers_of(blob_ids), self._codecs_of(blob_ids)
+            if is_lossy:
+                codecs = {**codecs, **await self._lossy_codecs(bucket, some, tiers)}
             details += [
                 ChunkDetail(
-                    name(chunk.key), chunk.size_bytes, chunk.digest or digests.get(chunk.key), tier, chunk.codec
+                    name(chunk.key),
+                    chunk.size_bytes,
+                    chunk.digest or digests.get(chunk.key),
+                    tier,
+                    codecs.get(chunk.blob_id, chunk.codec),
                 )
                 for chunk, tier in zip(some, tiers, strict=True)
             ]
             if len(details) < len(found):
                 await asyncio.sleep(0)
         return tuple(details)
+
+    async def _lossy_codecs(
+        self, bucket: BucketRow, chunks: Sequence[MatchedChunk], tiers: Sequence[str]
+    ) -> dict[bytes, str]:
+        """Codecs of those whose lossy copy is all that there is: of what memory holds that is not so."""
+        keys = [chunk.key for chunk, tier in zip(chunks, tiers, strict=True) if tier != "dram"]
+        codecs: dict[bytes, str] = {}
+        for start in range(0, len(keys), LOOKUP_KEYS):
+            for row in await self._catalog.lookup(bucket.name, keys[start : start + LOOKUP_KEYS]):
+                if row is not None and row.lossy is not None:
+                    codecs[row.blobs[0].blob_id] = spoken_name(row.lossy.codec)
+        return codecs
 
     async def _pending_digests(self, bucket: BucketRow, keys: Sequence[str]) -> dict[str, bytes | None]:
         """Digests that rows do not have yet, once they are known: what is still being computed is waited for."""
@@ -332,7 +365,7 @@ class ChunkStore:
 
     def use(self, rows: Sequence[ObjectRow]) -> Callable[[], None]:
         """Keep the bytes of the rows from being reaped until the returned function is called, exactly once."""
-        held = [blob.blob_id for row in rows for blob in row.blobs]
+        held = [blob_id for row in rows for blob_id in row.blob_ids]
         self._in_use.hold(held)
 
         def release() -> None:

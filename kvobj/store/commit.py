@@ -29,6 +29,7 @@ from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.requests import PutResult
 from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
+from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -131,19 +132,31 @@ class CommitStep:
         """See `Committer.begin_home`."""
         is_part_for_home = transfer.request.part is not None and not transfer.dirty_reserved_bytes
         goes_home = transfer.durability is not Durability.MEMORY or not transfer.single or is_part_for_home
-        if not goes_home or transfer.request.bucket.codec != "raw":
+        if not goes_home or transfer.request.bucket.codec != "raw" or self._home_coding(transfer) is not None:
             return None
         return self._placement.begin_home(blob.blob_id, blob.frame, head_bytes=raw_payload_offset(blob.plain_bytes))
 
-    async def write_home(self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool) -> None:
+    def _home_coding(self, transfer: PutTransfer) -> Coding | None:
+        """How the transfer's one blob is to lie in the home tier, if its namespace says so."""
+        coded, request = self._placement.coded, transfer.request
+        if coded is None or request.place is None or request.part is not None or not transfer.single:
+            return None
+        if request.bucket.codec != "raw":
+            return None
+        return coded.of_chunk(request.place.namespace, tokens=request.place.tokens, plain_bytes=request.size_bytes)
+
+    async def write_home(
+        self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool, coding: Coding | None = None
+    ) -> None:
         """See `Committer.write_home`."""
+        hold_home = self._placement.hold_home
         try:
-            await self._placement.hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached)
+            await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
         except StoreFullError:
             # Chunks of KV buckets are a cache: the least recently used give way before a writer is refused.
             if not await self._make_room(blob.frame_bytes):
                 raise
-            await self._placement.hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached)
+            await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
 
     async def abandon(self, transfer: PutTransfer) -> None:
         """See `Committer.abandon`."""
@@ -296,7 +309,8 @@ class CommitStep:
         if in_memory and not (transfer.request.part is not None and not transfer.dirty_reserved_bytes):
             await self._placement.hold_dirty(blob.blob_id, blob.frame, transfer.names, sealed=blob.sealed)
         else:
-            await self.write_home(blob, transfer.names, keep_cached=True)
+            coding = self._home_coding(transfer)
+            await self.write_home(blob, transfer.names, keep_cached=True, coding=coding)
         transfer.refs.append(blob.ref())
 
     async def _encode_held(self, transfer: PutTransfer, plain: ReceivedBlob) -> ReceivedBlob:

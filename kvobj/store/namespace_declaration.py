@@ -40,7 +40,7 @@ _Count = Annotated[int, Meta(ge=1, le=2**20)]
 _Bound = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 _Rank = tuple[Annotated[int, Meta(ge=0, le=2**20)], _Count]
 _Level = Literal["read", "write"]
-_Tier = Literal["dram", "nvme", "remote"]
+_Tier = Literal["hbm", "dram", "nvme", "remote"]
 _Codec = Literal["raw", "zp", "x3", "xa", "f8", "eq57", "eq55", "eq4", "eq3", "ek", "h4"]
 
 

@@ -13,7 +13,11 @@ from typing import Protocol
 from kvobj.arena import PinnedFrame
 from kvobj.errors import BusyError, CapacityError
 from kvobj.ids import BlobId
+from kvobj.store.transcoding_home import HomeTranscoding
+from kvobj.tiers.coded_blobs import CodedBlob
+from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames, Tier
+from kvobj.tiers.stored_frames import DemotedCopy
 
 
 class DirtyTier(Tier, Protocol):
@@ -32,8 +36,9 @@ class DirtyTier(Tier, Protocol):
         """From now on the blob is not evicted."""
         ...
 
-    def mark_clean(self, blob_id: BlobId) -> None:
-        """The blob has a copy below: it may be evicted. Unknown ids are fine."""
+    def mark_clean(self, blob_id: BlobId, *, remember: bool = False) -> None:
+        """The blob has a copy below: it may be evicted. Unknown ids are fine. `remember`: after a restart too, though the home tier
+        does not hold it."""
         ...
 
     async def put_unsealed(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True) -> None:
@@ -69,24 +74,42 @@ class EarlyTier(Protocol):
         ...
 
 
+class ReadTier(Tier, Protocol):
+    """All tiers as one, for reads (`tiers.cascade.Cascade`)."""
+
+    async def get_stored(self, blob_id: BlobId, codec: str) -> PinnedFrame | None:
+        """The whole frame as a tier holds it in this codec."""
+        ...
+
+    async def demoted(self, blob_id: BlobId, held: str, codec: str) -> DemotedCopy | None:
+        """What a blob that lies in the codec `held` is in a coarser one, in which `get_stored` then gives it."""
+        ...
+
+    async def lies(self, blob_id: BlobId) -> list[CodedBlob | None]:
+        """How the blob lies in each tier that holds it, fast before slow; None stands for as it was put."""
+        ...
+
+
 class Placement:
     """Puts frames where their class needs them. `read` is the cascade over all tiers that serves reads; `early` is the home tier
-    again, if it can begin a put early."""
+    again, if it can begin a put early; `coded` is how it takes chunks in the codec that their namespace says, if it can."""
 
     def __init__(
         self,
         *,
         cache: DirtyTier,
         home: Tier,
-        read: Tier,
+        read: ReadTier,
         dirty_bytes_max: int,
         wait_seconds: float,
         early: EarlyTier | None = None,
+        coded: HomeTranscoding | None = None,
     ) -> None:
         self.cache = cache
         self.home = home
         self.read = read
         self.dirty_bytes_max = dirty_bytes_max
+        self.coded = coded
         self._early = early
         self._wait_seconds = wait_seconds
         self._clean_event = asyncio.Event()
@@ -138,18 +161,31 @@ class Placement:
         """Begin what `hold_home` ends, while the frame still arrives. See `EarlyTier.begin_put`."""
         return None if self._early is None else self._early.begin_put(blob_id, frame, head_bytes=head_bytes)
 
-    async def hold_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, keep_cached: bool) -> None:
+    async def hold_home(
+        self,
+        blob_id: BlobId,
+        frame: PinnedFrame,
+        names: BlobNames,
+        *,
+        keep_cached: bool,
+        coding: Coding | None = None,
+    ) -> None:
         """Class `local`: durable when this returns. A cache without room is no reason to fail."""
-        await self.home.put(blob_id, frame, names)
+        await self.put_home(blob_id, frame, names, coding)
         if keep_cached:
             try:
                 await self.cache.put(blob_id, frame, names)
             except CapacityError:
                 return
 
-    def written_down(self, blob_id: BlobId) -> None:
-        """The blob has its home copy: it may be evicted from the cache."""
-        self.cache.mark_clean(blob_id)
+    async def put_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, coding: Coding | None) -> None:
+        """Put a sealed frame into the home tier, coded so where that makes it smaller. Errors as of `Tier.put`."""
+        if coding is None or self.coded is None or not await self.coded.put(blob_id, frame, names, coding):
+            await self.home.put(blob_id, frame, names)
+
+    def written_down(self, blob_id: BlobId, *, is_lossy: bool = False) -> None:
+        """The blob has its home copy, or a lossy one in its place: it may be evicted from the cache."""
+        self.cache.mark_clean(blob_id, remember=is_lossy)
         self._clean_event.set()
 
     def note_room(self) -> None:

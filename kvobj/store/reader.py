@@ -19,6 +19,7 @@ from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import BLOCK_PLAIN_BYTES, FrameHeader, frame_head_bytes, parse_frame, raw_payload_offset
 from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
+from kvobj.store.representation import stored_codec
 from kvobj.tiers.protocol import ByteRange
 
 # A cold read of a small part of a large blob reads that part alone and is not promoted; anything else reads
@@ -28,10 +29,14 @@ PARTIAL_READ_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
 
 
 class FrameSource(Protocol):
-    """As much of a tier as a reader needs."""
+    """As much of the tiers as a reader needs."""
 
     async def get(self, blob_id: BlobId, byte_range: ByteRange | None = None) -> PinnedFrame | None:
         """See `Tier.get`."""
+        ...
+
+    async def get_stored(self, blob_id: BlobId, codec: str) -> PinnedFrame | None:
+        """The frame as a tier holds it in this codec (`StoredFrames.get`)."""
         ...
 
 
@@ -71,6 +76,9 @@ async def fetch(tier: FrameSource, part: BlobSlice) -> PinnedFrame | None:
     blob = part.blob
     blob_id = BlobId(blob.blob_id)
     length = part.stop - part.start
+    stored = stored_codec(blob)
+    if stored is not None:
+        return await tier.get_stored(blob_id, stored)
     if (
         blob.codec == "raw"
         and blob.plain_bytes > PARTIAL_READ_BLOB_BYTES_MIN
@@ -142,12 +150,15 @@ class ObjectReader:
 def plain_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[memoryview]:
     """The plain bytes of the slice as views, valid until the next is asked for or the frame is released."""
     if part.blob.codec == "raw":
-        return _raw_views(frame, part)
+        return _views_from(raw_payload_offset(part.blob.plain_bytes), frame, part)
+    if stored_codec(part.blob) is not None:
+        return _views_from(0, frame, part)
     return _decoded_views(frame, part)
 
 
-async def _raw_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[memoryview]:
-    offset = raw_payload_offset(part.blob.plain_bytes) - frame.start
+async def _views_from(first: int, frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[memoryview]:
+    """The slice of the frame's bytes from `first` on."""
+    offset = first - frame.start
     position, stop = offset + part.start, offset + part.stop
     progress = frame.progress
     if progress is None or progress.done:

@@ -50,9 +50,11 @@ from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import Placement
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
+from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 from kvobj.store.uploads import ReceivedPart, UploadEnds
+from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 
@@ -250,6 +252,23 @@ class Store:
         (live,) = await self.catalog.lookup(bucket, [key])
         return live if live is not None else await self.catalog.lookup_hidden(bucket, key)
 
+    async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
+        """What a reader that takes these codecs gets of the object: a row to `open` (`representation.choose`); None: nothing
+        will do. A lossy copy may be made coarser for it, which it waits for. `BusyError`: no room for that."""
+        lies: list[CodedBlob | None] = []
+        if len(row.blobs) == 1:
+            lies = await self._placement.read.lies(BlobId(row.blobs[0].blob_id))
+            if not lies and row.lossy is None:
+                await self.forget_if_lost(row)
+        chosen = choose(row, lies, accepts)
+        if row.lossy is not None:
+            for codec in coarser_wanted(row, chosen, accepts):
+                demoted = await self._placement.read.demoted(BlobId(row.lossy.blob_id), row.lossy.codec, codec)
+                found = None if demoted is None else choose_demoted(row, demoted, accepts)
+                if found is not None:
+                    return found
+        return chosen
+
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).
 
@@ -303,7 +322,15 @@ class Store:
         bucket = await self.catalog.bucket(row.bucket)
         if bucket is None or bucket.kind is not BucketKind.KV:
             return
-        blob_ids = [BlobId(blob.blob_id) for blob in row.blobs]
+        lasting = [blob.blob_id for blob in row.blobs]
+        if row.lossy is not None:
+            # That copy is what lasts; the bytes may leave memory as they will. What was read may have been either of them.
+            (current,) = await self.catalog.lookup(row.bucket, [row.key])
+            if current is None or current.lossy is None or current.lossy.blob_id != row.lossy.blob_id:
+                return
+            lasting = [row.lossy.blob_id]
+            row = current
+        blob_ids = [BlobId(blob_id) for blob_id in lasting]
         if any(blob_id in self._corrupt for blob_id in blob_ids) or await self._are_missing(blob_ids):
             await self.catalog.drop_rows([row], now_ms=self._clock.now_ms())
             self._on_removed([row])

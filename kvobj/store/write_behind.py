@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from kvobj.arena import PinnedFrame
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import Durability, ObjectRow, ObjectState
+from kvobj.catalog.rows import Durability, LossyCopy, ObjectRow, ObjectState
 from kvobj.clock import Clock
 from kvobj.errors import CorruptionError, FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
@@ -71,12 +72,17 @@ async def _never(_: Sequence[ObjectRow]) -> int:
     return 0
 
 
+async def _note_nothing(_: ObjectRow) -> None:
+    """Nobody wants to know of refused chunks."""
+
+
 def _ignore() -> None:
     """Nobody wants to know that blobs were queued for deletion."""
 
 
 class WriteBehind:
-    """One worker over one queue. `on_queued`: blobs were queued for deletion. Event-loop-only."""
+    """One worker over one queue. `on_queued`: blobs were queued for deletion; `on_refused`: a chunk stays in memory alone,
+    since policy does not want it in the home tier. Event-loop-only."""
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class WriteBehind:
         admits: Callable[[ObjectRow], Awaitable[bool]] = _always,
         remove: Callable[[Sequence[ObjectRow]], Awaitable[int]] = _never,
         on_queued: Callable[[], None] = _ignore,
+        on_refused: Callable[[ObjectRow], Awaitable[None]] = _note_nothing,
         delay_seconds: float = 2.0,
         retry_seconds: float = 0.2,
     ) -> None:
@@ -102,12 +109,15 @@ class WriteBehind:
         self._admits = admits
         self._remove = remove
         self._on_queued = on_queued
+        self._on_refused = on_refused
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._flushing = 0
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0
         self._refused: dict[tuple[str, str], _Entry] = {}
+        # Lossy copies that are at home and in no row yet, by the blob that they are of: a batch that is tried again names them.
+        self._lossy: dict[bytes, LossyCopy] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -224,9 +234,9 @@ class WriteBehind:
         return batch
 
     async def _write_down(self, batch: list[_Entry]) -> None:
-        rows = await self._admitted(
-            await self._current_rows(batch), {entry.blob_id for entry in batch if entry.is_forced}
-        )
+        current = await self._current_rows(batch)
+        await self._drop_lossy({entry.blob_id for entry in batch}.difference(row.blobs[0].blob_id for row in current))
+        rows = await self._admitted(current, {entry.blob_id for entry in batch if entry.is_forced})
         if not rows:
             return
         slots = asyncio.Semaphore(CONCURRENT_BLOBS)
@@ -252,6 +262,7 @@ class WriteBehind:
                 admitted.append(row)
             elif name not in self._refused:
                 self._refused[name] = _entry_of(row, self._clock.monotonic())
+                await self._on_refused(row)
         return admitted
 
     async def _settle_refused(self) -> None:
@@ -293,9 +304,18 @@ class WriteBehind:
 
     async def _queue_blobs(self, row: ObjectRow) -> None:
         """Blobs of a row that is gone, a pin of which may still be read from them."""
-        blob_ids = [blob.blob_id for blob in row.blobs]
+        blob_ids = row.blob_ids
         await self._catalog.queue_blobs(blob_ids, now_ms=self._clock.now_ms(), pinned_by=blob_ids[0])
+        self._lossy.pop(blob_ids[0], None)
         self._on_queued()
+
+    async def _drop_lossy(self, blob_ids: Iterable[bytes]) -> None:
+        """Lossy copies of chunks that went before a row could name them."""
+        dropped = [self._lossy[blob_id].blob_id for blob_id in blob_ids if blob_id in self._lossy]
+        if dropped:
+            await self._catalog.queue_blobs(dropped, now_ms=self._clock.now_ms(), pinned_by=dropped[0])
+            self._lossy = {of: copy for of, copy in self._lossy.items() if copy.blob_id not in dropped}
+            self._on_queued()
 
     async def _after(self, row: ObjectRow, *, done: bool) -> None:
         if not done:
@@ -303,8 +323,9 @@ class WriteBehind:
             # before our put was.
             await self._queue_blobs(row)
             return
+        self._lossy.pop(row.blobs[0].blob_id, None)
         for blob in row.blobs:
-            self._placement.written_down(BlobId(blob.blob_id))
+            self._placement.written_down(BlobId(blob.blob_id), is_lossy=row.lossy is not None)
         if row.state is ObjectState.LIVE:
             await self._on_written(row)
         self.written_objects += 1
@@ -346,9 +367,22 @@ class WriteBehind:
             if row.digest is None and len(row.blobs) == 1:
                 row = with_header_digest(row, frame)
             if await self._placement.home.missing([blob_id]):
-                await self._placement.home.put(blob_id, frame, names)
+                row = await self._put_frame(row, blob_id, frame, names)
         finally:
             frame.release()
+        return row
+
+    async def _put_frame(self, row: ObjectRow, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> ObjectRow:
+        """Put the frame into the home tier as the chunk's namespace wants it there; the row, with its lossy copy if any."""
+        coded = self._placement.coded
+        coding = None if coded is None else await coded.of_row(row)
+        if coded is not None and coding is not None and coding.is_lossy:
+            copy = self._lossy.get(bytes(blob_id)) or await coded.put_lossy(frame, names, coding)
+            if copy is not None:
+                self._lossy[bytes(blob_id)] = copy
+                return msgspec.structs.replace(row, lossy=copy)
+            coding = None
+        await self._placement.put_home(blob_id, frame, names, coding)
         return row
 
 

@@ -16,8 +16,10 @@ from typing import Final
 from kvobj.arena import PinnedFrame
 from kvobj.errors import CapacityError, CorruptionError, KvobjError, UnavailableError
 from kvobj.ids import BlobId
+from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import BlobNames, ByteRange, Tier, TierUsage
+from kvobj.tiers.stored_frames import DemotedCopy, StoredFrames
 
 PROMOTIONS_MAX: Final = 64
 """How many frames may be on their way up at once; each holds an extent until it has filled."""
@@ -34,8 +36,8 @@ class Cascade:
     """See `Tier`. `admit(blob_id, frame_bytes)` says whether a frame read from the slow tier is worth a place in the
     fast one.
 
-    Only whole frames are promoted, once they are filled. `put` writes to both; what it was told to be called travels
-    to both, while a promoted blob has no names: a cache needs none.
+    `stored` is where frames are read undecoded. Only whole frames are promoted, once they are filled. `put` writes to both; what
+    it was told to be called travels to both, while a promoted blob has no names: a cache needs none.
     """
 
     __slots__ = (
@@ -48,6 +50,7 @@ class Cascade:
         "_promotions_max",
         "_reading",
         "_slow",
+        "_stored",
     )
 
     def __init__(
@@ -58,10 +61,12 @@ class Cascade:
         instruments: TierInstruments,
         admit: Callable[[BlobId, int], bool] = admit_all,
         promotions_max: int = PROMOTIONS_MAX,
+        stored: StoredFrames | None = None,
     ) -> None:
         self._fast = fast
         self._slow = slow
         self._admit = admit
+        self._stored = stored
         self._promotions_max = promotions_max
         self._promotions: dict[BlobId, asyncio.Task[None]] = {}
         self._reading: Counter[BlobId] = Counter()
@@ -92,6 +97,18 @@ class Cascade:
             if not self._reading[blob_id]:
                 del self._reading[blob_id]
                 self._deleted_while_read.discard(blob_id)
+
+    async def get_stored(self, blob_id: BlobId, codec: str) -> PinnedFrame | None:
+        """The whole frame as a tier holds it in this codec, undecoded; None where none does. Promotes nothing."""
+        return None if self._stored is None else await self._stored.get(blob_id, codec)
+
+    async def demoted(self, blob_id: BlobId, held: str, codec: str) -> DemotedCopy | None:
+        """What a blob is in a coarser codec than it lies in (`StoredFrames.demoted`)."""
+        return None if self._stored is None else await self._stored.demoted(blob_id, held, codec)
+
+    async def lies(self, blob_id: BlobId) -> list[CodedBlob | None]:
+        """How the blob lies in the tiers (`StoredFrames.lies`)."""
+        return [] if self._stored is None else await self._stored.lies(blob_id)
 
     async def _get_from(self, tier: Tier, blob_id: BlobId, byte_range: ByteRange | None) -> PinnedFrame | None:
         try:

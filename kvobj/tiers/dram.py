@@ -20,6 +20,7 @@ from kvobj.errors import InvalidRangeError, NotFoundError
 from kvobj.ids import BLOB_ID_BYTES, BlobId
 from kvobj.metrics import Metrics
 from kvobj.policy import EvictionPolicy
+from kvobj.tiers.coded_blobs import CodecTotals, CodedBlob
 from kvobj.tiers.protocol import BlobNames, ByteRange, TierUsage
 
 DRAM_BLOBS: Final = Table("dram_blobs", volatile=True)
@@ -28,6 +29,9 @@ DRAM_BLOBS: Final = Table("dram_blobs", volatile=True)
 _ROW: Final = struct.Struct("<IQQQQB")
 _DIRTY: Final = 1
 _UNSEALED: Final = 2
+# A blob that lies coded has this behind its row: its plain bytes, and then the codec's name.
+_CODED: Final = struct.Struct("<Q")
+_CODEC_BYTES_MAX: Final = 32
 
 # Rows changed in one volatile commit: bounds how long the event loop stands still (3 µs a row).
 _BATCH: Final = 1000
@@ -85,6 +89,8 @@ class DramTier:
         self._policy = policy
         self._watermark_bytes = int(arena.capacity_bytes * high_watermark)
         self._entries: dict[BlobId, Entry] = {}
+        self._coded: dict[bytes, CodedBlob] = {}
+        self.coded_totals = CodecTotals()
         self._by_generation: dict[int, BlobId] = {}
         self._unsealed: set[BlobId] = set()
         self._dirty: dict[BlobId, None] = {}
@@ -209,10 +215,15 @@ class DramTier:
         if entry is not None and not entry.dirty:
             self._mark(blob_id, entry, dirty=True, sealed=entry.sealed)
 
-    def mark_clean(self, blob_id: BlobId) -> None:
-        """The blob has a home copy (or needs none): it may be evicted from now on."""
+    def mark_clean(self, blob_id: BlobId, *, remember: bool = False) -> None:
+        """The blob has a home copy (or needs none): it may be evicted from now on. `remember`: a restart is to know it too, which
+        else asks the home tier (one volatile commit)."""
         entry = self._entries.get(blob_id)
         if entry is not None and entry.dirty:
+            if remember:
+                coded = self._coded.get(blob_id)
+                row = _encode(entry.pin.extent, entry.frame_bytes, dirty=False, sealed=entry.sealed, coded=coded)
+                self._database.write_volatile(lambda view: view.put(DRAM_BLOBS, blob_id, row))
             self._mark(blob_id, entry, dirty=False, sealed=entry.sealed)
 
     def mark_written_down(self, blob_ids: Iterable[BlobId]) -> None:
@@ -248,21 +259,67 @@ class DramTier:
         self._forget([blob_id])
         return True
 
+    # -- blobs that lie coded --------------------------------------------------------------------------------------------
+    def find(self, blob_id: bytes) -> CodedBlob | None:
+        """How the blob lies, or None where it lies plain or is not here (`coded.CodedIndex`); 60 ns."""
+        return self._coded.get(blob_id)
+
+    def plain_to_code(self, blob_id: BlobId) -> tuple[PinnedFrame, int] | None:
+        """A blob that could lie coded, pinned, and its extent's generation, for `hold_coded`; None where it is not here, not whole
+        yet, or coded already. Counts as no use of it. One that was adopted need not have been checked: its frame's digest goes into
+        the coded one, so that wrong bytes are found when that is decoded."""
+        entry = self._entries.get(blob_id)
+        if entry is None or not entry.sealed or blob_id in self._coded:
+            return None
+        return PinnedFrame(entry.pin.share(), frame_bytes=entry.frame_bytes, tier="dram"), entry.pin.extent.generation
+
+    def hold_coded(self, blob_id: BlobId, frame: PinnedFrame, *, codec: str, plain_bytes: int, instead_of: int) -> bool:
+        """Let the blob lie in this coded frame from now on, if the extent of generation `instead_of` is what it lies in still.
+
+        One volatile commit names the new extent in the old one's place: a process that dies before it leaves the plain blob, after
+        it the coded one. Who reads the old extent goes on doing so; it comes back when the last is done. Marks stay as they are.
+        """
+        if not frame.is_whole or frame.progress is not None:
+            raise ValueError(f"not a whole, complete frame: {frame.start} + {frame.size} of {frame.frame_bytes}")
+        entry = self._entries.get(blob_id)
+        if entry is None or entry.pin.extent.generation != instead_of or blob_id in self._coded or not entry.sealed:
+            return False
+        coded = CodedBlob(codec, plain_bytes, frame.pin.extent.length)
+        row = _encode(frame.pin.extent, frame.frame_bytes, dirty=entry.dirty, sealed=True, coded=coded)
+        self._database.write_volatile(lambda view: view.put(DRAM_BLOBS, blob_id, row))
+        old, new = entry.pin.extent, frame.pin.extent
+        del self._by_generation[old.generation]
+        self._by_generation[new.generation] = blob_id
+        self._used_bytes += new.length - old.length
+        if entry.dirty:
+            self._dirty_bytes += new.length - old.length
+        before, entry.pin, entry.frame_bytes = entry.pin, frame.pin.share(), frame.frame_bytes
+        self._note_coded(blob_id, coded)
+        if entry.evictable:
+            self._policy.insert(blob_id, new.length)
+        before.release()
+        self._arena.reconsider()
+        return True
+
+    def _note_coded(self, blob_id: BlobId, coded: CodedBlob) -> None:
+        self._coded[blob_id] = coded
+        self.coded_totals.add(coded)
+
     def held(self, blob_ids: Sequence[bytes]) -> list[bool]:
         """Of each blob whether it is here now; 50 ns a blob."""
         entries = self._entries
         return [blob_id in entries for blob_id in blob_ids]
 
     def get_hot(self, blob_id: BlobId) -> PinnedFrame | None:
-        """The whole frame as `get` gives it, at once, where the blob is here and nobody has to check it first; else None. What
-        wraps this tier does not see it: who asks counts."""
+        """The whole frame as `get` gives it, at once, where the blob is here and nobody has to check or decode it first; else
+        None. What wraps this tier does not see it: who asks counts."""
         found = self.pin_hot(blob_id)
         return None if found is None else PinnedFrame(found[0], frame_bytes=found[1], tier="dram")
 
     def pin_hot(self, blob_id: BlobId) -> tuple[Pin, int] | None:
         """`get_hot` for who needs no more than the whole frame's pin and its bytes."""
         entry = self._entries.get(blob_id)
-        if entry is None or not entry.verified:
+        if entry is None or not entry.verified or blob_id in self._coded:
             return None
         if entry.sealed and not entry.dirty:
             self._policy.touch(blob_id)
@@ -354,6 +411,9 @@ class DramTier:
                 extent = entry.pin.extent
                 del self._by_generation[extent.generation]
                 self._used_bytes -= extent.length
+                coded = self._coded.pop(blob_id, None)
+                if coded is not None:
+                    self.coded_totals.add(coded, times=-1)
                 self._unsealed.discard(blob_id)
                 if entry.dirty:
                     del self._dirty[blob_id]
@@ -422,20 +482,23 @@ class DramTier:
         if self._arena.adopted:
             blob_ids: list[BlobId] = []
             extents: list[Extent] = []
-            states: list[tuple[int, int]] = []
-            unpack = _ROW.unpack
+            states: list[tuple[int, int, CodedBlob | None]] = []
+            unpack = _ROW.unpack_from
             for key, value in rows:
-                if len(value) == _ROW.size and len(key) == BLOB_ID_BYTES:
+                if _is_row(value) and len(key) == BLOB_ID_BYTES:
                     region, offset, length, generation, frame_bytes, flags = unpack(value)
                     if frame_bytes <= length:
                         blob_ids.append(BlobId(key))
                         extents.append(Extent(region, offset, length, generation))
-                        states.append((frame_bytes, flags))
+                        coded = _coded_of(value, length) if len(value) > _ROW.size else None
+                        states.append((frame_bytes, flags, coded))
             pins = self._arena.adopt_usable(extents)
-            for blob_id, (frame_bytes, flags), pin in zip(blob_ids, states, pins, strict=True):
+            for blob_id, (frame_bytes, flags, coded), pin in zip(blob_ids, states, pins, strict=True):
                 if pin is not None:
                     dirty, sealed = bool(flags & _DIRTY), not flags & _UNSEALED
                     self._enter(blob_id, Entry(pin, frame_bytes, dirty=dirty, sealed=sealed, verified=False))
+                    if coded is not None:
+                        self._note_coded(blob_id, coded)
         dropped: list[bytes] = []
         if len(self._entries) != len(rows):
             dropped = [key for key, _ in rows if key not in self._entries]
@@ -444,6 +507,18 @@ class DramTier:
         return Adoption(len(self._entries), self._used_bytes, len(dropped))
 
 
-def _encode(extent: Extent, frame_bytes: int, *, dirty: bool, sealed: bool) -> bytes:
+def _encode(extent: Extent, frame_bytes: int, *, dirty: bool, sealed: bool, coded: CodedBlob | None = None) -> bytes:
     flags = (_DIRTY if dirty else 0) | (0 if sealed else _UNSEALED)
-    return _ROW.pack(extent.region, extent.offset, extent.length, extent.generation, frame_bytes, flags)
+    row = _ROW.pack(extent.region, extent.offset, extent.length, extent.generation, frame_bytes, flags)
+    return row if coded is None else row + _CODED.pack(coded.plain_bytes) + coded.codec.encode()
+
+
+def _is_row(value: bytes) -> bool:
+    front = _ROW.size + _CODED.size
+    return len(value) == _ROW.size or front < len(value) <= front + _CODEC_BYTES_MAX
+
+
+def _coded_of(value: bytes, extent_bytes: int) -> CodedBlob:
+    (plain_bytes,) = _CODED.unpack_from(value, _ROW.size)
+    codec = bytes(value[_ROW.size + _CODED.size :]).decode("ascii", "replace")
+    return CodedBlob(codec, plain_bytes, extent_bytes)

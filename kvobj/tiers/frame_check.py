@@ -18,20 +18,23 @@ from kvobj.errors import FrameCorruptError
 class FrameCheck:
     """One pass over consecutive `blocks`. One `verify` at a time, on any thread; the rest belongs to the event loop."""
 
-    __slots__ = ("_codec", "_hasher", "_header", "_next", "_stop", "is_finished")
+    __slots__ = ("_codec", "_hasher", "_header", "_next", "_stop", "_with_digest", "is_finished")
 
     def __init__(self, header: FrameHeader, blocks: range, *, with_digest: bool) -> None:
         self._header = header
         self._next = blocks.start
         self._stop = blocks.stop
-        self._codec = codec_named(header.codec)
-        self._hasher = blake3() if with_digest else None
+        # The digest of a tensor is of what all of its blocks decode to together: who decodes it checks that (`coded`).
+        is_of_bytes = header.tensor is None
+        self._codec = codec_named(header.codec) if is_of_bytes else None
+        self._hasher = blake3() if with_digest and is_of_bytes else None
+        self._with_digest = with_digest
         self.is_finished = False
 
     @property
     def has_digest(self) -> bool:
-        """Whether the digest of the whole is checked along."""
-        return self._hasher is not None
+        """Whether the whole is checked, and its digest along where that is of its blocks' bytes in order."""
+        return self._with_digest
 
     @property
     def has_blocks_left(self) -> bool:
@@ -82,5 +85,6 @@ class FrameCheck:
     def _decoded(self, block: int, encoded: memoryview) -> memoryview:
         start, stop = self._header.plain_span(block)
         plain = memoryview(bytearray(stop - start))
+        assert self._codec is not None
         self._codec.decode_block(self._header, block, encoded, plain)
         return plain

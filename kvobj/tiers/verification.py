@@ -5,9 +5,10 @@ from __future__ import annotations
 from blake3 import blake3
 
 from kvobj.codec.codec import codec_named
-from kvobj.codec.frame import frame_head_bytes, parse_frame
+from kvobj.codec.frame import HEADER_BYTES, MAX_HEAD_BYTES, parse_frame, raw_frame_bytes
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
+from kvobj.tiers.coded_frames import decode_coded, head_of, is_of_bytes
 from kvobj.tiers.protocol import Tier
 
 
@@ -29,7 +30,9 @@ async def read_and_check(tier: Tier, blob_id: BlobId, *, plain_bytes: int, diges
 def check_frame(frame: memoryview, *, plain_bytes: int, digest: bytes | None) -> str | None:
     """What is wrong with a whole frame, or None. Pure; seconds per GiB: belongs on a pool beside a running server."""
     try:
-        header = parse_frame(frame[: frame_head_bytes(plain_bytes)], len(frame))
+        if not is_of_bytes(frame[:HEADER_BYTES]):
+            return _check_tensor(frame, plain_bytes=plain_bytes, digest=digest)
+        header = parse_frame(frame[:MAX_HEAD_BYTES], len(frame))
         if header.plain_bytes != plain_bytes:
             return "another size"
         codec = codec_named(header.codec)
@@ -46,4 +49,14 @@ def check_frame(frame: memoryview, *, plain_bytes: int, digest: bytes | None) ->
     found = hasher.digest()
     if found != header.digest or (digest is not None and found != digest):
         return "digest mismatch"
+    return None
+
+
+def _check_tensor(frame: memoryview, *, plain_bytes: int, digest: bytes | None) -> str | None:
+    head = head_of(frame[:MAX_HEAD_BYTES], len(frame))
+    if head.plain_bytes != plain_bytes:
+        return "another size"
+    if digest is not None and head.digest != digest:
+        return "digest mismatch"
+    decode_coded(frame, memoryview(bytearray(raw_frame_bytes(plain_bytes))))
     return None

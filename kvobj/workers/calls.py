@@ -38,6 +38,7 @@ from kvobj.store.chunk_values import Caller, MissExplanation
 from kvobj.store.groups import GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
+from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.workers.wire import Failure
 
@@ -218,6 +219,10 @@ class StoreCalls:
     async def open(self, row: ObjectRow, start: int, stop: int) -> OpenFrame | None:
         """The frame with the object's first bytes of `[start, stop)`, as `Store.look_up` and `Store.open` find it; None where it
         is lost. The row is what the worker found itself: that it was asked for is told by this."""
+        raise NotImplementedError
+
+    async def represent(self, row: ObjectRow, accepts: list[Accepted]) -> ObjectRow | None:
+        """See `api.object_store.ObjectStore.represent`."""
         raise NotImplementedError
 
     async def open_blob(self, blob_id: bytes, start: int | None, stop: int | None) -> OpenFrame | None:

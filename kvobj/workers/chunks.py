@@ -142,7 +142,7 @@ class WorkerChunks:
 
     def use(self, rows: Sequence[ObjectRow]) -> Callable[[], None]:
         """See `api.kv_store.ChunkStore`."""
-        used = self._store.frames.use(blob.blob_id for row in rows for blob in row.blobs)
+        used = self._store.frames.use(blob_id for row in rows for blob_id in row.blob_ids)
         return used.release
 
     def batch(self, size_bytes: int, *, check_shown: Callable[[ObjectRow], Awaitable[None]]) -> ChunkBatch:

@@ -41,13 +41,15 @@ from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_values import Caller, MatchReply
 from kvobj.store.chunks import ChunkStore
 from kvobj.store.multipart import CompletedPart
+from kvobj.store.placement import ReadTier
 from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import fetch, slices_of
+from kvobj.store.representation import Accepted, stored_codec
 from kvobj.store.requests import PutRequest
 from kvobj.store.store import Store
 from kvobj.tiers.dram import DramTier
 from kvobj.tiers.in_use import BlobsInUse
-from kvobj.tiers.protocol import ByteRange, Tier
+from kvobj.tiers.protocol import ByteRange
 from kvobj.workers.calls import (
     ChainOutcome,
     Chunks,
@@ -81,7 +83,7 @@ class StoreParts:
     store: Store
     chunks: ChunkStore
     gate: ByteGate
-    tiers: Tier
+    tiers: ReadTier
     dram: DramTier
     in_use: BlobsInUse
     clock: Clock
@@ -155,7 +157,7 @@ class Desk(StoreCalls):
     def _open_now(self, row: ObjectRow, start: int, stop: int) -> object:
         """`open` of one blob that is in dram and known to be right; `LATER` for all else."""
         parts = self._parts
-        if len(row.blobs) != 1 or start >= stop:
+        if len(row.blobs) != 1 or start >= stop or stored_codec(row.blobs[0]) is not None:
             return LATER
         blob_id = cast("BlobId", row.blobs[0].blob_id)  # its bytes; made one of that type it would cost a microsecond
         if not parts.catalog.rescue(row.bucket, row.key) and row.state is ObjectState.LIVE:
@@ -188,6 +190,10 @@ class Desk(StoreCalls):
         parts.in_use.release(held)
         await parts.store.forget_if_lost(row)
         return None
+
+    async def represent(self, row: ObjectRow, accepts: list[Accepted]) -> ObjectRow | None:
+        """See `StoreCalls.represent`."""
+        return await self._parts.store.represent(row, accepts)
 
     async def open_blob(self, blob_id: bytes, start: int | None, stop: int | None) -> OpenFrame | None:
         """See `StoreCalls.open_blob`."""

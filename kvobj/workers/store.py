@@ -24,6 +24,7 @@ from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import ObjectReader, slices_of
+from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls
 from kvobj.workers.channel import Channel
@@ -140,6 +141,10 @@ class WorkerStore:
     async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
         """See `ObjectStore.pinned`."""
         return await self._calls.pinned(bucket, key, pin, user_id)
+
+    async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
+        """See `ObjectStore.represent`."""
+        return await self._calls.represent(row, list(accepts))
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """See `ObjectStore.open`."""

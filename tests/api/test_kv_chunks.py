@@ -320,10 +320,14 @@ async def test_layers_are_read_as_a_range(chunks: Chunks) -> None:
     assert detail(await chunks.get(f"{B}?layers=0-0")) == (400, "InvalidRequest")
 
 
-async def test_a_reader_that_refuses_plain_bytes_is_told_so(chunks: Chunks) -> None:
+async def test_a_reader_that_takes_nothing_that_there_is_misses(chunks: Chunks) -> None:
     await chunks.chain(A)
-    assert (await chunks.get(A, x_kvobj_accept="x3, raw")).status == 200
-    assert detail(await chunks.get(A, x_kvobj_accept="x3")) == (400, "InvalidRequest")
+    taken = await chunks.get(A, x_kvobj_accept="x3, raw")
+    assert (taken.status, taken.headers["x-kvobj-codec"]) == (200, "raw")
+    assert "x-kvobj-codec" not in (await chunks.get(A)).headers
+    assert detail(await chunks.get(A, x_kvobj_accept="x3")) == (404, "NoSuchKey")
+    assert detail(await chunks.get(A, x_kvobj_accept="x3;level=9")) == (400, "InvalidArgument")
+    assert detail(await chunks.get(f"{A}?layers=0-0", x_kvobj_accept="x3")) == (400, "InvalidRequest")
 
 
 async def test_a_pin_reads_what_a_delete_has_hidden(chunks: Chunks) -> None:

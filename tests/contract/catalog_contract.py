@@ -14,6 +14,7 @@ from kvobj.catalog.rows import (
     Checksum,
     CommitMode,
     Durability,
+    LossyCopy,
     ObjectRow,
     PartInfo,
     PartRow,
@@ -310,6 +311,18 @@ class Objects:
         assert (live.durability, live.sequence) == (Durability.LOCAL, stored.sequence)
         assert await queued(catalog) == [1]
         assert await catalog.bucket_usage(BUCKET) == BucketUsage(1, 25)
+
+    async def test_a_row_names_its_lossy_copy_from_its_raise_to_its_delete(self, catalog: Catalog) -> None:
+        stored = await put(catalog, row("k", 1, durability=Durability.MEMORY))
+        copy = LossyCopy(blob(2).blob_id, 10, 5, bytes(32), "eq:83/1", 0.5)
+        raised = msgspec.structs.replace(stored, durability=Durability.LOCAL, lossy=copy)
+        assert await catalog.raise_durability([raised]) == [True]
+        live = await found(catalog, "k")
+        assert live is not None
+        assert live.lossy == copy
+        assert {blob_id async for blob_id in catalog.scan_named_blobs()} == set(raised.blob_ids)
+        await catalog.delete(BUCKET, ["k"], now_ms=5)
+        assert await queued(catalog) == [1, 2]
 
     async def test_a_row_that_was_replaced_is_not_raised(self, catalog: Catalog) -> None:
         await put(catalog, row("k", 1, durability=Durability.MEMORY))

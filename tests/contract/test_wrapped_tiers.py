@@ -15,6 +15,8 @@ from kvobj.errors import StoreFullError
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 from kvobj.tiers.cascade import Cascade
+from kvobj.tiers.coded import Coded
+from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.metered import Metered
 from kvobj.tiers.protocol import Tier
@@ -52,6 +54,20 @@ class TestSingleFlight(WrapperContract):
     @pytest.fixture
     def tier(self, medium: DictTier, instruments: TierInstruments) -> Tier:
         return SingleFlight(medium, instruments=instruments)
+
+
+class NothingCoded:
+    """An index of a tier whose blobs all lie as they were put."""
+
+    def find(self, blob_id: bytes) -> CodedBlob | None:
+        del blob_id
+        return None
+
+
+class TestCoded(WrapperContract):
+    @pytest.fixture
+    def tier(self, medium: DictTier, arena: Arena, instruments: TierInstruments) -> Tier:
+        return Coded(medium, index=NothingCoded(), arena=arena, run=on_thread, instruments=instruments)
 
 
 class TestMetered(WrapperContract):

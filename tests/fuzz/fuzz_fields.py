@@ -27,7 +27,8 @@ from kvobj.api.checksums import (
     parse_announced,
     parse_upload_checksum,
 )
-from kvobj.api.chunk_headers import check_accepts_raw, parse_chunk_headers, parse_pin, refuse_chunk_headers
+from kvobj.api.accepting import parse_accept
+from kvobj.api.chunk_headers import parse_chunk_headers, parse_pin, refuse_chunk_headers
 from kvobj.api.conditions import (
     http_date,
     judge_copy,
@@ -253,5 +254,5 @@ _READERS: Final[dict[str, Callable[[dict[str, str]], object]]] = {
     "chunk": parse_chunk_headers,
     "no chunk": refuse_chunk_headers,
     "pin": parse_pin,
-    "accept": check_accepts_raw,
+    "accept": parse_accept,
 }

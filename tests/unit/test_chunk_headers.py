@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kvobj.api.chunk_headers import (
     PLACE_HEADERS,
     ChunkHeaders,
-    check_accepts_raw,
     chunk_headers,
     parse_chunk_headers,
     parse_pin,
@@ -88,15 +87,6 @@ def test_a_pin_is_sixteen_bytes_in_hex() -> None:
     for value in ("", "0A" * 16, "0a" * 15, "0a" * 17):
         with pytest.raises(S3Error):
             parse_pin({"x-kvobj-pin": value})
-
-
-def test_a_reader_may_name_codecs_but_has_to_take_raw() -> None:
-    for value in ("raw", "x3, RAW", "eq4;max-error=0.07,raw"):
-        check_accepts_raw({"x-kvobj-accept": value})
-    check_accepts_raw({})
-    for value in ("x3", "", "eq4;max-error=0.07"):
-        with pytest.raises(S3Error):
-            check_accepts_raw({"x-kvobj-accept": value})
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, cast
 
 import msgspec
 
+from kvobj.api.accepting import parse_accepted
 from kvobj.api.exchange import Exchange
 from kvobj.api.kv.calls import Call, begin
 from kvobj.api.kv.chunk_lists import chunk_list
@@ -25,6 +26,8 @@ from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import ObjectRow
 from kvobj.errors import BusyError, InvalidRequestError, KvobjError, NoSuchNamespaceError
 from kvobj.store.places import DEFAULT_NAMESPACE, layer_count, layer_span
+from kvobj.store.representation import Accepted, lossy_text, plain_only, stored_codec, takes_raw
+from kvobj.tiers.coded_frames import spoken_name
 
 LOOK_AHEAD: Final = 2
 """Chunks that are opened while one is sent: each pins a frame, and a cold one fills meanwhile."""
@@ -70,6 +73,10 @@ class Span:
     stop: int = 0
 
 
+_Opened = tuple[Reader | None, Span]
+"""What a span was opened as: of another representation than plain bytes the span is another too."""
+
+
 class BatchReads:
     """Handler of ?mget."""
 
@@ -82,8 +89,7 @@ class BatchReads:
         call = await begin(exchange, operation, self._store, self._chunks)
         request: GetJson | GetMsgpack = await call.read(GetJson, GetMsgpack)
         session = session_of(request.session) if request.pin else None
-        if "raw" not in request.accept:
-            raise InvalidRequestError("chunks are sent raw", field="accept")
+        accepts = self._accepts(request)
         if request.layers is not None and request.layers[0] > request.layers[1]:
             raise InvalidRequestError("layers are [A, B], both in the range, A not above B", field="layers")
         namespace = None if request.namespace is None else (await call.namespace(request.namespace)).row
@@ -101,7 +107,20 @@ class BatchReads:
         except BaseException:
             release()
             raise
-        return exchange.reply(200, headers, ChunkStream(spans, self._store, release))
+        return exchange.reply(200, headers, ChunkStream(spans, self._store, release, accepts=accepts))
+
+    @staticmethod
+    def _accepts(request: GetJson | GetMsgpack) -> tuple[Accepted, ...] | None:
+        try:
+            accepts = parse_accepted(request.accept)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field="accept") from error
+        in_pieces = request.layers is not None or request.order == "layer"
+        if accepts is None or not in_pieces:
+            return accepts
+        if not takes_raw(accepts):
+            raise InvalidRequestError("layers are sent raw", field="accept")
+        return plain_only(accepts)
 
     async def _pin(
         self, call: Call, namespace: NamespaceRow | None, chunks: ChunkList, session: bytes
@@ -153,11 +172,19 @@ class ChunkStream:
 
     length = None
 
-    def __init__(self, spans: Iterator[Span], store: ObjectStore, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        spans: Iterator[Span],
+        store: ObjectStore,
+        release: Callable[[], None],
+        *,
+        accepts: tuple[Accepted, ...] | None = None,
+    ) -> None:
         self._spans = spans
         self._store = store
         self._release = release
-        self._ahead: deque[tuple[Span, asyncio.Task[Reader | None] | None]] = deque()
+        self._accepts = accepts
+        self._ahead: deque[tuple[Span, asyncio.Task[_Opened] | None]] = deque()
         self._current: Reader | None = None
 
     async def views(self) -> AsyncIterator[memoryview]:
@@ -183,7 +210,8 @@ class ChunkStream:
                 yield bytes(gathered), _NOTHING  # nobody knows how long the next one takes
                 gathered.clear()
             count += 1
-            reader = self._current = None if opening is None else await self._opened(span, opening)
+            reader, span = (None, span) if opening is None else await self._opened(span, opening)
+            self._current = reader
             gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
             if reader is not None:
                 async with aclosing(_joined(gathered, reader)) as pieces:
@@ -204,24 +232,34 @@ class ChunkStream:
         if row is None or not is_there:
             return framed(header | {"size_bytes": 0, "digest": None, "status": 404})
         size_bytes = span.stop - span.start
-        if row.digest is None:
+        if self._accepts is not None:
+            header |= _representation(row)
+        elif row.digest is None:
             row = await self._store.settled(row, wait=False)
-        digest = row.digest if size_bytes == row.size_bytes else None
+        digest = row.digest if size_bytes == row.size_bytes and "lossy" not in header else None
         return framed(header | {"size_bytes": size_bytes, "digest": digest, "status": 200})
 
-    def _open(self, span: Span) -> asyncio.Task[Reader | None] | None:
+    def _open(self, span: Span) -> asyncio.Task[_Opened] | None:
         if span.row is None or span.start == span.stop:
             return None
-        opening: Awaitable[Reader | None] = self._store.open(span.row, span.start, span.stop)
-        return asyncio.ensure_future(opening)
+        return asyncio.ensure_future(self._open_row(span, span.row))
 
-    async def _opened(self, span: Span, opening: asyncio.Task[Reader | None]) -> Reader | None:
+    async def _open_row(self, span: Span, row: ObjectRow) -> _Opened:
+        if self._accepts is not None:
+            found = await self._store.represent(row, self._accepts)
+            if found is None:
+                return None, span
+            stop = found.size_bytes if span.stop == row.size_bytes else span.stop
+            row, span = found, Span(span.index, span.layer, found, span.start, stop)
+        return await self._store.open(row, span.start, span.stop), span
+
+    async def _opened(self, span: Span, opening: asyncio.Task[_Opened]) -> _Opened:
         try:
             return await opening
         except BusyError:
             # There was no room to read ahead into. What this stream held is free by now.
             assert span.row is not None
-            return await self._store.open(span.row, span.start, span.stop)
+            return await self._open_row(span, span.row)
 
     async def aclose(self) -> None:
         """See `BodyStream.aclose`."""
@@ -233,11 +271,19 @@ class ChunkStream:
                 _, opening = self._ahead.popleft()
                 if opening is not None:
                     with suppress(KvobjError):
-                        reader = await opening
+                        reader, _ = await opening
                         if reader is not None:
                             await reader.aclose()
         finally:
             self._release()
+
+
+def _representation(row: ObjectRow) -> dict[str, object]:
+    """What an item's header says of its bytes, to a reader that said which codecs it takes."""
+    stored = stored_codec(row.blobs[0]) if row.blobs else None
+    told: dict[str, object] = {} if stored is None else {"codec": spoken_name(stored)}
+    lossy = lossy_text(row)
+    return told if lossy is None else told | {"lossy": lossy}
 
 
 async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[tuple[bytes, memoryview], None]:

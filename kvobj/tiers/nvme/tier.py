@@ -179,6 +179,12 @@ class NvmeTier:
         the same frame. None where nothing is gained or nothing can be begun: the put does it all. Never waits."""
         return None if self._closed else self._placing.begin(blob_id, frame, head_bytes=head_bytes)
 
+    def frame_bytes(self, blob_id: BlobId) -> int | None:
+        """How long the blob's frame is here; None if it is not held."""
+        with self._database.read() as view:
+            row = view.get(BLOBS, blob_id)
+        return None if row is None else Place.decode(row).frame_bytes
+
     async def missing(self, blob_ids: Sequence[BlobId]) -> list[BlobId]:
         """See `Tier.missing`."""
         with self._database.read() as view:
