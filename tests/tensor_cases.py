@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvobj.tensors.form import AXES, TensorForm
+from kvobj.tensors.profiles import BlockBasis, Profile, Rope
 
 PAGED: Final = ("layer", "kv", "token", "head", "dim")
 SPLIT: Final = ("kv", "layer", "token", "head", "dim")
@@ -83,6 +84,24 @@ def sparse_bits(form: TensorForm) -> bytes:
     """Noise of all bits."""
     stream = noise(11)
     return b"".join(struct.pack("<I", next(stream)) for _ in range(-(-form.plain_bytes // 4)))[: form.plain_bytes]
+
+
+def profile_of(form: TensorForm) -> Profile:
+    """A profile for a form: columns turned in pairs by the angle of the triangle 3, 4, 5, neighbours one step further on; keys by
+    position, where the form has them and the heads are even."""
+    columns = form.kv_heads * form.head_dim
+    basis = [0.0] * columns**2
+    for at in range(0, columns, 2):
+        first, second = at * columns, (at + 1) * columns
+        to = (at + 2) % columns
+        basis[first + to], basis[first + to + 1] = 0.6, 0.8
+        basis[second + to], basis[second + to + 1] = -0.8, 0.6
+    blocks = [
+        BlockBasis(0.125 * (1 + number), [(column % 5) / 8 for column in range(columns)], basis)
+        for number in range(form.blocks)
+    ]
+    turns = form.kind in {"kv", "k"} and form.head_dim % 2 == 0
+    return Profile.build(form, blocks, Rope.of(1e4, form.head_dim) if turns else None)
 
 
 @dataclass(frozen=True, slots=True)

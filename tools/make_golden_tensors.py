@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from blake3 import blake3  # noqa: E402 - behind the path that tests and package are found by
-from tensor_cases import CASES  # noqa: E402
+from tensor_cases import CASES, profile_of  # noqa: E402
 
 from kvobj.tensors.codec_names import CodecName  # noqa: E402
 from kvobj.tensors.codecs import (  # noqa: E402
@@ -31,8 +31,8 @@ from kvobj.tensors.codecs import (  # noqa: E402
 )
 
 DIRECTORY: Final = ROOT / "tests" / "golden" / "tensor_frames"
-CODECS: Final = ("x3", "xa", "f8", "h4", "eq57", "eq55", "eq4", "eq3", "eq:83/2")
-"""Codecs whose vectors are kept; `ek` has its own, with its profile."""
+CODECS: Final = ("x3", "xa", "f8", "h4", "eq57", "eq55", "eq4", "eq3", "eq:83/2", "ek")
+"""Codecs whose vectors are kept; those of `ek` are made with `tensor_cases.profile_of`."""
 FINGERPRINT: Final = bytes(range(16))
 FIRST_POSITION: Final = 512
 
@@ -63,12 +63,19 @@ def vector(codec: str, case_name: str) -> Vector:
     """What this version makes of a case."""
     case = CASES[case_name]
     plain = plain_of(case_name)
+    profile = profile_of(case.form) if CodecName.parse(codec).kind.needs_profile else None
     room = memoryview(bytearray(encode_bound(codec, case.form)))
     size_bytes = encode_frame(
-        memoryview(plain), room, codec=codec, form=case.form, fingerprint=FINGERPRINT, first_position=FIRST_POSITION
+        memoryview(plain),
+        room,
+        codec=codec,
+        form=case.form,
+        fingerprint=FINGERPRINT,
+        first_position=FIRST_POSITION,
+        profile=profile,
     )
     frame, decoded = room[:size_bytes], bytearray(len(plain))
-    decode_frame(frame, parse_tensor_frame(frame, size_bytes), memoryview(decoded))
+    decode_frame(frame, parse_tensor_frame(frame, size_bytes), memoryview(decoded), profile=profile)
     return {
         "plain": blake3(plain).hexdigest(),
         "frame": blake3(frame).hexdigest(),
