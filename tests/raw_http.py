@@ -102,7 +102,9 @@ def sign_head(
     sent = {name.lower(): value for name, value in (headers or {}).items()}
     sent |= {"host": host, "x-amz-date": amz_date, "x-amz-content-sha256": payload_hash}
     names = sorted(
-        name for name in sent if name in {"host", "content-type", "content-md5"} or name.startswith("x-amz-")
+        name
+        for name in sent
+        if name in {"host", "content-type", "content-md5"} or name.startswith(("x-amz-", "x-kvobj-"))
     )
     query_string = canonical_query(query or {})
     canonical = "\n".join(

@@ -109,6 +109,7 @@ def write_configuration(
         *(f"{name} = {value}" for name, value in settings.sections.get("server", {}).items()),
         "[admin]",
         f'listen = "127.0.0.1:{admin_port}"',
+        *(f"{name} = {value}" for name, value in settings.sections.get("admin", {}).items()),
     ]
     for bucket in settings.buckets:
         lines += [
@@ -143,7 +144,7 @@ def write_configuration(
         lines.append(f'segment_size = "{settings.nvme_segment_bytes // MIB} MiB"')
     sections: dict[str, dict[str, str]] = {"gc": {"sweep_interval": '"1 s"'}}
     for name, values in settings.sections.items():
-        if name != "server":
+        if name not in ("server", "admin"):
             sections.setdefault(name, {}).update(values)
     for name, values in sections.items():
         lines += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]

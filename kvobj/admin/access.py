@@ -1,12 +1,13 @@
 """Where the server is and who signs: flags, then a profile, then the environment, then the data directory.
 
 A profile is a table of `$XDG_CONFIG_HOME/kvobj/profiles.toml` with `endpoint`, `access_key`, `secret_key` and optionally
-`region`. Without anything named, the credentials of `./kvobj-data` are taken if they are there, which is what
+`region` and `ca_bundle`. Without anything named, the credentials of `./kvobj-data` are taken if they are there, which is what
 `kvobj serve` without options made.
 """
 
 from __future__ import annotations
 
+import ssl
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from kvobj.errors import ConfigurationError
 DEFAULT_ENDPOINT: Final = "http://127.0.0.1:9001"
 DEFAULT_DATA: Final = Path("kvobj-data")
 
-_PROFILE_KEYS: Final = frozenset({"endpoint", "access_key", "secret_key", "region"})
+_PROFILE_KEYS: Final = frozenset({"endpoint", "access_key", "secret_key", "region", "ca_bundle"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,27 @@ class AccessFlags:
     secret_key: str | None = None
     profile: str | None = None
     data: Path | None = None
+    ca_bundle: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach and sign."""
+    """How to reach and sign. `ca_bundle`: the authorities that an https server's certificate is checked against; None: the
+    system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
 
     endpoint: str
     credentials: Credentials
     region: str = "us-east-1"
+    ca_bundle: Path | None = None
+
+    def tls_context(self) -> ssl.SSLContext:
+        """What to connect to an https endpoint with. `ConfigurationError` where the bundle cannot be used."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_bundle)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigurationError(
+                [f"--ca-bundle: {self.ca_bundle}: cannot be used: {error.strerror or error}"]
+            ) from error
 
 
 def find_access(flags: AccessFlags, environment: Mapping[str, str]) -> Access:
@@ -56,7 +69,8 @@ def find_access(flags: AccessFlags, environment: Mapping[str, str]) -> Access:
         credentials = find_credentials(flags.data, environment)
     data = flags.data or DEFAULT_DATA
     endpoint = flags.endpoint or profile.get("endpoint") or read_admin_endpoint(data) or DEFAULT_ENDPOINT
-    return Access(endpoint, credentials, profile.get("region", "us-east-1"))
+    bundle = flags.ca_bundle or (Path(profile["ca_bundle"]) if "ca_bundle" in profile else None)
+    return Access(endpoint, credentials, profile.get("region", "us-east-1"), bundle)
 
 
 def find_credentials(data: Path | None, environment: Mapping[str, str]) -> Credentials:

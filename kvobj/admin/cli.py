@@ -121,6 +121,13 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
     flags.add_argument(
         "--data", type=Path, default=default, metavar="DIR", help="data directory: credentials, offline commands"
     )
+    flags.add_argument(
+        "--ca-bundle",
+        type=Path,
+        default=default,
+        metavar="FILE",
+        help="who signs an https endpoint's certificate (PEM)",
+    )
     flags.add_argument("--json", action="store_true", default=False if is_default else argparse.SUPPRESS)
 
 
@@ -129,14 +136,20 @@ def _run(options: argparse.Namespace, output: Output, environment: Mapping[str, 
         return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)
     if options.command == "credentials":
         return _credentials(output, options.data, environment)
-    flags = AccessFlags(options.endpoint, options.access_key, options.secret_key, options.profile, options.data)
+    flags = AccessFlags(
+        options.endpoint, options.access_key, options.secret_key, options.profile, options.data, options.ca_bundle
+    )
     access = find_access(flags, environment)
     try:
         endpoint = Endpoint.parse(access.endpoint)
     except KvobjError as error:
         raise ConfigurationError([str(error)]) from error
     with SignedConnection(
-        endpoint, access.credentials, region=access.region, timeout_seconds=_TIMEOUT_SECONDS
+        endpoint,
+        access.credentials,
+        region=access.region,
+        timeout_seconds=_TIMEOUT_SECONDS,
+        tls=access.tls_context() if endpoint.is_tls else None,
     ) as connection:
         return _command_of(options)(AdminClient(connection), output, options)
 

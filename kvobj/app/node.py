@@ -27,6 +27,7 @@ from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.clock import Clock, boot_ms
 from kvobj.config.settings import BucketSettings, Settings
 from kvobj.data_directory import DataDirectory
@@ -35,7 +36,7 @@ from kvobj.errors import BucketExistsError, KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
 from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
-from kvobj.metrics import Metrics
+from kvobj.metrics import Family, Metrics
 from kvobj.native import status as native_status
 from kvobj.policy.choose import chunk_policy
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
@@ -43,20 +44,24 @@ from kvobj.policy.dram_view import DramView
 from kvobj.record_log import RecordLog
 from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
+from kvobj.store.profile_shelf import ProfileShelf
 from kvobj.store.recovery import Recovery, RecoveryReport
 from kvobj.store.split import BlobSplit
 from kvobj.store.store import Store
 from kvobj.store.transcoding import Transcoder
 from kvobj.store.transcoding_dram import DramTranscoding
+from kvobj.store.transcoding_hbm import HbmCodings
 from kvobj.store.transcoding_home import HomeTranscoding
+from kvobj.store.transcoding_ladder import HomeDemotion
 from kvobj.store.transcoding_rules import CodingRules
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.cascade import Cascade
-from kvobj.tiers.coded import Coded, CodedHome
+from kvobj.tiers.coded import Coded, CodedHome, ProfileOf
 from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlobs, codec_families
 from kvobj.tiers.coded_cache import CodedCache
 from kvobj.tiers.coded_demotion import DemotingFrames
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
+from kvobj.tiers.decode_turns import DecodeTurns
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
 from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.in_use import BlobsInUse
@@ -64,6 +69,7 @@ from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.metered import Metered
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.rebuild import live_inline_entries
+from kvobj.tiers.pool_runs import to_its_end
 from kvobj.tiers.protocol import Tier
 from kvobj.tiers.single_flight import SingleFlight
 from kvobj.tiers.stored_frames import StoredTier
@@ -100,7 +106,9 @@ class Node:
     checked_tiers: tuple[Tier, ...]
     coded_blobs: CodedBlobs
     coding_rules: CodingRules
+    profiles: ProfileShelf
     dram_transcoding: DramTranscoding
+    home_demotion: HomeDemotion
     transcoder: Transcoder
     store: Store
     commit_step: CommitStep
@@ -109,6 +117,7 @@ class Node:
     policy: ChunkPolicy
     collector: Collector
     upkeep: Upkeep
+    on_asked: Callable[[ObjectRow], None]
     kv: KvApi
     in_use: BlobsInUse
     corrupt: CorruptBlobs
@@ -204,6 +213,11 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         now_boot_ms=boot_ms(clock),
     )
     stack.push_async_callback(catalog.aclose)
+    unfinished_max = settings.limits.unfinished_bytes_per_user
+    catalog.unfinished.bound(
+        nvme_choice.capacity_bytes // 4 if unfinished_max is None else unfinished_max, exempt=(ROOT_USER_ID,)
+    )
+    metrics.add_families(partial(_unfinished_families, catalog.unfinished))
 
     instruments = TierInstruments(metrics)
     run = _on_pool(hash_executor)
@@ -239,8 +253,15 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
     # Threads of their own: what waits to be hashed is in a client's way, what waits to be encoded is not.
     codec_executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec")
     stack.callback(codec_executor.shutdown)
-    run_codec = _on_pool(codec_executor)
-    decoding = _Decoding(arena=arena, run=run_codec, instruments=instruments)
+    run_codec = to_its_end(codec_executor)
+
+    async def read_profile(row: ObjectRow) -> bytes | None:
+        return await _whole(store, row)
+
+    profiles = ProfileShelf(catalog=catalog, read=read_profile, run=run_codec, clock=clock)
+    decoding = _Decoding(
+        arena=arena, run=run_codec, instruments=instruments, profile_of=profiles.get, turns=DecodeTurns()
+    )
     read_dram = Coded(checked_dram, index=dram, on_corrupt=corrupt_in_dram, **decoding)
     read_nvme = CodedHome(checked_nvme, blobs=coded_blobs, on_corrupt=corrupt_in_nvme, **decoding)
     transcoder = Transcoder(arena=arena, run=run_codec, metrics=metrics)
@@ -249,11 +270,13 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         return (await transcoder.demote(frame, codec, tier="reader")).frame
 
     stored = DemotingFrames((StoredTier(checked_dram, dram), StoredTier(checked_nvme, coded_blobs)), demote=demote)
+    rules = CodingRules(catalog.namespaces, log=log, profile_of=profiles.get)
+    hbm_codings = HbmCodings(rules)
     hbm = None
     below_dram: Tier = read_nvme
     if settings.hbm is not None:
         # Behind dram for readers of bytes: what dram holds is sent as it lies, and device memory has to be copied first.
-        hbm = await open_hbm(settings.hbm, arena, metrics=metrics, log=log)
+        hbm = await open_hbm(settings.hbm, arena, coding_of=hbm_codings.of_blob, metrics=metrics, log=log)
         stack.push_async_callback(hbm.aclose)
         shared_hbm = SingleFlight(Metered(hbm, instruments=instruments, clock=clock), instruments=instruments)
         below_dram = Cascade(shared_hbm, read_nvme, instruments=instruments)
@@ -262,8 +285,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
     stack.callback(stored.close)
     cache = CodedCache(dram, **decoding)
     home = CodedHome(metered_nvme, blobs=coded_blobs, **decoding)
-    rules = CodingRules(catalog.namespaces, log=log)
-    metrics.add_families(lambda: codec_families({"dram": dram.coded_totals, "nvme": coded_blobs.totals}))
+    coded_totals = {"dram": dram.coded_totals, "nvme": coded_blobs.totals}
+    if hbm is not None:
+        coded_totals["hbm"] = hbm.coded_totals
+    metrics.add_families(lambda: codec_families(coded_totals))
 
     in_use = BlobsInUse()
     placement = Placement(
@@ -296,6 +321,19 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         memory=dram, arena=arena, transcoder=transcoder, rules=rules, catalog=catalog, clock=clock, log=log
     )
 
+    home_demotion = HomeDemotion(
+        catalog=catalog,
+        home=home,
+        read=read_tier,
+        transcoder=transcoder,
+        rules=rules,
+        in_use=in_use,
+        allocate=blob_ids.allocate,
+        on_queued=reaper.kick,
+        clock=clock,
+        log=log,
+    )
+
     async def on_written(row: ObjectRow) -> None:
         await collector.written(row)
         await dram_transcoding.note(row)
@@ -304,6 +342,11 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         collector.touched(row)
         dram_transcoding.touched(row)
 
+    def asked(row: ObjectRow) -> None:
+        hbm_codings.note(row)
+        collector.hold(row)
+
+    on_asked = collector.hold if hbm is None else asked
     write_behind = WriteBehind(
         catalog=catalog,
         placement=placement,
@@ -351,9 +394,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         ),
         in_use=in_use,
         on_read=on_read,
-        on_asked=collector.hold,
+        on_asked=on_asked,
         on_removed=on_removed,
         corrupt=corrupt,
+        named_profiles=profiles.named,
     )
 
     kv = make_kv_api(
@@ -367,10 +411,12 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         in_use=in_use,
         arena_bytes=arena.capacity_bytes,
         executor=hash_executor,
-        hold=collector.hold,
+        hold=on_asked,
         on_removed=on_removed,
         clock=clock,
         pace=collection.pace,
+        on_namespace_changed=lambda _: home_demotion.look(),
+        check_profile=profiles.check,
     )
     await check_wrapping_key(kv.book, catalog)
     register_events(metrics, catalog.history, kv.events)
@@ -430,7 +476,9 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         checked_tiers=(checked_dram, checked_nvme),
         coded_blobs=coded_blobs,
         coding_rules=rules,
+        profiles=profiles,
         dram_transcoding=dram_transcoding,
+        home_demotion=home_demotion,
         transcoder=transcoder,
         store=store,
         commit_step=commit_step,
@@ -439,6 +487,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         policy=policy,
         collector=collector,
         upkeep=upkeep,
+        on_asked=on_asked,
         kv=kv,
         in_use=in_use,
         corrupt=corrupt,
@@ -471,6 +520,20 @@ def _native_notes() -> tuple[str, ...]:
     return () if native.is_loaded else (f"policy and chain sums run in Python: native code is {native.detail}",)
 
 
+def _unfinished_families(unfinished: UnfinishedBytes) -> list[Family]:
+    name, refused = "kvobj_unfinished_bytes", "kvobj_unfinished_refusals"
+    samples = [(name, {"user": user}, float(held)) for user, held in unfinished.of_users.items()]
+    return [
+        Family(name, "bytes of parts of uploads in progress, and of chunks in parts, by user", "gauge", samples),
+        Family(
+            refused,
+            "parts and uploads refused since their user's unfinished uploads held as much as they may",
+            "counter",
+            [(f"{refused}_total", {}, float(unfinished.refusals))],
+        ),
+    ]
+
+
 def _stored_bytes(coded: CodedBlobs, row: ObjectRow) -> int:
     """What a chunk takes in the home tier."""
     if row.lossy is not None:
@@ -485,6 +548,22 @@ class _Decoding(TypedDict):
     arena: Arena
     run: RunOnPool
     instruments: TierInstruments
+    profile_of: ProfileOf
+    turns: DecodeTurns
+
+
+async def _whole(store: Store, row: ObjectRow) -> bytes | None:
+    """An object's bytes in memory of their own; None where they are lost."""
+    reader = await store.open(row, 0, row.size_bytes)
+    if reader is None:
+        return None
+    try:
+        data = bytearray()
+        async for view in reader.views():
+            data += view
+        return bytes(data)
+    finally:
+        await reader.aclose()
 
 
 class _Ending:
@@ -505,7 +584,8 @@ def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     upkeep = node.upkeep
     stack.push_async_callback(node.catalog.leases.stopped_cleanly)
     for worker in (
-        node.write_behind, node.dram_transcoding, node.reaper, node.collector, upkeep.expiry, upkeep.state_files, node.readers,
+        node.write_behind, node.dram_transcoding, node.home_demotion, node.reaper, node.collector, upkeep.expiry,
+        upkeep.state_files, node.readers,
     ):  # fmt: skip
         worker.start()
         stack.push_async_callback(worker.aclose)
@@ -549,6 +629,7 @@ async def housekeeping(node: Node) -> AsyncIterator[None]:
     node.upkeep.sweep.start()
     node.upkeep.scrub.start()
     node.upkeep.lifecycle.start()
+    node.home_demotion.look()
     background = [
         asyncio.create_task(node.arena.populate(), name="populate"),
         asyncio.create_task(node.collector.load(), name="load-home-chunks"),

@@ -3,7 +3,7 @@
 SIGTERM and SIGINT drain: no new connections, requests in flight finish, what is only in memory is written down, exit 0. A
 second interrupt from the keyboard ends at once (a second SIGTERM changes nothing); nothing that was acknowledged is lost
 then either, since a start adopts what is in memory. SIGUSR2 counts on that: it drains and ends, and the next start has it all,
-dram still warm. SIGHUP reads the TLS certificate and its key again.
+dram still warm. SIGHUP reads the TLS certificates and their keys again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import uvloop
 
@@ -71,8 +72,8 @@ def uvloop_runner() -> asyncio.Runner:
 
 async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[str, str], log: logging.Logger) -> None:
     clock, metrics = SystemClock(), Metrics()
-    tls = _served_certificate(settings, clock, metrics, log)
-    signals = ServerSignals.listen(on_hangup=_nothing_to_reload(log) if tls is None else tls.reload)
+    tls = _Certificates.load(settings, clock, metrics, log)
+    signals = ServerSignals.listen(on_hangup=tls.reload)
     listeners = Listeners.open(settings, environment)
     try:
         async with open_node(settings, data, clock=clock, metrics=metrics, log=log) as node:
@@ -94,15 +95,36 @@ async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[s
         listeners.close()
 
 
-def _served_certificate(
-    settings: Settings, clock: Clock, metrics: Metrics, log: logging.Logger
-) -> ServedCertificate | None:
-    if settings.server.tls is None:
-        return None
-    # Imported here: reading certificates takes 50 ms to load, which a start without TLS need not wait for.
-    from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - see above
+@dataclass(frozen=True, slots=True)
+class _Certificates:
+    """Those of the two ports; None for one that speaks plain HTTP."""
 
-    return ServedCertificate.load(settings.server.tls, clock, metrics, log)
+    s3: ServedCertificate | None
+    admin: ServedCertificate | None
+    log: logging.Logger
+
+    @classmethod
+    def load(cls, settings: Settings, clock: Clock, metrics: Metrics, log: logging.Logger) -> Self:
+        """Those that the configuration names. `ConfigurationError` where one cannot be used."""
+        s3, admin = settings.server.tls, settings.admin.tls
+        if s3 is None and admin is None:
+            return cls(None, None, log)
+        # Imported here: reading certificates takes 50 ms to load, which a start without TLS need not wait for.
+        from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - see above
+
+        return cls(
+            None if s3 is None else ServedCertificate.load(s3, clock, metrics, log),
+            None if admin is None else ServedCertificate.load(admin, clock, metrics, log, section="admin"),
+            log,
+        )
+
+    def reload(self) -> None:
+        """Read them again, on a hangup."""
+        for each in (self.admin, self.s3):
+            if each is not None:
+                each.reload()
+        if self.admin is None and self.s3 is None:
+            self.log.info("hangup: there is no TLS certificate to read again")
 
 
 def _end_as_it_is(log: logging.Logger) -> NoReturn:
@@ -117,7 +139,7 @@ async def _serve_node(
     node: Node,
     listeners: Listeners,
     *,
-    tls: ServedCertificate | None,
+    tls: _Certificates,
     signals: ServerSignals,
     environment: Mapping[str, str],
     clock: Clock,
@@ -132,14 +154,14 @@ async def _serve_node(
         s3: Front
         pool: WorkerPool | None = None
         if settings.server.workers == 1:
-            s3 = OneProcess(node, listeners.s3, same_host=same_host, tls=tls, clock=clock, metrics=metrics, log=log)
+            s3 = OneProcess(node, listeners.s3, same_host=same_host, tls=tls.s3, clock=clock, metrics=metrics, log=log)
         else:
             words = SharedWords.make()
             stack.callback(words.close)
             s3 = pool = worker_processes(
                 node, listeners.s3, words, same_host=same_host, clock=clock, metrics=metrics, log=log
             )
-            if tls is not None:
+            if tls.s3 is not None:
                 signals.on_hangup = _Reloads(pool, tls).begin
         stack.push_async_callback(s3.aclose)
         if settings.events.zmq is not None:
@@ -168,7 +190,7 @@ async def _serve_node(
             log=log.getChild("admin"),
         )
         stack.push_async_callback(admin.aclose)
-        await admin.start([listeners.admin])
+        await admin.start([listeners.admin], None if tls.admin is None else tls.admin.context)
         lm = None
         if listeners.lm is not None:
             lm = await start_lm(node, listeners.lm, clock=clock, metrics=metrics, log=log)
@@ -196,7 +218,7 @@ async def _serve_node(
 class _Reloads:
     """A new certificate, to the workers first: once this process says that it is read, it is in use."""
 
-    def __init__(self, pool: WorkerPool, tls: ServedCertificate) -> None:
+    def __init__(self, pool: WorkerPool, tls: _Certificates) -> None:
         self._pool = pool
         self._tls = tls
         self._running: set[asyncio.Task[None]] = set()
@@ -227,14 +249,11 @@ def _announce(node: Node, listeners: Listeners) -> None:
     settings = node.settings
     scheme = "http" if settings.server.tls is None else "https"
     url = f"{scheme}://{address_of(listeners.s3[0])}"
-    node.data.write_endpoints(s3=url, admin=f"http://{address_of(listeners.admin)}")
+    admin_scheme = "http" if settings.admin.tls is None else "https"
+    node.data.write_endpoints(s3=url, admin=f"{admin_scheme}://{address_of(listeners.admin)}")
     sys.stdout.write(announcement(settings, url, node.data.credentials_path) + "\n")
     sys.stdout.flush()
 
 
 def _regions(settings: Settings) -> frozenset[str]:
     return S3Settings(region=settings.server.region).regions
-
-
-def _nothing_to_reload(log: logging.Logger) -> Callable[[], None]:
-    return lambda: log.info("hangup: there is no TLS certificate to read again")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -29,8 +29,8 @@ from kvobj.metrics import Metrics
 # TLS 1.2 (RFC 9325 §4.2); those of TLS 1.3 are all sound and OpenSSL's own choice.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _PEM_BYTES_MAX: Final = 1024 * 1024
-_CERTIFICATE: Final = "server.tls_certificate"
-_KEY: Final = "server.tls_key"
+Section = Literal["server", "admin"]
+"""Of the configuration: whose pair it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Certificate:
 class ServedCertificate:
     """The pair in use, and the context with it that listeners are given."""
 
-    __slots__ = ("_clock", "_failures", "_log", "_settings", "certificate", "context")
+    __slots__ = ("_clock", "_failures", "_log", "_section", "_settings", "certificate", "context")
 
     def __init__(
         self,
@@ -66,30 +66,42 @@ class ServedCertificate:
         context: ssl.SSLContext,
         certificate: Certificate,
         *,
+        section: Section,
         clock: Clock,
         metrics: Metrics,
         log: logging.Logger,
     ) -> None:
+        """`metrics` have no other certificate of the section."""
         self._settings = settings
+        self._section = section
         self._clock = clock
         self._log = log.getChild("tls")
         self.context = context
         self.certificate = certificate
+        prefix = "kvobj_tls" if section == "server" else "kvobj_admin_tls"
         metrics.gauge_of(
-            "kvobj_tls_certificate_expiry_timestamp_seconds",
+            f"{prefix}_certificate_expiry_timestamp_seconds",
             "when the TLS certificate in use expires, in seconds since 1970",
             self._expiry,
         )
         self._failures = metrics.counter(
-            "kvobj_tls_reload_failures", "times a TLS certificate was to be read again and could not be used"
+            f"{prefix}_reload_failures", "times a TLS certificate was to be read again and could not be used"
         )
 
     @classmethod
-    def load(cls, settings: TlsSettings, clock: Clock, metrics: Metrics, log: logging.Logger) -> Self:
+    def load(
+        cls,
+        settings: TlsSettings,
+        clock: Clock,
+        metrics: Metrics,
+        log: logging.Logger,
+        *,
+        section: Section = "server",
+    ) -> Self:
         """Read and check the pair. Raises `ConfigurationError` with the path of the file at fault."""
-        pair, context = _Pair.read(settings), _context()
-        _put_into(context, pair, settings)
-        served = cls(settings, context, pair.certificate, clock=clock, metrics=metrics, log=log)
+        pair, context = _Pair.read(settings, section), _context()
+        _put_into(context, pair, settings, section)
+        served = cls(settings, context, pair.certificate, section=section, clock=clock, metrics=metrics, log=log)
         served._tell("in use")
         return served
 
@@ -97,15 +109,17 @@ class ServedCertificate:
         """Read the pair again and use it from the next handshake on. Where it cannot be used, that is logged and the one in
         use stays."""
         try:
-            pair = _Pair.read(self._settings)
-            _put_into(
-                _context(), pair, self._settings
-            )  # what cannot be loaded leaves a context without a key: not ours
-            _put_into(self.context, pair, self._settings)
+            pair = _Pair.read(self._settings, self._section)
+            # What cannot be loaded leaves a context without a key: not ours.
+            _put_into(_context(), pair, self._settings, self._section)
+            _put_into(self.context, pair, self._settings, self._section)
         except ConfigurationError as error:
             self._failures.inc()
             self._log.error(
-                "the TLS certificate was not read again, the one in use stays (%s): %s", self.certificate, error
+                "the TLS certificate%s was not read again, the one in use stays (%s): %s",
+                self._of_which_port(),
+                self.certificate,
+                error,
             )
             return
         self.certificate = pair.certificate
@@ -115,10 +129,13 @@ class ServedCertificate:
         return self.certificate.not_after.timestamp()
 
     def _tell(self, what: str) -> None:
-        self._log.info("TLS certificate %s: %s", what, self.certificate)
+        self._log.info("TLS certificate%s %s: %s", self._of_which_port(), what, self.certificate)
         now = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
         if complaint := self.certificate.complaint(now):
-            self._log.warning("clients will refuse the TLS certificate: %s", complaint)
+            self._log.warning("clients will refuse the TLS certificate%s: %s", self._of_which_port(), complaint)
+
+    def _of_which_port(self) -> str:
+        return " of the admin port" if self._section == "admin" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +147,16 @@ class _Pair:
     certificate: Certificate
 
     @classmethod
-    def read(cls, settings: TlsSettings) -> Self:
+    def read(cls, settings: TlsSettings, section: Section) -> Self:
         problems: list[str] = []
-        chain = _read(settings.certificate, _CERTIFICATE, problems)
-        key = _read(settings.key, _KEY, problems)
-        leaf = _leaf(chain, settings.certificate, problems)
-        private = _private_key(key, settings.key, problems)
+        chain = _read(settings.certificate, f"{section}.tls_certificate", problems)
+        key = _read(settings.key, f"{section}.tls_key", problems)
+        leaf = _leaf(chain, f"{section}.tls_certificate: {settings.certificate}", problems)
+        private = _private_key(key, f"{section}.tls_key: {settings.key}", problems)
         if leaf and private and _public_bytes(leaf) != _public_bytes(private):
-            problems.append(f"{_KEY}: {settings.key}: is not the key of the certificate {settings.certificate}")
+            problems.append(
+                f"{section}.tls_key: {settings.key}: is not the key of the certificate {settings.certificate}"
+            )
         if problems or leaf is None:
             raise ConfigurationError(problems)
         return cls(chain, key, _described(leaf))
@@ -153,13 +172,14 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _put_into(context: ssl.SSLContext, pair: _Pair, settings: TlsSettings) -> None:
+def _put_into(context: ssl.SSLContext, pair: _Pair, settings: TlsSettings, section: Section) -> None:
     with _as_file(pair.chain) as chain, _as_file(pair.key) as key:
         try:
             context.load_cert_chain(chain, key, password=b"")
         except ssl.SSLError as error:
+            where = f"{section}.tls_certificate: {settings.certificate}"
             raise ConfigurationError(
-                [f"{_CERTIFICATE}: {settings.certificate}: cannot be used with {settings.key}: {error.reason or error}"]
+                [f"{where}: cannot be used with {settings.key}: {error.reason or error}"]
             ) from error
 
 
@@ -189,25 +209,25 @@ def _read(path: Path, setting: str, problems: list[str]) -> bytes:
     return content
 
 
-def _leaf(chain: bytes, path: Path, problems: list[str]) -> x509.Certificate | None:
+def _leaf(chain: bytes, where: str, problems: list[str]) -> x509.Certificate | None:
     if not chain:
         return None
     try:
         return x509.load_pem_x509_certificates(chain)[0]
     except ValueError:
-        problems.append(f"{_CERTIFICATE}: {path}: holds no certificate that can be read (PEM)")
+        problems.append(f"{where}: holds no certificate that can be read (PEM)")
         return None
 
 
-def _private_key(key: bytes, path: Path, problems: list[str]) -> PrivateKeyTypes | None:
+def _private_key(key: bytes, where: str, problems: list[str]) -> PrivateKeyTypes | None:
     if not key:
         return None
     try:
         return load_pem_private_key(key, password=None)
     except TypeError:
-        problems.append(f"{_KEY}: {path}: is encrypted: a server has nobody to ask for a passphrase")
+        problems.append(f"{where}: is encrypted: a server has nobody to ask for a passphrase")
     except Exception:  # noqa: BLE001 - unknown algorithms come as errors of their own kinds
-        problems.append(f"{_KEY}: {path}: holds no private key that can be read (PEM)")
+        problems.append(f"{where}: holds no private key that can be read (PEM)")
     return None
 
 

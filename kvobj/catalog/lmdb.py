@@ -127,6 +127,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         catalog = cls(database, numbers, limits if limits is not None else LeaseLimits())
         now = boot_ms(SystemClock()) if now_boot_ms is None else now_boot_ms
         await catalog._leases.open(now_boot_ms=now)
+        catalog._count_unfinished()
         catalog._history = await LmdbHistory.open(
             database, catalog._tables.history, numbers, executor=catalog._readers, max_events=max_events
         )
@@ -219,6 +220,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         """See `Catalog.delete_bucket`."""
         try:
             await self._database.write(DeleteBucket(name, self._tables), [bucket_key(name)])
+            self.unfinished.bucket_ended(name)
         finally:
             self._buckets.pop(name, None)
             self._namespaces.forget_bucket(name)
@@ -296,6 +298,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
                 outcome = await self._database.write(change(durable=True), keys)
         if isinstance(outcome, Refusal):
             raise outcome.error
+        if upload_id is not None:
+            self.unfinished.ended(upload_id)
         return outcome
 
     async def commit_chain(

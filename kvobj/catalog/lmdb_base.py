@@ -12,6 +12,7 @@ from kvobj.catalog.flight_keys import bucket_key
 from kvobj.catalog.marks import Marks
 from kvobj.catalog.numbers import NumberLine
 from kvobj.catalog.object_changes import NeedsDurableError
+from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.database import Database, WriteView
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class LmdbBase:
         self._objects = self._tables.objects
         self._uploads = self._tables.uploads
         self._marks = Marks()
+        self.unfinished = UnfinishedBytes()
         self._readers = ThreadPoolExecutor(1, "catalog-read")
 
     async def _on_thread(self, read: Callable[..., T], *arguments: object) -> T:

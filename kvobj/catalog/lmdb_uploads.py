@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
 
 from kvobj.catalog import flight_keys
 from kvobj.catalog.catalog_rows import require_root, root_of
-from kvobj.catalog.encoding import PARTS, PARTS_VOLATILE, decode_part, escaped, upload_key
+from kvobj.catalog.encoding import (
+    BUCKETS,
+    PARTS,
+    PARTS_VOLATILE,
+    decode_part,
+    decode_stored_bucket,
+    escaped,
+    upload_key,
+)
 from kvobj.catalog.listing import list_page
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.object_changes import Refusal
@@ -22,6 +31,7 @@ class LmdbUploads(LmdbBase):
 
     async def create_upload(self, upload: UploadRow) -> None:
         """See `Catalog.create_upload`."""
+        self.unfinished.check(upload.owner)
         change = CreateUpload(self._uploads, upload)
         keys = [flight_keys.upload_key(upload.upload_id)]
         if upload.durability is Durability.MEMORY:
@@ -42,7 +52,12 @@ class LmdbUploads(LmdbBase):
         outcome = await self._write_fast(change, [flight_keys.upload_key(part.upload_id)], bucket=bucket)
         if isinstance(outcome, Refusal):
             raise outcome.error
-        return outcome
+        with self._database.read() as view:
+            root = root_of(view, bucket)
+            stands = None if root is None else self._uploads.find(view, root, key.encode(), part.upload_id)
+        if stands is not None:  # else it has ended meanwhile, and nobody would tell so again
+            self.unfinished.placed(part.upload_id, outcome.owner, bucket, outcome.added_bytes)
+        return outcome.part
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
         """See `Catalog.parts`."""
@@ -60,6 +75,16 @@ class LmdbUploads(LmdbBase):
         """See `Catalog.abort_upload`."""
         change = partial(AbortUpload, self._objects, self._uploads, bucket, key, upload_id, now_ms)
         await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket)
+        self.unfinished.ended(upload_id)
+
+    def _count_unfinished(self) -> None:
+        """Count what the rows hold: when the catalog is opened."""
+        with self._database.read() as view:
+            for name, value in view.range(BUCKETS):
+                for upload in self._uploads.first(view, decode_stored_bucket(value).root, sys.maxsize):
+                    held = sum(part.size_bytes for part in self._uploads.parts(view, upload))
+                    if held:
+                        self.unfinished.placed(upload.row.upload_id, upload.row.owner, name.decode(), held)
 
     async def list_uploads(
         self,

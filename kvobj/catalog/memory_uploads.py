@@ -8,6 +8,7 @@ from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.memory_chains import MemoryChains
 from kvobj.catalog.memory_tables import blob_ids_of
 from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
+from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.errors import FencedError, KvobjError, NoSuchUploadError
 from kvobj.ids import BlobId
 
@@ -20,9 +21,11 @@ class MemoryUploads(MemoryChains):
         self._epoch: int | None = None
         self._uploads: dict[tuple[str, bytes, str], UploadRow] = {}
         self._parts: dict[tuple[str, int], PartRow] = {}
+        self.unfinished = UnfinishedBytes()
 
     async def create_upload(self, upload: UploadRow) -> None:
         """See `Catalog.create_upload`."""
+        self.unfinished.check(upload.owner)
         self._require_bucket(upload.bucket)
         place = (upload.bucket, upload.key.encode(), upload.upload_id)
         if not (upload.group_parts and place in self._uploads):
@@ -48,6 +51,8 @@ class MemoryUploads(MemoryChains):
             self._enqueue(part.blob_ids, set(before.blob_ids), name, volatile=is_memory, now_ms=now_ms)
             return before
         self._parts[part.upload_id, part.number] = part
+        added_bytes = part.size_bytes - (0 if before is None else before.size_bytes)
+        self.unfinished.placed(part.upload_id, "" if upload is None else upload.owner, bucket, added_bytes)
         if before is not None:
             self._enqueue(before.blob_ids, set(part.blob_ids), name, volatile=is_memory, now_ms=now_ms)
         return part
@@ -120,6 +125,7 @@ class MemoryUploads(MemoryChains):
         del self._uploads[upload.bucket, upload.key.encode(), upload.upload_id]
         for part in self._parts_of(upload.upload_id):
             del self._parts[upload.upload_id, part.number]
+        self.unfinished.ended(upload.upload_id)
 
     def _require_upload(self, bucket: str, key: str, upload_id: str) -> UploadRow:
         upload = self._uploads.get((bucket, key.encode(), upload_id))

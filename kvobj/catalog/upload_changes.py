@@ -31,6 +31,15 @@ class CreateUpload:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """The part that stands, the upload's owner, and how many bytes the upload holds more than before."""
+
+    part: PartRow
+    owner: str
+    added_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutPart:
     """`Catalog.put_part` as a change."""
 
@@ -42,7 +51,7 @@ class PutPart:
     now_ms: int
     durable: bool
 
-    def __call__(self, view: WriteView) -> PartRow | Refusal:
+    def __call__(self, view: WriteView) -> PlacedPart | Refusal:
         """Run it."""
         part = self.part
         root = root_of(view, self.bucket)
@@ -59,11 +68,12 @@ class PutPart:
         if before is not None and upload.row.group_parts:
             # Parts of a chunk come from several writers: the first stands, as with chunks themselves.
             self._queue(view, part, upload, kept={blob.blob_id for blob in before.blobs})
-            return before
+            return PlacedPart(before, upload.row.owner, 0)
         self.uploads.put_part(view, upload, part)
         if before is not None:
             self._queue(view, before, upload, kept={blob.blob_id for blob in part.blobs})
-        return part
+        replaced_bytes = 0 if before is None else before.size_bytes
+        return PlacedPart(part, upload.row.owner, part.size_bytes - replaced_bytes)
 
     def _queue(self, view: WriteView, part: PartRow, upload: StoredUpload | None, *, kept: set[bytes]) -> None:
         spare = [blob.blob_id for blob in part.blobs if blob.blob_id not in kept]

@@ -60,7 +60,7 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
     root = TableReader(document, "", problems)
     server = _read_server(root.table("server"))
     admin_reader = root.table("admin")
-    admin = AdminSettings(listen=admin_reader.address("listen", AdminSettings().listen))
+    admin = AdminSettings(listen=admin_reader.address("listen", AdminSettings().listen), tls=_read_tls(admin_reader))
     admin_reader.finish()
     buckets = tuple(_read_bucket(reader) for reader in root.tables("buckets"))
     users = tuple(_read_user(reader, environment) for reader in root.tables("users"))
@@ -99,10 +99,7 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
 
 def _read_server(reader: TableReader) -> ServerSettings:
     default = ServerSettings()
-    certificate = reader.optional_text("tls_certificate")
-    key = reader.optional_text("tls_key")
-    if (certificate is None) != (key is None):
-        reader.report("tls_key" if key is None else "tls_certificate", "is missing: TLS needs certificate and key")
+    tls = _read_tls(reader)
     workers = reader.whole_number("workers", default.workers, low=1, high=256)
     default_bucket = reader.optional_text("default_bucket")
     if default_bucket is not None and (problem := bucket_name_problem(default_bucket)):
@@ -124,7 +121,7 @@ def _read_server(reader: TableReader) -> ServerSettings:
         hosts=hosts,
         default_bucket=default_bucket,
         workers=workers,
-        tls=TlsSettings(Path(certificate), Path(key)) if certificate and key else None,
+        tls=tls,
         unsigned_payload_needs_tls=reader.flag(
             "unsigned_payload_needs_tls", default=default.unsigned_payload_needs_tls
         ),
@@ -132,6 +129,15 @@ def _read_server(reader: TableReader) -> ServerSettings:
     )
     reader.finish()
     return settings
+
+
+def _read_tls(reader: TableReader) -> TlsSettings | None:
+    """The section's pair, if it has one."""
+    certificate = reader.optional_text("tls_certificate")
+    key = reader.optional_text("tls_key")
+    if (certificate is None) != (key is None):
+        reader.report("tls_key" if key is None else "tls_certificate", "is missing: TLS needs certificate and key")
+    return TlsSettings(Path(certificate), Path(key)) if certificate and key else None
 
 
 def _read_networks(reader: TableReader, key: str) -> tuple[Network, ...]:
@@ -359,6 +365,7 @@ def _read_limits(reader: TableReader) -> LimitSettings:
         progress_timeout_seconds=reader.seconds("progress_timeout", default.progress_timeout_seconds),
         reserve_timeout_seconds=reader.seconds("reserve_timeout", default.reserve_timeout_seconds),
         bucket_uploads=reader.whole_number("bucket_uploads", default.bucket_uploads, low=1, high=10_000_000),
+        unfinished_bytes_per_user=reader.optional_size_bytes("unfinished_bytes_per_user", low=0, high=1024 * _TIB),
         drain_timeout_seconds=reader.seconds("drain_timeout", default.drain_timeout_seconds),
     )
     reader.finish()

@@ -36,7 +36,7 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """PEM files of the S3 listener's certificate chain and its key."""
+    """PEM files of a listener's certificate chain and its key."""
 
     certificate: Path
     key: Path
@@ -60,9 +60,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """The listener for metrics, health and `kvobj-admin`."""
+    """The listener for metrics, health and `kvobj-admin`, which has a pair of its own where it speaks TLS."""
 
     listen: ListenAddress = ListenAddress("127.0.0.1", 9001)
+    tls: TlsSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,8 @@ class SameHostSettings:
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """Bounds of the server. What goes over one is refused, never queued without end."""
+    """Bounds of the server. What goes over one is refused, never queued without end. None for
+    `unfinished_bytes_per_user`: a quarter of the home tier's capacity."""
 
     connections: int = 1024
     address_connections: int = 512
@@ -234,6 +236,7 @@ class LimitSettings:
     progress_timeout_seconds: float = 60.0
     reserve_timeout_seconds: float = 10.0
     bucket_uploads: int = 10_000
+    unfinished_bytes_per_user: int | None = None
     drain_timeout_seconds: float = 30.0
 
 

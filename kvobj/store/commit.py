@@ -284,6 +284,7 @@ class CommitStep:
         try:
             stands = await self._catalog.put_part(request.bucket.name, request.key, part, now_ms=now_ms)
         finally:
+            transfer.count_no_more()
             self._give_back_dirty(transfer)
         # Of a chunk's part the first writer's stands.
         existed = stands.blobs != part.blobs

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.rows import BlobRef, BucketRow, Checksum, CommitMode, CommitOutcome, Durability, ObjectRow
+from kvobj.catalog.unfinished import Reservation
 from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset, seal_raw
 from kvobj.errors import IncompleteBodyError
@@ -149,6 +150,8 @@ class PutTransfer:
         self.arrival = Arrival(request, sizes, self.refs)
         if existing is not None:
             self.arrival.end()  # a live chunk answers: nothing will come
+        self.counted: Reservation | None = None
+        """Of a part: its room among what its upload's owner may hold unfinished."""
         self.written: list[BlobId] = []
         self.held: ReceivedBlob | None = None
         self.dirty_reserved_bytes = dirty_reserved_bytes
@@ -175,6 +178,7 @@ class PutTransfer:
     ) -> None:
         """Give back whatever the transfer still holds; undo it unless it was committed."""
         self._arriving.end(self.names, self.arrival)
+        self.count_no_more()
         await self._end_writing()
         for early in self._early:
             early.abandon()
@@ -189,6 +193,11 @@ class PutTransfer:
         if self._encode_pin is not None:
             self._encode_pin.release()
             self._encode_pin = None
+
+    def count_no_more(self) -> None:
+        """The part is committed, and counted by the catalog, or given up. Idempotent."""
+        if self.counted is not None:
+            self.counted.release()
 
     async def _end_writing(self) -> None:
         task, self._writing = self._writing, None

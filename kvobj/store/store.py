@@ -6,7 +6,7 @@ class of durability needs is `placement`'s, and how uploads become objects is `u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -51,9 +51,10 @@ from kvobj.store.placement import Placement
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
 from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted
-from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.requests import PartTarget, PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 from kvobj.store.uploads import ReceivedPart, UploadEnds
+from kvobj.tensors.profiles import KEY_PREFIX
 from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
@@ -61,6 +62,10 @@ from kvobj.tiers.in_use import BlobsInUse
 # Up to here a body is hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
 # its time in thread hops. A larger one is hashed while it arrives.
 HASH_LATER_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+async def _no_profiles(_bucket: str, _keys: Sequence[str]) -> Mapping[str, str]:
+    return {}
 
 
 class Store:
@@ -81,6 +86,7 @@ class Store:
         on_removed: Callable[[Sequence[ObjectRow]], None],
         corrupt: CorruptBlobs,
         on_asked: Callable[[ObjectRow], None] = lambda _: None,
+        named_profiles: Callable[[str, Sequence[str]], Awaitable[Mapping[str, str]]] = _no_profiles,
     ) -> None:
         self.catalog = catalog
         self._placement = placement
@@ -94,12 +100,13 @@ class Store:
         self._on_removed = on_removed
         self._corrupt = corrupt
         self._on_asked = on_asked
+        self._named_profiles = named_profiles
         self.arriving = ArrivingKeys()
         self._uploads = UploadEnds(
             catalog=catalog,
             commit_step=commit_step,
             clock=clock,
-            live_chunk=self.live_chunk,
+            live_chunk=self._standing_chunk,
             open_blobs=self._open_blobs,
             start_whole=self._start_whole,
             on_removed=on_removed,
@@ -120,16 +127,39 @@ class Store:
         In a KV bucket a live row under the key is in the transfer's `existing`: the caller answers from it, and
         receives nothing. Errors: `PreconditionFailedError`, `NoSuchKeyError` (If-Match on an absent key), `NoSuchUploadError`,
         `BusyError` (no room within the deadline), `StoreFullError` (never any room), `InvalidRequestError` (a
-        durability class that this store has no tier for).
+        durability class that this store has no tier for), `QuotaExceededError` (a part: its upload's owner holds as much in
+        unfinished uploads as one user may).
         """
+        if request.part is not None:
+            return await self._start_part(request, request.part)
         existing = await self._early_look(request)
-        return await self._reserve(request, existing, await self._durability(request))
+        durability = self.durability_of(request.bucket, request.durability)
+        if existing is not None and not await self._stands(existing, request, durability):
+            existing = None
+        return await self._reserve(request, existing, durability)
 
     async def start_in_batch(self, request: PutRequest) -> PutTransfer:
         """As `start_put`, of a chunk that is committed with others: its parent may be among them, so only the commit asks for
         it."""
+        durability = self.durability_of(request.bucket, request.durability)
         existing = await self.live_chunk(request.bucket.name, request.key, None)
-        return await self._reserve(request, existing, await self._durability(request))
+        if existing is not None and not await self._stands(existing, request, durability):
+            existing = None
+        return await self._reserve(request, existing, durability)
+
+    async def _start_part(self, request: PutRequest, part: PartTarget) -> PutTransfer:
+        """A part is of its upload's class, and counts for who began that."""
+        upload = await self.catalog.upload(request.bucket.name, request.key, part.upload_id)
+        if upload is None:
+            raise NoSuchUploadError("no such upload", upload_id=part.upload_id)
+        counted = self.catalog.unfinished.reserve(upload.owner, request.size_bytes)
+        try:
+            transfer = await self._reserve(request, None, upload.durability)
+        except BaseException:
+            counted.release()
+            raise
+        transfer.counted = counted
+        return transfer
 
     async def _reserve(self, request: PutRequest, existing: ObjectRow | None, durability: Durability) -> PutTransfer:
         """Room for the body, and the transfer that holds it; none is needed where a live chunk answers."""
@@ -181,8 +211,6 @@ class Store:
 
     async def _early_look(self, request: PutRequest) -> ObjectRow | None:
         """The live chunk that answers for the write; refuses what the commit would refuse, before the body."""
-        if request.part is not None:
-            return None
         bucket, key, condition, place = request.bucket, request.key, request.condition, request.place
         if bucket.kind is not BucketKind.KV:
             if condition is not None:
@@ -215,13 +243,22 @@ class Store:
             self._on_asked(row)
         return row
 
-    async def _durability(self, request: PutRequest) -> Durability:
-        if request.part is not None:
-            upload = await self.catalog.upload(request.bucket.name, request.key, request.part.upload_id)
-            if upload is None:
-                raise NoSuchUploadError("no such upload", upload_id=request.part.upload_id)
-            return upload.durability
-        return self.durability_of(request.bucket, request.durability)
+    async def _standing_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+        """`live_chunk` for who writes it in parts."""
+        row = await self.live_chunk(bucket, key, place)
+        if row is None or place is None or row.lossy is None or not await self._are_lost(row):
+            return row
+        return None
+
+    async def _stands(self, row: ObjectRow, request: PutRequest, durability: Durability) -> bool:
+        """Whether the live row answers for a write of its key. One whose bytes are gone, but for a lossy copy, does not (the same
+        chunk is stored again), nor does it where the writer is to be promised that its bytes last."""
+        if row.lossy is None or request.size_bytes != row.size_bytes:
+            return True
+        return durability is Durability.MEMORY and not await self._are_lost(row)
+
+    async def _are_lost(self, row: ObjectRow) -> bool:
+        return await self._are_missing([BlobId(blob.blob_id) for blob in row.blobs])
 
     def durability_of(self, bucket: BucketRow, asked: Durability | None) -> Durability:
         """The class a write gets: what was asked for, else the bucket's default, else an error."""
@@ -322,12 +359,12 @@ class Store:
         bucket = await self.catalog.bucket(row.bucket)
         if bucket is None or bucket.kind is not BucketKind.KV:
             return
+        (current,) = await self.catalog.lookup(row.bucket, [row.key])
+        if current is None or current.blob_ids[len(current.blobs) :] != row.blob_ids[len(row.blobs) :]:
+            return  # a lossy copy was made, or made anew, since the row was read
         lasting = [blob.blob_id for blob in row.blobs]
         if row.lossy is not None:
             # That copy is what lasts; the bytes may leave memory as they will. What was read may have been either of them.
-            (current,) = await self.catalog.lookup(row.bucket, [row.key])
-            if current is None or current.lossy is None or current.lossy.blob_id != row.lossy.blob_id:
-                return
             lasting = [row.lossy.blob_id]
             row = current
         blob_ids = [BlobId(blob_id) for blob_id in lasting]
@@ -350,7 +387,10 @@ class Store:
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
     ) -> list[DeleteOutcome]:
         """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`.
-        Parts of a chunk that is not whole yet are given up."""
+        Parts of a chunk that is not whole yet are given up. A profile that a namespace names stays (`DeleteOutcome.kept`)."""
+        kept = await self._named_profiles(bucket, keys) if any(key.startswith(KEY_PREFIX) for key in keys) else {}
+        if kept:
+            return await self._delete_others(bucket, keys, conditions, kept)
         outcomes = await self.catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
         gone = [outcome.key for outcome in outcomes if not outcome.precondition_failed]
         await self._uploads.give_up_parts(bucket, gone)
@@ -360,6 +400,24 @@ class Store:
         removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
         self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
         return outcomes
+
+    async def _delete_others(
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None],
+        kept: Mapping[str, str],
+    ) -> list[DeleteOutcome]:
+        """Delete all keys but those of profiles that namespaces name."""
+        chosen = [index for index, key in enumerate(keys) if key not in kept]
+        some = [conditions[index] for index in chosen] if conditions else []
+        others = iter(await self.delete(bucket, [keys[index] for index in chosen], some) if chosen else [])
+        return [
+            DeleteOutcome(key, None, kept=f"the namespace {kept[key]} names this profile")
+            if key in kept
+            else next(others)
+            for key in keys
+        ]
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         """Forget an upload and its parts. `NoSuchUploadError`."""
@@ -426,6 +484,8 @@ class Store:
             existing = await self._early_look(request)
         except ParentNotFoundError:
             existing = await self._uploads.live_or_coming(request.bucket.name, request.key, request.place)
+        if existing is not None and existing.lossy is not None and await self._are_lost(existing):
+            existing = None
         if existing is not None:
             return GroupStart(existing=existing)
         durability = self.durability_of(request.bucket, request.durability)

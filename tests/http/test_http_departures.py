@@ -180,7 +180,7 @@ async def test_a_connection_that_cannot_be_taken_in_is_closed_and_that_is_logged
         assert await peer.is_cut()
         assert served.lines == ["a connection could not be taken in"]
         assert not served.server._connections
-        assert not served.server._of_address
+        assert not served.server._admission._of_group
         other = await served.connect()
         await other.send(b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await other.answer()).status == 200

@@ -207,12 +207,12 @@ async def test_one_address_cannot_take_all_connections_and_this_machine_can() ->
         assert [await status(await served.connect("127.0.0.3")) for _ in range(2)] == [200, 200]
         assert [await status(await served.connect()) for _ in range(5)] == [200] * 5
         await greedy[0].aclose()
-        await until(lambda: served.server._of_address["127.0.0.2"] == 1)
+        await until(lambda: served.server._admission._of_group["127.0.0.2"] == 1)
         assert await status(await served.connect("127.0.0.2")) == 200
         for peer in served.peers:
             await peer.aclose()
         await until(lambda: not served.server._connections)
-        assert served.server._of_address == {}
+        assert served.server._admission._of_group == {}
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def test_the_example_is_valid_with_everything_uncommented() -> None:
     assert settings.security.wrapping_key == b"\x0f" * 32
     assert settings.server.default_bucket == "cache"
     assert settings.server.tls is not None
+    assert settings.admin.tls == settings.server.tls
+    assert settings.limits.unfinished_bytes_per_user == 64 * 2**30
     assert settings.server.hosts == {"cache.example": "cache"}
     assert settings.buckets == (BucketSettings("cache", "kv", "memory", "raw"),)
     assert settings.users == (UserSettings("main", "main", "main-access", SECRET),)
@@ -165,6 +167,8 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ("[server]\nworkers=257", "server.workers: must be from 1 to 256"),
         ("[server]\nworkers=true", "server.workers: must be a whole number, not true or false"),
         ('[server]\ntls_key="x"', "server.tls_certificate: is missing"),
+        ('[admin]\ntls_certificate="x"', "admin.tls_key: is missing"),
+        ('[limits]\nunfinished_bytes_per_user="-1 B"', "limits.unfinished_bytes_per_user: "),
         ('[server]\ndata=""', "server.data: must not be empty"),
         ('[server]\ndomains=["a.b:9000"]', "server.domains[0]: must be a bare host name"),
         (

@@ -20,7 +20,13 @@ class HttpInstruments:
     """Counters, a latency histogram a method, and gauges of what is open, all named `kvobj_<name>_...`."""
 
     def __init__(
-        self, metrics: Metrics, name: str, *, connections: Callable[[], float], in_flight: Callable[[], float]
+        self,
+        metrics: Metrics,
+        name: str,
+        *,
+        connections: Callable[[], float],
+        in_flight: Callable[[], float],
+        handshakes: Callable[[], float],
     ) -> None:
         self._requests = metrics.counter(
             f"kvobj_{name}_requests", "Requests answered, by method and class of status.", ("method", "status")
@@ -39,7 +45,11 @@ class HttpInstruments:
         self.stalled_connections = metrics.counter(
             f"kvobj_{name}_stalled_connections", "Connections ended for a missed deadline, idle ones left out."
         )
-        metrics.gauge_of(f"kvobj_{name}_connections", "Open connections.", connections)
+        self.failed_handshakes = metrics.counter(
+            f"kvobj_{name}_failed_tls_handshakes", "TLS handshakes that failed or missed their deadline."
+        )
+        metrics.gauge_of(f"kvobj_{name}_connections", "Open connections, TLS handshakes included.", connections)
+        metrics.gauge_of(f"kvobj_{name}_tls_handshakes", "TLS handshakes under way.", handshakes)
         metrics.gauge_of(f"kvobj_{name}_requests_in_flight", "Requests being served.", in_flight)
         self._request_children: dict[tuple[str, int], Counter] = {}
         self._seconds_children: dict[str, Histogram] = {}

@@ -13,14 +13,16 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
+from kvobj.api.http.admission import Admission, Place
 from kvobj.api.http.body_handover import ReceiveMode, Wire
 from kvobj.api.http.connection import Connection, Serving
 from kvobj.api.http.instruments import HttpInstruments
-from kvobj.api.http.limits import HttpSettings, RequestGate, address_group
+from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.receive_check import choose_receive_mode
 from kvobj.api.http.reply_writer import ReplyWriter
 from kvobj.api.http.request_head import HeadReader, require_compiled_parser
 from kvobj.api.http.request_log import RequestLog
+from kvobj.api.http.tls_listener import TlsListener, TlsServing
 from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
@@ -63,11 +65,13 @@ class HttpServer:
         self._settings = settings
         self._clock = clock
         self._errors = log.getChild("errors")
+        self._admission = Admission(settings)
         self._instruments = HttpInstruments(
             metrics,
             settings.name,
-            connections=lambda: float(len(self._connections)),
+            connections=lambda: float(self._admission.places),
             in_flight=lambda: float(sum(connection.is_in_flight for connection in self._connections)),
+            handshakes=lambda: float(sum(len(listener.handshakes) for listener in self._tls_listeners)),
         )
         self._serving = Serving(
             handler=handler,
@@ -85,11 +89,10 @@ class HttpServer:
         )
         self._receive_mode = receive_mode
         self._servers: list[asyncio.Server] = []
+        self._tls_listeners: list[TlsListener] = []
         self._gone: list[asyncio.Task[None]] = []
         self._is_draining = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
-        self._of_address: dict[str, int] = {}
-        self._refusing = 0
         self._header_names: dict[bytes, str] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._shared = memoryview(bytearray(settings.receive_buffer_bytes))
@@ -107,24 +110,42 @@ class HttpServer:
 
     async def start(self, sockets: Sequence[socket.socket], ssl_context: ssl.SSLContext | None = None) -> None:
         """Listen on duplicates of bound stream sockets; all of them with TLS when a context is given. Call it once."""
-        loop = asyncio.get_running_loop()
         if self._receive_mode is None:
             self._receive_mode = await choose_receive_mode(self._errors)
         for bound in sockets:
             self._tune(bound)
-            server = await loop.create_server(
-                lambda: Wire(loop, self._connected, shared=self._shared, mode=self.receive_mode),
-                sock=bound.dup(),
-                backlog=self._settings.listen_backlog,
-                ssl=ssl_context,
-                ssl_handshake_timeout=None if ssl_context is None else self._settings.header_seconds,
-                ssl_shutdown_timeout=None if ssl_context is None else self._settings.linger_seconds,
-            )
-            self._servers.append(server)
-            # Done when the server is closed and no transport of it is left: TLS handshakes count, and no connection yet.
-            self._gone.append(loop.create_task(server.wait_closed()))
+            if ssl_context is None:
+                await self._listen(bound)
+            else:
+                self._listen_with_tls(bound, ssl_context)
         self._ports = tuple(bound.getsockname()[1] for bound in sockets)
         self._schedule_sweep()
+
+    async def _listen(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: self._wire(self._connected), sock=bound.dup(), backlog=self._settings.listen_backlog
+        )
+        self._servers.append(server)
+        # Done when the server is closed and no transport of it is left: some may be no connection yet.
+        self._gone.append(loop.create_task(server.wait_closed()))
+
+    def _listen_with_tls(self, bound: socket.socket, context: ssl.SSLContext) -> None:
+        serving = TlsServing(
+            context=context,
+            settings=self._settings,
+            admission=self._admission,
+            instruments=self._instruments,
+            make_wire=self._wire,
+            connected=self._connected,
+            log=self._errors,
+        )
+        listener = TlsListener(bound.dup(), serving)
+        self._tls_listeners.append(listener)
+        listener.start()
+
+    def _wire(self, connected: Callable[[Wire], None]) -> Wire:
+        return Wire(asyncio.get_running_loop(), connected, shared=self._shared, mode=self.receive_mode)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Accept no more and finish what is in flight; True when all was finished in time.
@@ -148,16 +169,22 @@ class HttpServer:
         """Wait for the end of all connections, also of those that are still in their TLS handshake where asked to."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        also = self._gone if and_handshakes else ()
-        while tasks := [*self._connections.values(), *(gone for gone in also if not gone.done())]:
+        while tasks := [*self._connections.values(), *(self._unconnected() if and_handshakes else ())]:
             _, pending = await asyncio.wait(tasks, timeout=max(deadline - loop.time(), 0))
             if pending:
                 return False
         return True
 
+    def _unconnected(self) -> list[asyncio.Task[None]]:
+        """What was accepted and is no connection yet."""
+        handshakes = [task for listener in self._tls_listeners for task in listener.handshakes]
+        return [*(gone for gone in self._gone if not gone.done()), *handshakes]
+
     async def aclose(self) -> None:
         """Stop at once: what is still open is reset, handlers are cancelled. Idempotent."""
         self._stop_accepting()
+        for listener in self._tls_listeners:
+            await listener.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -194,62 +221,47 @@ class HttpServer:
     def _stop_accepting(self) -> None:
         for server in self._servers:
             server.close()
+        for listener in self._tls_listeners:
+            listener.stop()
 
     def _tune(self, bound: socket.socket) -> None:
         # Inherited by what the listener accepts (Linux).
         if bound.family in (socket.AF_INET, socket.AF_INET6):
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def _connected(self, wire: Wire) -> None:
+    def _connected(self, wire: Wire, place: Place | None = None) -> None:
+        """Serve a new connection, at the place that it has if it has one already."""
         try:
-            self._take_in(wire)
+            if place is None:
+                place = self._admission.admit(wire.remote, is_local=wire.is_local)
+                if place is None or place.refusal:
+                    self._instruments.refused_connections.inc()
+            if place is None:
+                wire.reset()
+            else:
+                self._take_in(wire, place)
         except Exception:  # noqa: BLE001 - event loops would log it and leave the socket open, its client waiting for ever
             self._errors.exception("a connection could not be taken in")
+            if place is not None:
+                self._admission.leave(place)
             wire.reset()
 
-    def _take_in(self, wire: Wire) -> None:
+    def _take_in(self, wire: Wire, place: Place) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        group = ""
         if wire.is_local:
             wire.tune(send_bytes=settings.local_send_bytes, low_water_bytes=settings.local_low_water_bytes)
-        else:
-            group = address_group(wire.remote)
         connection = Connection(wire, HeadReader(loop, settings, names=self._header_names), self._serving)
         if self._is_draining:  # it was accepted, or its TLS handshake had begun, before
             connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
-        too_many = self._too_many(group)
-        if too_many:
-            self._instruments.refused_connections.inc()
-            if self._refusing >= settings.refused_connections:
-                wire.reset()
-                return
-        task = loop.create_task(connection.refuse(too_many) if too_many else connection.serve())
-        # From here on nothing fails, so that what is counted is also given back.
-        if too_many:
-            self._refusing += 1
-        else:
-            self._of_address[group] = self._of_address.get(group, 0) + 1
+        task = loop.create_task(connection.refuse(place.refusal) if place.refusal else connection.serve())
+        # From here on nothing fails, so that the place is given back once.
         self._connections[connection] = task
-        task.add_done_callback(lambda done: self._ended(connection, done, group=group, was_served=not too_many))
+        task.add_done_callback(lambda done: self._ended(connection, done, place))
 
-    def _too_many(self, group: str) -> str:
-        """Why one more connection of this group of addresses is refused, or nothing."""
-        settings = self._settings
-        if len(self._connections) - self._refusing >= settings.connections:
-            return "too many connections"
-        if group and self._of_address.get(group, 0) >= settings.address_connections:
-            return "too many connections of one address"
-        return ""
-
-    def _ended(self, connection: Connection, task: asyncio.Task[None], *, group: str, was_served: bool) -> None:
+    def _ended(self, connection: Connection, task: asyncio.Task[None], place: Place) -> None:
         del self._connections[connection]
-        if was_served:
-            self._of_address[group] -= 1
-            if not self._of_address[group]:
-                del self._of_address[group]
-        else:
-            self._refusing -= 1
+        self._admission.leave(place)
         if not task.cancelled() and task.exception() is not None:
             self._errors.error("a connection's task failed", exc_info=task.exception())
             connection.wire.reset()
