@@ -13,7 +13,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-
 _BUILDS = ("kvobj/native/build.py", "kvobj/tensors/kernels/build.py")
 
 

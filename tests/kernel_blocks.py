@@ -13,7 +13,7 @@ from kvobj.tensors.form import TensorForm
 from kvobj.tensors.kernels import build, load
 from kvobj.tensors.kernels.host_launcher import HostLauncher
 from kvobj.tensors.kernels.host_memory import address_of
-from kvobj.tensors.kernels.launcher import Address
+from kvobj.tensors.kernels.launcher import Address, Launcher
 
 Words = npt.NDArray[np.uint16]
 _FENCE = 64
@@ -62,7 +62,7 @@ def form_of(words: Words, dtype: str = "bf16") -> TensorForm:
 
 
 def encoded(
-    codec: TensorCodec, launcher: HostLauncher, words: Words, coding: Coding, *, number: int = 0, fill: int = 0xEE
+    codec: TensorCodec, launcher: Launcher, words: Words, coding: Coding, *, number: int = 0, fill: int = 0xEE
 ) -> tuple[EncodedLength, bytes, Words]:
     """One block: what became of it, its bytes, and the words that the encoder says they decode to."""
     plain = Fenced(words.nbytes)
@@ -79,7 +79,7 @@ def encoded(
 
 def decoded(
     codec: TensorCodec,
-    launcher: HostLauncher,
+    launcher: Launcher,
     data: bytes,
     coding: Coding,
     *,

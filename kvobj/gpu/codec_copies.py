@@ -98,6 +98,9 @@ class DeviceCodecs:
         self._batch_bytes = batch_bytes
         self._launcher: Launcher | None = None
         self._lane = Lane(device.new_stream(), name="codecs", deadline_seconds=deadline_seconds)
+        if device.kind == "cuda":
+            # Kernels are compiled from now on, not only when the first batch comes, which is told what fails.
+            self._lane.submit(self._on, 0)
 
     async def decode(self, frames: Sequence[FrameToDecode]) -> list[FrameCorruptError | None]:
         """Decode frames to their addresses. For each what is wrong with it, or None; of a corrupt one what lies at its address is
@@ -142,7 +145,7 @@ class DeviceCodecs:
         self._lane.close()
 
     def _on(self, stream: Stream) -> Launcher:
-        if self._launcher is None:  # the first compiles the kernels
+        if self._launcher is None:
             self._launcher = self._device.launcher(stream)
         return self._launcher
 

@@ -107,6 +107,7 @@ class CudaDevice:
         self._ordinal = ordinal
         self._max_sms = max_sms
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()
         self._taken: dict[int, DeviceMemory] = {}
         self._foreign: dict[int, DeviceMemory] = {}
         self._launchers: list[CudaLauncher] = []
@@ -174,11 +175,12 @@ class CudaDevice:
         if not isinstance(stream, CudaStream):
             raise TypeError(f"not a stream of a GPU: {stream!r}")
         facts = self.facts()
-        with self._lock:
+        with self._compiling:  # for many seconds, in which memory is still taken and given back
             if self._module is None:
                 with self.current() as cupy:
                     self._module = KernelModule.load(cupy, facts.arch)
-            launcher = CudaLauncher(self, self._module, stream.stream, facts, max_sms=self._max_sms)
+        launcher = CudaLauncher(self, self._module, stream.stream, facts, max_sms=self._max_sms)
+        with self._lock:
             self._launchers.append(launcher)
         return launcher
 

@@ -31,7 +31,7 @@ class KernelModule:
     def __init__(self, cupy: Any, module: Any) -> None:  # noqa: ANN401 - CuPy has no types
         self._cupy = cupy
         self._module = module
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, tuple[Any, int]] = {}
         self._names = frozenset(kernel_names())
 
     @classmethod
@@ -41,14 +41,26 @@ class KernelModule:
         path = cubin_path(find_nvrtc(driver_major), arch, directory)
         return cls(cupy, cupy.RawModule(path=str(path)))
 
-    def function(self, kernel: str) -> Any:  # noqa: ANN401 - CuPy has no types
-        """The function `kv_<kernel>`; KeyError where there is none."""
+    def function(self, kernel: str) -> tuple[Any, int]:
+        """The function `kv_<kernel>`, and how many warps a block of it may have; KeyError where there is none. The GPU is the
+        thread's own: CuPy loads into that."""
         if kernel not in self._names:
             raise KeyError(kernel)
         found = self._functions.get(kernel)
         if found is None:
-            found = self._functions[kernel] = self._module.get_function(f"kv_{kernel}")
+            function = self._module.get_function(f"kv_{kernel}")
+            found = self._functions[kernel] = (function, max(1, int(function.max_threads_per_block) // _WARP))
         return found
+
+
+def grid_of(warps: int, *, sms: int, block_warps_max: int, max_sms: int | None) -> tuple[int, int]:
+    """Blocks, and warps of each, for a launch of so many warps: few warps are spread over all multiprocessors that may be used.
+
+    With a bound there is one block for each: blocks of one grid spread, so a grid of n blocks never runs on more than n of them.
+    """
+    usable, most = (sms, _BLOCK_WARPS) if max_sms is None else (max(1, min(max_sms, sms)), block_warps_max)
+    block_warps = max(1, min(most, block_warps_max, -(-warps // usable)))
+    return min(-(-warps // block_warps), usable * (_BLOCKS_PER_SM if max_sms is None else 1)), block_warps
 
 
 class CudaLauncher:
@@ -70,7 +82,7 @@ class CudaLauncher:
         self._module = module
         self._stream = stream
         self._facts = facts
-        self._max_sms = None if max_sms is None else max(1, min(max_sms, facts.sms))
+        self._max_sms = max_sms
         self._scratch: dict[str, DeviceMemory] = {}
 
     @property
@@ -85,19 +97,14 @@ class CudaLauncher:
 
     def launch(self, kernel: str, warps: int, *arguments: Address | float) -> None:
         """See `Launcher.launch`."""
-        function = self._module.function(kernel)
-        if not warps:
-            return
-        if self._max_sms is None:
-            block_warps = _BLOCK_WARPS
-            blocks = min(-(-warps // block_warps), self._facts.sms * _BLOCKS_PER_SM)
-        else:
-            # One block a multiprocessor, as large as the kernel's registers allow: blocks of one grid spread, so a grid of n
-            # blocks never runs on more than n of them.
-            block_warps = max(1, int(function.max_threads_per_block) // _WARP)
-            blocks = min(-(-warps // block_warps), self._max_sms)
         given = (self._number(warps), *map(self._argument, arguments))
         with self._failures(), self._stream:
+            function, block_warps_max = self._module.function(kernel)
+            if not warps:
+                return
+            blocks, block_warps = grid_of(
+                warps, sms=self._facts.sms, block_warps_max=block_warps_max, max_sms=self._max_sms
+            )
             function((blocks,), (block_warps * _WARP,), given)
 
     def scratch(self, slot: str, size_bytes: int) -> Address:

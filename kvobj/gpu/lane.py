@@ -78,7 +78,8 @@ class Lane:
 
         `work` copies and launches and may wait for the device itself. `size_bytes` is what it counts against the bound. The
         future fails with what `work` raised, `DeviceError` where the device failed, `BusyError` where the deadline came before its
-        turn, `StuckError` where it came after. Raises `BusyError` where too much is queued, `UnavailableError` once closed.
+        turn, `StuckError` where the device has not done it a deadline after `work` returned. Raises `BusyError` where too much is
+        queued, `UnavailableError` once closed.
         """
         job = _Job(work, size_bytes, Future(), time.monotonic() + self._deadline_seconds)
         with self._changed:
@@ -141,6 +142,9 @@ class Lane:
         except Exception as raised:  # noqa: BLE001 - as above
             job.future.set_exception(error or raised)
             return
+        # From here on it is the device that is waited for. That `work` took long on this thread, as where the first compiles the
+        # kernels, says nothing about it.
+        job = job._replace(deadline=max(job.deadline, time.monotonic() + self._deadline_seconds))
         if error is not None:
             job = job._replace(future=_failing(job.future, error))
         self._in_flight_bytes += job.size_bytes

@@ -38,7 +38,7 @@ FLAGS = (
     "-Wno-ignored-attributes",
     "-Wno-uninitialized",  # what GCC 12 says of its own AVX-512 headers, this and the next
     "-Wno-maybe-uninitialized",
-    "-Wl,--as-needed", # nothing of the C++ library is used, so none is asked for
+    "-Wl,--as-needed",  # nothing of the C++ library is used, so none is asked for
 )
 VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -80,7 +80,8 @@ def fingerprint() -> str:
 
 
 def build() -> list[Path]:
-    """Compile all variants and put each in place in one rename: a process that has an old one mapped keeps it. `BuildError`."""
+    """Compile all variants that are not there yet as they should be, and put each in place in one rename: a process that has an
+    old one mapped keeps it. `BuildError`."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler (c++, g++, clang++ or CXX); on Debian: apt-get install g++")
@@ -91,7 +92,17 @@ def build() -> list[Path]:
         raise BuildError(f"{DIRECTORY}: {error}") from error
 
 
+def _is_built(variant: str) -> bool:
+    """Whether the library is there and was made from these sources: an installation and `make native` both end up here."""
+    try:
+        return fingerprint().encode() in library(variant).read_bytes()
+    except OSError:
+        return False
+
+
 def _build(compiler: str, variant: str, flags: tuple[str, ...]) -> Path:
+    if _is_built(variant):
+        return library(variant)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=DIRECTORY) as scratch:
         made = Path(scratch) / library(variant).name
         define = f'-DKVOBJ_KERNELS_FINGERPRINT="{fingerprint()}"'

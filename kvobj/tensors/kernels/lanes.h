@@ -8,7 +8,8 @@
 // Rules that keep both sides equal, bit for bit:
 // - control flow is uniform: `if` and loops test uniform values; lanes differ by kv_select and by masks alone;
 // - memory is touched by the functions below alone, except that uniform reads (`p[i]`, i uniform) are plain C;
-// - a uniform write is KV_ONCE(p[i] = v): one lane does it on the GPU; kv_sync() before others read it back;
+// - a uniform write is KV_ONCE(p[i] = v): one lane does it on the GPU; kv_sync() before others read it back, and before anything is
+//   written that others have read or written: no other function orders memory;
 // - integers wrap (compiled with -fwrapv); floats are only + - *, conversions named here and kv_sqrt: no contraction, no division.
 //
 // Written for nvrtc (C++17, no headers at all) and g++ or clang (C++17; vector extensions; one build for each of AVX-512, AVX2 and

@@ -42,6 +42,11 @@ def status() -> KernelsStatus:
     return KernelsStatus(loaded is not None, detail)
 
 
+def runs_here(variant: str) -> bool:
+    """Whether this CPU has what a variant stands on."""
+    return _NEEDS.get(variant, set()) <= _cpu_flags()
+
+
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     wanted = os.environ.get(SWITCH, "")
@@ -49,18 +54,20 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return _load_path(Path(wanted), "given")
     if wanted in {"off", "0", "no"}:
         return None, f"switched off by {SWITCH}"
-    problems: list[str] = []
-    flags = _cpu_flags()
+    problems: dict[str, str] = {}
     for variant in variants():
         if wanted and variant != wanted:
             continue
-        if not _NEEDS.get(variant, set()) <= flags:
+        if not runs_here(variant):
             continue
         loaded, detail = _load_path(library(variant), variant)
         if loaded is not None:
             return loaded, detail
-        problems.append(f"{variant}: {detail}")
-    return None, "; ".join(problems) or f"no variant for this CPU ({wanted or 'any'})"
+        problems[variant] = detail
+    if len(set(problems.values())) == 1:  # of none that this CPU runs: said once
+        return None, next(iter(problems.values()))
+    told = "; ".join(f"{variant}: {detail}" for variant, detail in problems.items())
+    return None, told or f"no variant for this CPU ({wanted or 'any'})"
 
 
 def _load_path(path: Path, variant: str) -> tuple[ctypes.CDLL | None, str]:
@@ -75,9 +82,10 @@ def _load_path(path: Path, variant: str) -> tuple[ctypes.CDLL | None, str]:
     made_from = (ask() or b"").decode()
     if sources() and made_from != fingerprint():
         return None, "stale: its sources have changed since it was built (make native)"
-    return loaded, f"CPU kernels {variant} {made_from}"
+    return loaded, f"{variant} {made_from}"
 
 
+@cache
 def _cpu_flags() -> set[str]:
     try:
         text = Path("/proc/cpuinfo").read_text()

@@ -14,7 +14,7 @@ KV_FUNCTION LaneU32 kv_packed(u32 byte) { return kv_u32(byte * 0x01010101u); }
 KV_FUNCTION LaneU32 kv_packed_below(u32 count) {
     const LaneU32 first = kv_lane() << 2;
     const LaneU32 here = kv_min(kv_select(first < kv_u32(count), kv_u32(count) - first, kv_u32(0)), kv_u32(4));
-    return kv_select(here == kv_u32(4), kv_u32(~0u), (kv_u32(1) << (here << 3)) - kv_u32(1));
+    return kv_select(here == kv_u32(4), kv_u32(~0u), (kv_u32(1) << ((here & kv_u32(3)) << 3)) - kv_u32(1));
 }
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

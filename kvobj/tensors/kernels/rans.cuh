@@ -16,8 +16,8 @@
 // remain no lane reads a word. At the end every state is 0 and no word is left: anything else is no stream.
 // So an encoder starts from states of 0, puts the last values without a word for as long as no lane needs one (an escape, or
 // x + 2^16 >= f * 2^20), and then adds 2^16 to every state: the states' first 16 bits carry values instead of nothing, which saves up to
-// 512 bits a stream (0.016 bits a value at 256 x 128) and makes the check at the end complete. It is the only choice an encoder has,
-// and it has none: a stream is a function of its values and ids.
+// 512 bits a stream (0.016 bits a value at 256 x 128) and makes the check at the end complete. An encoder has no choice in this: a
+// stream is a function of its values, raw words and ids.
 //
 // Encoders go backwards and write downwards, so a stream comes to lie in decoding order.
 #ifndef KVOBJ_RANS_CUH

@@ -61,7 +61,9 @@ template <class F> KV_FUNCTION void kv_xa_store(const F& f, u8* values, u32 step
     else if (f.bytes == 2) kv_store_u16((u16*)values + step * KV_LANES, x, count);
     else kv_store_u32((u32*)values + step * KV_LANES, x, count);
 }
-template <class F> KV_FUNCTION LaneU32 kv_xa_exponent(const F& f, LaneU32 x) { return (x >> f.mantissa) & kv_u32(kv_xa_exponents(f)); }
+template <class F> KV_FUNCTION LaneU32 kv_xa_exponent(const F& f, LaneU32 x) {
+    return (x >> f.mantissa) & kv_u32(kv_xa_exponents(f));
+}
 
 // The low parts of a step: one u32 for each of the bits above the bytes, and the bytes, each plane by itself.
 template <class F> KV_FUNCTION void kv_xa_store_low(const F& f, u8* low, const XaShape& s, u32 step, LaneU32 x, u32 count) {
@@ -73,7 +75,8 @@ template <class F> KV_FUNCTION void kv_xa_store_low(const F& f, u8* low, const X
     u8* bytes = low + s.steps * f.bits * 4 + step * KV_LANES;
     for (u32 plane = 0; plane < f.planes; plane++, bytes += s.values) kv_store_u8(bytes, (part >> (8 * plane)) & kv_u32(255), count);
 }
-template <class F> KV_FUNCTION LaneU32 kv_xa_load_low(const F& f, const u8* low, const XaShape& s, u32 step, u32 count) { // with 0 for exponents
+template <class F> // with 0 for exponents
+KV_FUNCTION LaneU32 kv_xa_load_low(const F& f, const u8* low, const XaShape& s, u32 step, u32 count) {
     LaneU32 part = kv_u32(0);
     for (u32 bit = 0; bit < f.bits; bit++) {
         const u32 plane = ((const u32*)low)[step * f.bits + bit];
@@ -107,7 +110,8 @@ template <class F> KV_FUNCTION u32 kv_xa_largest(const F& f, const u8* values, c
 }
 
 // Low parts to their places, symbols into the room, and of each column how often each comes.
-template <class F> KV_FUNCTION void kv_xa_split(const F& f, const u8* values, const XaShape& s, u32 largest, u8* low, const XaRoom& room) {
+template <class F>
+KV_FUNCTION void kv_xa_split(const F& f, const u8* values, const XaShape& s, u32 largest, u8* low, const XaRoom& room) {
     for (u32 at = 0; at < s.columns * KV_XA_COUNTS; at += KV_LANES) kv_store_u16(room.counts + at, kv_u32(0));
     kv_sync();
     const u64 counted = (u64)s.columns * KV_COST_TOKENS / KV_LANES; // steps: no counter overflows
@@ -126,8 +130,8 @@ template <class F> KV_FUNCTION void kv_xa_split(const F& f, const u8* values, co
 }
 
 template <class F>
-KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 head, u32 heads, u32 head_values, u32 columns, u8* work, u16* slot,
-                                   u32 slot_words, u64* stream, u32* length) {
+KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 head, u32 heads, u32 head_values, u32 columns,
+                                   u8* work, u16* slot, u32 slot_words, u64* stream, u32* length) {
     const XaShape s = kv_xa_shape(f, heads, head_values, columns);
     const XaRoom room = kv_xa_room(work, s);
     values += (u64)head * head_values * f.bytes;
@@ -211,8 +215,8 @@ KV_FUNCTION RansReader kv_xa_reader(const u8* block, u32 length, u32 head, const
 
 // The values of a step whose symbols are known.
 template <class F>
-KV_FUNCTION void kv_xa_join(const F& f, RansReader& r, LaneU32 symbol, LaneMask valid, u32 largest, const u8* low, const XaShape& s, u32 step,
-                            u32 count, u8* values) {
+KV_FUNCTION void kv_xa_join(const F& f, RansReader& r, LaneU32 symbol, LaneMask valid, u32 largest, const u8* low, const XaShape& s,
+                            u32 step, u32 count, u8* values) {
     LaneU32 e = kv_u32(largest) - symbol;
     const LaneMask escaped = kv_and(valid, symbol == kv_u32(KV_ESCAPE));
     if (kv_ballot(escaped)) {
@@ -226,7 +230,8 @@ KV_FUNCTION void kv_xa_join(const F& f, RansReader& r, LaneU32 symbol, LaneMask 
 
 // STREAMS heads from `head` on. Sets the status of each.
 template <class F, u32 STREAMS>
-KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8* values, u32 head, const XaShape& s, u8* ids, u32* status) {
+KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8* values, u32 head, const XaShape& s, u8* ids,
+                                    u32* status) {
     RansReader r[STREAMS];
     u8 *ids_of[STREAMS], *to[STREAMS];
     const u8* low[STREAMS];
@@ -268,8 +273,8 @@ KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8*
 }
 
 template <class F>
-KV_FUNCTION void kv_xa_decode_some(const F& f, const u8* block, u64 length, u8* values, u32 head, u32 heads, u32 head_values, u32 columns, u8* ids,
-                                   u32* status) {
+KV_FUNCTION void kv_xa_decode_some(const F& f, const u8* block, u64 length, u8* values, u32 head, u32 heads, u32 head_values,
+                                   u32 columns, u8* ids, u32* status) {
     const XaShape s = kv_xa_shape(f, heads, head_values, columns);
     const u32 count = heads - head < F::streams ? heads - head : F::streams;
     if (head % F::streams) return;
