@@ -22,6 +22,7 @@ from kvobj.client.kv_values import (
     Namespace,
     NewChunk,
     ReadChunk,
+    StoredBytes,
     StoredChunk,
     StoredPart,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "S3Client",
     "Session",
     "SignedConnection",
+    "StoredBytes",
     "StoredChunk",
     "StoredPart",
 ]

@@ -13,7 +13,7 @@ from typing import Final
 from blake3 import blake3
 
 from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
-from kvobj.client.kv_values import DEFAULT, Name, Namespace, NewChunk, ReadChunk, StoredChunk
+from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, ReadChunk, StoredBytes, StoredChunk
 from kvobj.client.same_host import Held, SameHost
 from kvobj.client.views import ChunkView
 from kvobj.errors import CorruptionError, KvobjError
@@ -80,6 +80,24 @@ class ChunkBytes:
             return None
         self._check(*found)
         return found[0]
+
+    def get_stored(
+        self,
+        name: Name,
+        namespace: Namespace,
+        *,
+        accept: Sequence[str],
+        max_error: float | None,
+        pin: bytes | None,
+        timeout_seconds: float | None,
+    ) -> StoredBytes | None:
+        """See `KvClient.get_stored`."""
+        stored = self._http.get_stored(
+            namespace.key_of(name), accept=accept, max_error=max_error, pin=pin, timeout_seconds=timeout_seconds
+        )
+        if stored is not None and stored.codec == RAW:
+            self._check(stored.data, stored.plain_digest)
+        return stored
 
     def get_many(
         self, names: Sequence[Name], rooms: Sequence[memoryview], namespace: Namespace, *, pin: bytes | None

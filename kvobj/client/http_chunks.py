@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 import msgspec
@@ -11,12 +12,13 @@ import msgspec
 from kvobj.client.errors import error_of
 from kvobj.client.incoming import Incoming
 from kvobj.client.kv_stream import LENGTH_BYTES, STREAM_TYPE, chunk_stream, header_length, parse_header
-from kvobj.client.kv_values import DEFAULT, Name, Namespace, NewChunk, StoredChunk
+from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, StoredBytes, StoredChunk
 from kvobj.client.transport import MSGPACK, Transport, read_answer
 from kvobj.errors import InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
 
 _OK: Final = 200
+_DIGITS: Final = Context(prec=13, rounding=ROUND_CEILING)
 
 Rooms = Callable[[int, int | None, int], memoryview | None]
 """`(index, layer, size_bytes)` → where an item's bytes go, or None for new memory."""
@@ -61,6 +63,39 @@ class HttpChunks:
         except NoSuchKeyError:
             return None
         return view, bytes.fromhex(digest) if digest else None
+
+    def get_stored(
+        self,
+        key: str,
+        *,
+        accept: Sequence[str],
+        max_error: float | None,
+        pin: bytes | None,
+        timeout_seconds: float | None,
+    ) -> StoredBytes | None:
+        """A chunk in one of the codecs that are accepted, as the server holds it; None if it has none that will do."""
+        bound = "" if max_error is None else f";max-error={bound_text(max_error)}"
+        headers = {"x-kvobj-accept": ", ".join(f"{codec}{bound}" for codec in accept)}
+        if pin is not None:
+            headers["x-kvobj-pin"] = pin.hex()
+        try:
+            with self._transport.open(
+                "GET", f"{self._path}/{key}", headers=headers, timeout_seconds=timeout_seconds
+            ) as answer:
+                view = room_for(None, int(answer.headers.get("content-length", "0")))
+                answer.readinto(view)
+                told = answer.headers
+        except NoSuchKeyError:
+            return None
+        digest, lossy_digest = told.get("x-kvobj-digest"), told.get("x-kvobj-lossy-digest")
+        return StoredBytes(
+            data=view,
+            codec=told.get("x-kvobj-codec", RAW),
+            lossy=told.get("x-kvobj-lossy"),
+            digest=bytes.fromhex(digest) if digest else None,
+            tier=told.get("x-kvobj-tier", ""),
+            lossy_digest=bytes.fromhex(lossy_digest) if lossy_digest else None,
+        )
 
     def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
         """PUT one chunk."""
@@ -152,6 +187,11 @@ def listed(names: Sequence[Name]) -> bytes | list[str]:
     if len(keys) != len(names):
         raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
     return keys
+
+
+def bound_text(max_error: float) -> str:
+    """A bound in as many digits as the header takes, rounded up: who asks for the very error of a copy gets that copy."""
+    return format(_DIGITS.create_decimal_from_float(max_error), "e")
 
 
 def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:

@@ -25,6 +25,7 @@ from kvobj.client.kv_values import (
     ReadChunk,
     RenewalAnswer,
     SessionAnswer,
+    StoredBytes,
     StoredChunk,
     StoredPart,
 )
@@ -92,8 +93,9 @@ class KvClient:
         self._transport = transport(connections)
         self._leases = transport(_LEASE_CONNECTIONS)
         self._same_host = SameHost(self._grant, self._renew_grant, timeout_seconds=timeout_seconds, is_wanted=same_host)
+        self._http = HttpChunks(self._transport, self._path)
         self._bytes = ChunkBytes(
-            HttpChunks(self._transport, self._path),
+            self._http,
             self._same_host,
             verify=verify,
             verify_same_host=verify if verify_same_host is None else verify_same_host,
@@ -179,6 +181,26 @@ class KvClient:
         `CorruptionError` for bytes that are not what the server says they are.
         """
         return self._bytes.get(name, namespace, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds)
+
+    def get_stored(
+        self,
+        name: Name,
+        *,
+        namespace: Namespace = DEFAULT,
+        accept: Sequence[str],
+        max_error: float | None = None,
+        pin: bytes | None = None,
+        timeout_seconds: float | None = None,
+    ) -> StoredBytes | None:
+        """A chunk as it is stored, if that is one of the codecs that are accepted (`raw`, `x3`, `eq4` …): a frame, to be decoded by
+        the reader. Else its plain bytes where `raw` is accepted; None if neither is to be had.
+
+        `max_error`: a lossy copy whose values are further off than this is not taken; with it, `raw` takes what such a copy
+        decodes to. Always over HTTP. Plain bytes are hashed as by `get_chunk`; a frame is checked by who decodes it.
+        """
+        return self._bytes.get_stored(
+            name, namespace, accept=accept, max_error=max_error, pin=pin, timeout_seconds=timeout_seconds
+        )
 
     def view_chunk(
         self,

@@ -34,6 +34,10 @@ class Namespace(msgspec.Struct, frozen=True):
     may_write: bool = True
     chunks: int = 0
     size_bytes: int = 0
+    declaration: dict[str, Any] = msgspec.field(default_factory=dict)
+    codecs: dict[str, str] = msgspec.field(default_factory=dict)
+    lossy: bool = False
+    profile: str | None = None
 
     def __repr__(self) -> str:
         return f"Namespace({self.name!r}, ids={self.ids!r})"
@@ -69,6 +73,29 @@ class Namespace(msgspec.Struct, frozen=True):
 DEFAULT_NAME: Final = "default"
 DEFAULT: Final = Namespace(name=DEFAULT_NAME, ids="foreign", chunk_tokens=0)
 """The namespace that every KV bucket has without a declaration."""
+
+
+RAW: Final = "raw"
+"""The codec of plain bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """A chunk as the server holds it. `data` is a frame, or the plain bytes where `codec` is `raw`. `lossy` is what the server says
+    of a lossy copy (`eq4;max-error=…`), None where nothing is lost; `digest` is BLAKE3 of the plain bytes as they were put, and
+    `lossy_digest` of those that a lossy copy decodes to."""
+
+    data: memoryview
+    codec: str
+    lossy: str | None
+    digest: bytes | None
+    tier: str
+    lossy_digest: bytes | None = None
+
+    @property
+    def plain_digest(self) -> bytes | None:
+        """BLAKE3 of what `data` is, or decodes to; None where the server does not know it yet."""
+        return self.digest if self.lossy is None else self.lossy_digest
 
 
 class ChunkDetail(msgspec.Struct, frozen=True):

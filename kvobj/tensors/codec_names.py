@@ -32,6 +32,7 @@ class CodecKind:
     revision: int = 1
     is_lossy: bool = True
     has_step: bool = False
+    has_ladder: bool = False
     flags: int = 0
     needs_profile: bool = False
 
@@ -40,7 +41,7 @@ _ALL: Final = (
     CodecKind("x3", 0x10, is_lossy=False),
     CodecKind("xa", 0x11, is_lossy=False),
     CodecKind("f8", 0x20),
-    CodecKind("eq", 0x30, has_step=True, flags=FLAG_GUARD),
+    CodecKind("eq", 0x30, has_step=True, has_ladder=True, flags=FLAG_GUARD),
     CodecKind("ek", 0x40, has_step=True, flags=FLAG_GUARD | FLAG_PROFILE_MEAN, needs_profile=True),
     CodecKind("h4", 0x50),
 )
@@ -81,7 +82,7 @@ class CodecName:
         """The codec that a header names; None if there is none."""
         kind = BY_NUMBER.get(number)
         base_step, rung = step_index & STEP_MAX, step_index >> 12
-        if kind is None or kind.has_step != bool(base_step) or (rung and not kind.has_step):
+        if kind is None or kind.has_step != bool(base_step) or (rung and not kind.has_ladder):
             return None
         return cls(kind, base_step, rung)
 

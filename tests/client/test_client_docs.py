@@ -1,4 +1,7 @@
-"""The examples of docs/client.md, run in order as one program against a real server; what they print is what the page says."""
+"""The examples of docs/client.md, run in order as one program against a real server; what they print is what the page says.
+
+Those about tensors need torch: `tests/clients/test_tensor_client.py` runs them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from real_client import credentials_of, kv_server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TENSORS = re.compile(r"^## Tensors$.*?(?=^## )", re.MULTILINE | re.DOTALL)
 _SAID = re.compile(r"print\(.*\)  # (.*)$", re.MULTILINE)
 
 
 def test_the_pages_examples_run_and_print_what_it_says(tmp_path: Path) -> None:
-    blocks = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    blocks = _BLOCK.findall(_TENSORS.sub("", PAGE.read_text(encoding="utf-8")))
     program = "\n".join(blocks)
     said = _SAID.findall(program)
     assert len(blocks) == 4

@@ -92,6 +92,7 @@ class AsyncKvClient(OnThreads[KvClient]):
 
     put_chunk = awaited(KvClient.put_chunk)
     get_chunk = awaited(KvClient.get_chunk)
+    get_stored = awaited(KvClient.get_stored)
     get_chunks = awaited(KvClient.get_chunks)
     view_chunk = awaited(KvClient.view_chunk, undo=let_go_view)
     put_part = awaited(KvClient.put_part)
