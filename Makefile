@@ -1,7 +1,7 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
 # make faults   the fault tests at their full size (half an hour)
-# make fuzz     a million mutated requests into each parser and into the whole service (an hour)
+# make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
 # make native   compile the native libraries again, where their sources changed
 #
@@ -50,11 +50,13 @@ faults: $(TEST_STAMP) $(NATIVE_STAMP) system-tools
 	  $(BIN)/python -m pytest -s --durations=25 tests/stateful tests/crash tests/faults $(TEST_ARGS)
 	@$(BIN)/python tests/model/explore.py --large --limit 1200000
 
-# Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
-# The long form of tests/fuzz; docs/fuzzing.md is its record.
+# The long form of tests/fuzz; docs/fuzzing.md is its record. Frames at kernels under AddressSanitizer, of two instruction sets.
 fuzz: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/python tools/fuzz_parsers.py --target all --cases 1000000
+	@$(BIN)/python tools/fuzz_frames.py --variant v3 --cases 700000
+	@$(BIN)/python tools/fuzz_frames.py --variant v4 --cases 300000
 
+# Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
 mutants: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/python tests/mutants/run.py
 

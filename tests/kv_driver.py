@@ -292,6 +292,8 @@ async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncItera
             on_removed=lambda _: None,
             clock=clock,
             pace=pace,
+            on_namespace_changed=lambda _: node.home_demotion.look(),
+            check_profile=node.profiles.check,
         )
         requests: list[RequestTrace] = []
         api.chunks._on_request = requests.append

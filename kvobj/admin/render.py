@@ -91,6 +91,13 @@ def print_status(console: Console, status: Document) -> None:
                     (label if is_size else str(key)).replace("_", " "), size_text(value) if is_size else _text(value)
                 )
             console.print(table)
+    unfinished = _table("user", "unfinished uploads", "limit")
+    by_user = status.get("unfinished")
+    for user, held in by_user.items() if isinstance(by_user, Mapping) else ():
+        limit = "none" if user == "root" else size_text(status.get("unfinished_limit_bytes"))
+        unfinished.add_row(str(user), size_text(held), limit)
+    if unfinished.row_count:
+        console.print(unfinished)
     workers = _table("worker", "process", "requests", "connections", "CPU", "restarts", "last end")
     for number, worker in enumerate(_documents(status.get("workers"))):
         workers.add_row(

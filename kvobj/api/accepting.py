@@ -21,6 +21,10 @@ from kvobj.tiers.coded_frames import own_name, spoken_name
 CODEC_HEADER: Final = "x-kvobj-codec"
 LOSSY_HEADER: Final = "x-kvobj-lossy"
 LOSSY_DIGEST_HEADER: Final = "x-kvobj-lossy-digest"
+PROFILE_HEADER: Final = "x-kvobj-profile"
+"""Hash of the profile without which the frame cannot be decoded."""
+VARY: Final = ("vary", ACCEPT_HEADER)
+"""Of every reply that depends on what its reader takes (RFC 9110 §12.5.5)."""
 ITEMS_MAX: Final = 64
 _ITEM: Final = re.compile(
     r"[ \t]*([a-z0-9:/]{1,32})[ \t]*(?:;[ \t]*max-error=([0-9]{1,9}(?:\.[0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?)[ \t]*)?\Z",
@@ -58,8 +62,10 @@ def parse_accept(fields: Mapping[str, str]) -> tuple[Accepted, ...] | None:
 def representation_headers(row: ObjectRow) -> list[Header]:
     """What a reply says of the bytes that it carries, to a reader that said which codecs it takes."""
     stored = stored_codec(row.blobs[0]) if row.blobs else None
-    headers: list[Header] = [(CODEC_HEADER, CODEC_RAW if stored is None else spoken_name(stored))]
+    headers: list[Header] = [VARY, (CODEC_HEADER, CODEC_RAW if stored is None else spoken_name(stored))]
     lossy = lossy_text(row)
     if lossy is not None and row.lossy is not None:
         headers += [(LOSSY_HEADER, lossy), (LOSSY_DIGEST_HEADER, row.lossy.digest.hex())]
+        if row.lossy.profile:
+            headers.append((PROFILE_HEADER, row.lossy.profile.hex()))
     return headers

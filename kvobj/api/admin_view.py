@@ -79,7 +79,8 @@ class StoreStatus:
     `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
     the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
     operator should know: buffered I/O, an arena outside shared memory, orphaned arenas; `workers` are there where there are more
-    processes than this one, and `cpu_seconds` are this one's; `gpu` says what of a GPU is here, or is missing."""
+    processes than this one, and `cpu_seconds` are this one's; `gpu` says what of a GPU is here, or is missing; `unfinished`
+    are the bytes of parts of unfinished uploads by user, `unfinished_limit_bytes` is what one user but root may have of them."""
 
     version: str
     store_id: str
@@ -97,6 +98,8 @@ class StoreStatus:
     cpu_seconds: float = 0.0
     workers: tuple[WorkerStatus, ...] = ()
     gpu: Mapping[str, str] = field(default_factory=dict)
+    unfinished_limit_bytes: int = 0
+    unfinished: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class ObjectDeletes:
         for entry, outcome in zip(wanted, outcomes, strict=True):
             if outcome.precondition_failed:
                 nodes.append(_error(entry, "PreconditionFailed", "At least one of the preconditions did not hold."))
+            elif outcome.kept:
+                nodes.append(_error(entry, "ImmutableChunk", f"The object stays: {outcome.kept}."))
             elif not is_quiet:
                 about: list[xml.Node] = [("Key", entry.key)]
                 if entry.version_id is not None:

@@ -146,7 +146,7 @@ _STATUS: Final[dict[str, tuple[int, str]]] = {
     "PinLimitExceeded": (403, "The session, or its user, may not pin more."),
     "PolicyTooLarge": (400, "Policy exceeds the maximum allowed document size."),
     "PreconditionFailed": (412, "At least one of the pre-conditions you specified did not hold"),
-    "QuotaExceeded": (403, "The namespace may not hold more."),
+    "QuotaExceeded": (403, "The namespace, or the user's unfinished uploads, may not hold more."),
     "RequestHeaderSectionTooLarge": (
         400,
         "Your request header section exceeds the maximum allowed request header size.",

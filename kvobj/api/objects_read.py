@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvobj.api.accepting import parse_accept, representation_headers
+from kvobj.api.accepting import VARY, parse_accept, representation_headers
 from kvobj.api.access.actions import Action
 from kvobj.api.checksums import checksum_headers
 from kvobj.api.chunk_access import ChunkAccess, open_bucket
@@ -84,7 +84,8 @@ class ObjectReads:
         if verdict is Verdict.FAILED:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
         if verdict is Verdict.NOT_MODIFIED:
-            return exchange.reply(304, entity_headers(row))
+            takes = [VARY] if ACCEPT_HEADER in fields else []
+            return exchange.reply(304, [*entity_headers(row), *takes])
         if bucket.kind is BucketKind.KV and row.digest is None:
             row = await self._store.settled(row, wait=exchange.is_head)
         span = await _asked_span(operation, row, access, has_range="range" in fields)

@@ -182,6 +182,8 @@ class ObjectWrites:
         (outcome,) = await self._store.delete(operation.bucket, [operation.key], (condition,) if condition else ())
         if outcome.precondition_failed:
             raise PreconditionFailedError("the object is another", bucket=operation.bucket, key=operation.key)
+        if outcome.kept:
+            raise S3Error("ImmutableChunk", f"The object stays: {outcome.kept}.", Key=operation.key)
         return exchange.reply(204)
 
 

@@ -74,14 +74,14 @@ class NodeView:
         workers = self._workers
         if workers is not None:
             await workers.refresh()
-        backlog = node.write_behind.backlog
+        backlog, demotion = node.write_behind.backlog, node.home_demotion.counts
         due = await node.catalog.due(now_ms=self._clock.now_ms(), limit=1000)
         tiers: tuple[TierStatus, ...] = (
             await self._tier_status(node.dram, str(node.arena.directory), node.dram.coded_totals, is_home=False),
             await self._tier_status(node.nvme, str(node.nvme_directory), node.coded_blobs.totals, is_home=True),
         )
         if node.hbm is not None:
-            hbm_status = await self._tier_status(node.hbm, "device memory", CodecTotals(), is_home=False)
+            hbm_status = await self._tier_status(node.hbm, "device memory", node.hbm.coded_totals, is_home=False)
             tiers = (replace(hbm_status, dirty_bytes=0), *tiers)
         return StoreStatus(
             version=__version__,
@@ -106,6 +106,9 @@ class NodeView:
                 "dropped_rows": node.recovery.dropped_rows,
                 "corrupt_blobs": node.corrupt.found,
                 "write_behind_failures": node.write_behind.failures,
+                "demotion": demotion.waiting,
+                "demoted_copies": demotion.done,
+                "demotion_failures": demotion.failed,
             },
             gc=node.upkeep.parts.figures(),
             leases=node.upkeep.parts.leases(),
@@ -119,6 +122,8 @@ class NodeView:
             cpu_seconds=process_time(),
             workers=() if workers is None else workers.status(),
             gpu=await asyncio.to_thread(_gpu_status),
+            unfinished_limit_bytes=node.catalog.unfinished.limit_bytes or 0,
+            unfinished=dict(node.catalog.unfinished.of_users),
         )
 
     @staticmethod

@@ -30,6 +30,7 @@ from kvobj.gc.sweep import Sweep
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 from kvobj.policy.chunk_policy import ChunkPolicy
+from kvobj.store.profile_shelf import is_profile
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import Tier
@@ -116,6 +117,7 @@ def make_collection(
         name_blob=name_blob,
         is_cached=is_cached,
         stored_bytes=stored_bytes,
+        spares=is_profile,
     )
     return Collection(collector, reaper, holds, pace)
 

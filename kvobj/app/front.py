@@ -167,7 +167,7 @@ def worker_processes(
         dram=node.dram,
         in_use=node.in_use,
         clock=clock,
-        on_asked=node.collector.hold,
+        on_asked=node.on_asked,
         on_read=on_read,
         on_hot_read=on_hot_read,
         count_hits=count_hits,

@@ -17,10 +17,12 @@ from kvobj.gpu.pool import DevicePool
 from kvobj.gpu.registered import RegisteredMemory
 from kvobj.metrics import Metrics
 from kvobj.policy import LruPolicy
-from kvobj.tiers.hbm import HbmTier
+from kvobj.tiers.hbm import CodingOf, HbmTier
 
 
-async def open_hbm(settings: HbmSettings, arena: Arena, *, metrics: Metrics, log: logging.Logger) -> HbmTier:
+async def open_hbm(
+    settings: HbmSettings, arena: Arena, *, coding_of: CodingOf, metrics: Metrics, log: logging.Logger
+) -> HbmTier:
     """Open the device and take all of the tier's memory at once: later an engine would have it. `ConfigurationError` that says
     what is missing."""
     try:
@@ -35,6 +37,7 @@ async def open_hbm(settings: HbmSettings, arena: Arena, *, metrics: Metrics, log
         registered=RegisteredMemory(device, log=log),
         codecs=DeviceCodecs(device),
         policy=LruPolicy(),
+        coding_of=coding_of,
         metrics=metrics,
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvobj.api.kv.events import Events
 from kvobj.catalog.history_protocol import History
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
@@ -20,7 +21,7 @@ from kvobj.policy.chunk_policy import chunk_names
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunks import ChunkStore
 from kvobj.store.key_wrapping import KeyWrapper, derived_wrapping_key
-from kvobj.store.namespaces import NamespaceBook
+from kvobj.store.namespaces import NamespaceBook, no_profiles
 from kvobj.store.request_feed import LearnsOfRequests, RequestFeed
 from kvobj.store.store import Store
 from kvobj.tiers.coded_blobs import CodedBlobs
@@ -61,11 +62,19 @@ def make_kv_api(
     on_removed: Callable[[Sequence[ObjectRow]], None],
     clock: Clock,
     pace: Pace,
+    on_namespace_changed: Callable[[NamespaceRow], None] = lambda _: None,
+    check_profile: Callable[[NamespaceRow], Awaitable[None]] = no_profiles,
 ) -> KvApi:
     """`hold` and `pace` are the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden
     rows."""
     wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
-    book = NamespaceBook(catalog.namespaces, wrapper=KeyWrapper(wrapping_key), clock=clock)
+    book = NamespaceBook(
+        catalog.namespaces,
+        wrapper=KeyWrapper(wrapping_key),
+        clock=clock,
+        on_changed=on_namespace_changed,
+        check_profile=check_profile,
+    )
     feed = RequestFeed(policy, names_of=chunk_names, clock=clock)
     gate = ByteGate(limit_bytes=arena_bytes // BATCH_SHARE, wait_seconds=settings.limits.reserve_timeout_seconds)
 

@@ -15,7 +15,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.lease_protocol import LeaseLimits, Leases
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
-from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, same_blobs
+from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, is_put_again, same_blobs
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
 from kvobj.catalog.rows import (
@@ -383,7 +383,7 @@ class MemoryCatalog(MemoryUploads):
         if live is not None and not _replaces(live, row, mode, condition):
             differs = live.size_bytes != row.size_bytes
             return ImmutableChunkError("another chunk is live", size_bytes=live.size_bytes) if differs else None
-        if live is not None and mode is CommitMode.FIRST_WRITER_WINS:
+        if live is not None and mode is CommitMode.FIRST_WRITER_WINS and not is_put_again(live, row):
             error = self._part_of_chain(live, row)
         if row.parent:
             error = error or self._unfit_parent(row, self._live((row.bucket, row.parent.encode())), parent_tokens)
@@ -414,7 +414,7 @@ class MemoryCatalog(MemoryUploads):
 
 
 def _replaces(live: ObjectRow, row: ObjectRow, mode: CommitMode, condition: WriteCondition | None) -> bool:
-    if mode is CommitMode.REPLACE:
+    if mode is CommitMode.REPLACE or is_put_again(live, row):
         return True
     is_own = DEFAULT_NAMESPACES.issuperset((live.namespace, row.namespace))
     return condition is not None and condition.if_match is not None and is_own

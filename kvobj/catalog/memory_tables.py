@@ -19,6 +19,7 @@ from kvobj.catalog.rows import (
     PartRow,
     QueueEntry,
     WriteCondition,
+    is_same_namespace,
 )
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchKeyError, PreconditionFailedError
 
@@ -125,6 +126,12 @@ class MemoryTables:
 def blob_ids_of(rows: Iterable[ObjectRow | PartRow]) -> list[bytes]:
     """All blobs that rows name, in order."""
     return [blob_id for row in rows for blob_id in row.blob_ids]
+
+
+def is_put_again(live: ObjectRow, row: ObjectRow) -> bool:
+    """Whether a chunk that only has to last in a lossy copy is put again."""
+    same = live.size_bytes == row.size_bytes and live.parent == row.parent and live.tokens == row.tokens
+    return same and live.lossy is not None and row.lossy is None and is_same_namespace(live.namespace, row.namespace)
 
 
 def same_blobs(one: ObjectRow, other: ObjectRow) -> bool:

@@ -130,7 +130,9 @@ def with_settings(existing: NamespaceRow | None, row: NamespaceRow) -> Namespace
     """The row that stands with the settings of the given one. `NoSuchNamespaceError`."""
     if existing is None:
         raise no_such_namespace(row.bucket, row.name)
-    return msgspec.structs.replace(existing, codecs=row.codecs, lossy=row.lossy, access=row.access, quota=row.quota)
+    return msgspec.structs.replace(
+        existing, codecs=row.codecs, lossy=row.lossy, access=row.access, quota=row.quota, profile=row.profile
+    )
 
 
 def require_empty(usage: NamespaceUsage, name: str) -> None:

@@ -21,6 +21,7 @@ class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
 
     `ids` is `kvobj`, `foreign` or an engine's chain. `chunk_bytes` is the size of a full chunk, None for an opaque layout. `access`
     maps user ids to `read` or `write`; the bucket's owner and root need no entry.
+    `profile` is the digest of the model's profile, for codecs that need one; empty: none.
     """
 
     bucket: str
@@ -39,6 +40,7 @@ class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
     lossy: bool = False
     access: dict[str, str] = {}
     quota: NamespaceQuota = NamespaceQuota()
+    profile: bytes = b""
 
 
 class NamespaceUsage(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +60,7 @@ class Namespaces(Protocol):
         ...
 
     async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
-        """Replace codecs, lossy, access and quota. `NoSuchNamespaceError`."""
+        """Replace codecs, lossy, access, quota and profile. `NoSuchNamespaceError`."""
         ...
 
     async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:

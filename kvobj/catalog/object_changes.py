@@ -177,8 +177,9 @@ class CommitChange:
         return CommitOutcome(stored, existed=False), after
 
     def _replaces(self, live: ObjectRow) -> bool:
-        """Whether the row takes a live one's place. Chunks do not change, but a client's own keys on its own condition do."""
-        if self.mode is CommitMode.REPLACE:
+        """Whether the row takes a live one's place. Chunks do not change, but a client's own keys on its own condition do, and the
+        same chunk put again has its bytes, where the live row lasts in a lossy copy alone."""
+        if self.mode is CommitMode.REPLACE or is_put_again(live, self.row):
             return True
         return (
             self.condition is not None
@@ -195,6 +196,8 @@ class CommitChange:
         failed = fence(view, self.row.blobs, parts) or failed_condition(live, self.condition)
         if failed is not None or live is None or self.mode is not CommitMode.FIRST_WRITER_WINS:
             return failed
+        if is_put_again(live, self.row):
+            return None  # what hangs below counts the same bytes and tokens
         if self._replaces(live):
             # What hangs below was made for these bytes, and counts them in its totals.
             if live.parent != self.row.parent or chain_rows.has_children(view, root, live.key.encode()):
@@ -356,6 +359,16 @@ class UpdateObject:
         after = RowPair(None, row) if before.volatile is None else RowPair(row, before.durable)
         objects.change(view, bucket.root, key, before, after)
         return row
+
+
+def is_put_again(live: ObjectRow, row: ObjectRow) -> bool:
+    """Whether the row brings back the bytes of a chunk of which no more than a lossy copy was promised to last."""
+    return (
+        live.lossy is not None
+        and row.lossy is None
+        and is_same_namespace(live.namespace, row.namespace)
+        and (live.size_bytes, live.parent, live.tokens) == (row.size_bytes, row.parent, row.tokens)
+    )
 
 
 def same_blobs(one: ObjectRow, other: ObjectRow) -> bool:

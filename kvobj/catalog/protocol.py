@@ -34,6 +34,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
+from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.errors import KvobjError
 
 
@@ -56,6 +57,11 @@ class Catalog(Protocol):
     @property
     def history(self) -> History:
         """What was stored and removed, in order, for a while."""
+        ...
+
+    @property
+    def unfinished(self) -> UnfinishedBytes:
+        """What uploads in progress hold, of each user. In a worker process nobody asks for it: uploads are the store process's."""
         ...
 
     # -- sessions of writers -------------------------------------------------------------------------------------
@@ -140,7 +146,8 @@ class Catalog(Protocol):
         (`QuotaExceededError`).
 
         REPLACE: a live row under the key goes, its blobs are queued (due at `now_ms`). FIRST_WRITER_WINS: a live row of
-        the same size stays and the given blobs are queued; of another size: `ImmutableChunkError`. With
+        the same size stays and the given blobs are queued; of another size: `ImmutableChunkError`. One with a lossy copy goes all
+        the same where the given row is that chunk again, of its namespace, parent and tokens: its bytes need not be anywhere. With
         `upload_id`, the upload and all its parts are consumed in the same step; blobs of parts that the row does not
         name are queued. Given blobs are queued on every refusal too: the caller never cleans up after a commit.
         Errors: `NoSuchBucketError`, `NoSuchUploadError`, `PreconditionFailedError`, `NoSuchKeyError` (If-Match on an
@@ -245,7 +252,8 @@ class Catalog(Protocol):
 
     # -- multipart uploads ---------------------------------------------------------------------------------------
     async def create_upload(self, upload: UploadRow) -> None:
-        """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError`."""
+        """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError`; `QuotaExceededError` where its
+        owner's parts may hold no more (`unfinished`)."""
         ...
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:

@@ -110,7 +110,8 @@ class LossyCopy(_Row, frozen=True, array_like=True, gc=False):
     """Another representation of a chunk, which does not give back the bytes that were put: a blob of its own, in the home tier.
 
     `frame_bytes` is its frame's length there, `codec` the codec's own name (`eq:83/1`), `digest` BLAKE3 of what it decodes to,
-    which has `plain_bytes`; no value of it is further off than `max_error`.
+    which has `plain_bytes`; no value of it is further off than `max_error`. `profile`: the digest of the profile that decoding it
+    takes, empty where it takes none.
     """
 
     blob_id: bytes
@@ -119,6 +120,7 @@ class LossyCopy(_Row, frozen=True, array_like=True, gc=False):
     digest: bytes
     codec: str
     max_error: float
+    profile: bytes = b""
 
 
 class Checksum(_Row, frozen=True, array_like=True):
@@ -282,12 +284,14 @@ class CommitOutcome(_Row, frozen=True, array_like=True):
 
 
 class DeleteOutcome(_Row, frozen=True, array_like=True):
-    """One key's result: the row that was hidden, or None if there was none, and how many of its descendants went with it."""
+    """One key's result: the row that was hidden, or None if there was none, and how many of its descendants went with it. `kept`
+    says why an object stays that must not be deleted."""
 
     key: str
     removed: ObjectRow | None
     precondition_failed: bool = False
     descendants: tuple[ObjectRow, ...] = ()
+    kept: str = ""
 
 
 class ListPage(_Row, frozen=True, array_like=True):

@@ -71,7 +71,7 @@ class CollectorCounts:
 class Collector(BackgroundWorker):
     """See the module's text. `refused` gives (bucket, key, bytes) of the chunks that policy keeps from the home tier. `name_blob`
     is told the policy's names of a blob's chunk and of its parent, `is_cached` answers whether memory holds a blob, `stored_bytes`
-    what a chunk takes in the home tier.
+    what a chunk takes in the home tier; what `spares` says is never condemned.
 
     Hooks: `written` and `removed` tell what lies at home; `touched`, `request` and `hold` what is used; `admits`, `remove_now`
     and `make_room` are asked by writers. Event-loop-only.
@@ -95,6 +95,7 @@ class Collector(BackgroundWorker):
         name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
         is_cached: Callable[[BlobId], bool] = lambda _: False,
         stored_bytes: Callable[[ObjectRow], int] = plain_size,
+        spares: Callable[[ObjectRow], bool] = lambda _: False,
     ) -> None:
         super().__init__()
         self._catalog = catalog
@@ -108,6 +109,7 @@ class Collector(BackgroundWorker):
         self._log = log
         self._name_blob = name_blob
         self._is_cached = is_cached
+        self._spares = spares
         self._chunks = HomeChunks(policy, tracks_use=limits.chunk_ttl_ms is not None, stored_bytes=stored_bytes)
         self._choice = Choice(policy, self._chunks, holds, clock, chunk_ttl_ms=limits.chunk_ttl_ms)
         self._dry_run = DryRun(catalog, self._chunks, self._choice, clock, refused=refused)
@@ -123,6 +125,8 @@ class Collector(BackgroundWorker):
         """An object has reached the home tier. Only those of KV buckets may ever be removed."""
         self._pace.note_request()
         if row.durability is Durability.MEMORY or not row.blobs or not await self._is_chunk(row.bucket):
+            return
+        if self._spares(row):
             return
         self._tell_names(row)
         self._forget(chunk_name(row.bucket, row.key))  # of another blob id: its mark and place are not this chunk's
@@ -213,13 +217,14 @@ class Collector(BackgroundWorker):
             self._catalog,
             boot_ms=lambda: boot_ms(self._clock),
             on_row=self._tell_names_of_cached,
+            spares=self._spares,
         )
         self._wanted.set()
 
     # -- asked by writers ------------------------------------------------------------------------------------------
     async def admits(self, row: ObjectRow) -> bool:
         """Whether the home tier should take the object: always one of an ordinary bucket, a chunk if policy says so."""
-        if not await self._is_chunk(row.bucket):
+        if self._spares(row) or not await self._is_chunk(row.bucket):
             return True
         self._tell_names(row)
         name = chunk_name(row.bucket, row.key)

@@ -171,16 +171,20 @@ class HomeChunks:
         *,
         boot_ms: Callable[[], int],
         on_row: Callable[[ObjectRow], None] = lambda _: None,
+        spares: Callable[[ObjectRow], bool] = lambda _: False,
     ) -> None:
         """Learn what the catalog holds already: in commit order, for want of better knowledge, in slices between requests.
 
-        `on_row` is told of every chunk at home. All count as used when this began, a chain's end longest ago.
+        `on_row` is told of every chunk at home but for those that `spares` says, which are left out. All count as used when this
+        began, a chain's end longest ago.
         """
         began_ms = boot_ms()
         kinds = {bucket.name: bucket.kind for bucket in await catalog.buckets()}
         found: list[bytes] = []
         async for row in catalog.scan_objects():
             if row.durability is Durability.MEMORY or kinds.get(row.bucket) is not BucketKind.KV or not row.blobs:
+                continue
+            if spares(row):
                 continue
             on_row(row)
             name = chunk_name(row.bucket, row.key)

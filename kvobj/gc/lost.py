@@ -40,10 +40,10 @@ class LostObjects:
         return len(self._listed)
 
     async def note(self, row: ObjectRow, problem: str) -> bool:
-        """The row's bytes are lost. False where it was deleted or replaced meanwhile, which is no loss."""
+        """The row's bytes are lost. False where it was deleted or changed meanwhile, which is no loss."""
         (current,) = await self._catalog.lookup(row.bucket, [row.key])
-        if current is None or [blob.blob_id for blob in current.blobs] != [blob.blob_id for blob in row.blobs]:
-            return False
+        if current is None or current.blob_ids != row.blob_ids:
+            return False  # also one whose lossy copy was made, or made anew, since the row was read
         bucket = await self._catalog.bucket(row.bucket)
         if bucket is not None and bucket.kind is BucketKind.KV:
             self._log.error("a chunk is lost and is dropped bucket=%s key=%s: %s", row.bucket, row.key, problem)

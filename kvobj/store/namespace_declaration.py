@@ -1,7 +1,8 @@
 """What a namespace declares (`kv-api` §3): parsed strictly, completed with its defaults, made canonical. Pure.
 
 Identity is all that makes bytes of two chunks differ, or that a server must know to name and check them: model, layout, chunk
-length, rank, adapter, RoPE, salt, the axis of parts, and how ids are made. Settings (codecs, lossy, access, quota) are beside it.
+length, rank, adapter, RoPE, salt, the axis of parts, and how ids are made. Settings (codecs, lossy, access, quota, profile) are
+beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _DTYPE_BYTES: Final = {
 _AXES: Final = ("layer", "kv", "head", "token", "dim")
 _TENSOR_CODECS: Final = frozenset({"x3", "xa", "f8", "eq57", "eq55", "eq4", "eq3", "ek", "h4"})
 _LOSSY_CODECS: Final = _TENSOR_CODECS - {"x3", "xa"}
+_PROFILED_CODECS: Final = frozenset({"ek"})
+_DEVICE_CODECS: Final = ("raw", "x3", "xa")
+"""What lies in device memory: what was put, encoded and decoded there."""
 _ADAPTERLESS: Final = ("vllm-sha256-cbor", "sglang-sha256")
 _PATH: Final = re.compile(r"at `(?:key in )?\$\.?(.*?)`")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
@@ -100,6 +104,7 @@ class _Document(_Part, frozen=True, kw_only=True):
     lossy: bool | UnsetType | None = UNSET
     access: Annotated[dict[_Text, _Level], Meta(max_length=4096)] | UnsetType | None = UNSET
     quota: _Quota | UnsetType | None = UNSET
+    profile: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | UnsetType | None = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class NamespaceSettings:
     lossy: bool | None = None
     access: dict[str, str] | None = None
     quota: NamespaceQuota | None = None
+    profile: bytes | None = None
 
     def over(self, row: NamespaceRow) -> NamespaceRow:
         """The row with these settings in place of its own. `InvalidRequestError` where they do not fit it or each other."""
@@ -119,12 +125,19 @@ class NamespaceSettings:
             lossy=row.lossy if self.lossy is None else self.lossy,
             access=row.access if self.access is None else self.access,
             quota=row.quota if self.quota is None else self.quota,
+            profile=row.profile if self.profile is None else self.profile,
         )
+        if changed.profile and changed.chunk_bytes is None:
+            raise _refusal("profile", "an opaque layout has no model's columns")
         for tier, codec in changed.codecs.items():
+            if tier == "hbm" and codec not in _DEVICE_CODECS:
+                raise _refusal(f"codecs.{tier}", f"device memory holds {', '.join(_DEVICE_CODECS)}")
             if codec in _TENSOR_CODECS and changed.chunk_bytes is None:
                 raise _refusal(f"codecs.{tier}", f"{codec} needs a tensor layout, and this one is opaque")
             if codec in _LOSSY_CODECS and not changed.lossy:
                 raise _refusal(f"codecs.{tier}", f"{codec} is lossy, which `lossy` must allow")
+            if codec in _PROFILED_CODECS and not changed.profile:
+                raise _refusal(f"codecs.{tier}", f"{codec} needs the setting `profile`, a profile of the model")
         return changed
 
 
@@ -211,7 +224,8 @@ def identity_of(declaration: bytes) -> dict[str, object]:
 def settings_of(row: NamespaceRow) -> dict[str, object]:
     """A row's settings as a document, for replies."""
     quota = {"chunks": row.quota.chunks, "size_bytes": row.quota.size_bytes}
-    return {"codecs": row.codecs, "lossy": row.lossy, "access": row.access, "quota": quota}
+    profile = row.profile.hex() or None
+    return {"codecs": row.codecs, "lossy": row.lossy, "access": row.access, "quota": quota, "profile": profile}
 
 
 def _completed(layout: Layout) -> Layout:
@@ -273,6 +287,7 @@ def _settings(parsed: _Document) -> NamespaceSettings:
         else NamespaceQuota()
         if quota is None
         else NamespaceQuota(quota.chunks, quota.size_bytes),
+        profile=None if parsed.profile is UNSET else bytes.fromhex(parsed.profile or ""),
     )
 
 

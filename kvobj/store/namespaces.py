@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from kvobj.catalog.namespace_protocol import NamespaceRow, Namespaces
@@ -28,7 +28,7 @@ from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.namespace_declaration import Declaration, differs, parse_declaration
 from kvobj.store.places import DEFAULT_NAMESPACE, default_namespace
 
-__all__ = ["NamespaceBook", "differs"]
+__all__ = ["NamespaceBook", "differs", "no_profiles"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KEYS_KEPT: Final = 4096
@@ -36,8 +36,14 @@ _PAGE: Final = 1000
 _WRITE: Final = "write"
 
 
+async def no_profiles(_: NamespaceRow) -> None:
+    """For a store without profiles."""
+    raise InvalidRequestError("profile: this store holds none", field="profile")
+
+
 class NamespaceBook:
-    """See the module's text. Every KV bucket has the namespace `default`, which is no row and has no key."""
+    """See the module's text. Every KV bucket has the namespace `default`, which is no row and has no key. `on_changed` is told of
+    a namespace whose settings were changed; `check_profile` refuses one whose profile will not do."""
 
     def __init__(
         self,
@@ -46,11 +52,15 @@ class NamespaceBook:
         wrapper: KeyWrapper,
         clock: Clock,
         random_bytes: RandomBytes = os.urandom,
+        on_changed: Callable[[NamespaceRow], None] = lambda _: None,
+        check_profile: Callable[[NamespaceRow], Awaitable[None]] = no_profiles,
     ) -> None:
         self._namespaces = namespaces
         self._wrapper = wrapper
         self._clock = clock
         self._random_bytes = random_bytes
+        self._on_changed = on_changed
+        self._check_profile = check_profile
         self._keys: dict[bytes, bytes] = {}
         # Settings are read, changed and written back: one at a time, so that none is lost.
         self._changing = asyncio.Lock()
@@ -77,14 +87,19 @@ class NamespaceBook:
             standing = await self._namespaces.namespace(bucket.name, name)
             if standing is None:
                 fresh = self._fresh(bucket, name, declaration, caller)
+                if fresh.profile:
+                    await self._check_profile(fresh)
                 standing, is_new = await self._declare(fresh)
                 if is_new:
                     return self._opened(standing, caller), True
             if standing.declaration != declaration.canonical:
                 raise _conflict(standing, declaration.canonical)
             changed = declaration.settings.over(standing)
+            if changed.profile and changed.profile != standing.profile:
+                await self._check_profile(changed)
             if changed != standing:
                 changed = await self._namespaces.change_settings(changed)
+                self._on_changed(changed)
             return self._opened(changed, caller), False
 
     async def check_key(self, buckets: Iterable[BucketRow]) -> None:

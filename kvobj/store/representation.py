@@ -98,7 +98,7 @@ def choose_demoted(row: ObjectRow, demoted: DemotedCopy, accepts: Sequence[Accep
 
 
 def _as_stored(row: ObjectRow, blob: BlobRef, coded: CodedBlob) -> ObjectRow:
-    frame = BlobRef(blob.blob_id, coded.stored_bytes, coded.stored_bytes, None, STORED + coded.codec)
+    frame = BlobRef(blob.blob_id, coded.frame_bytes, coded.frame_bytes, None, STORED + coded.codec)
     return _row_of(row, frame, _etag(row.etag, coded.codec))
 
 

@@ -12,9 +12,11 @@ import mmap
 from dataclasses import dataclass
 from typing import Final
 
+from blake3 import blake3
+
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.codec.frame import MAX_HEAD_BYTES, raw_payload_offset
-from kvobj.errors import BusyError, CapacityError
+from kvobj.errors import BusyError, CapacityError, FrameCorruptError
 from kvobj.metrics import Metrics
 from kvobj.tiers.coded_frames import (
     CodedHead,
@@ -68,7 +70,8 @@ class Transcoder:
         self, frame: PinnedFrame, coding: Coding, *, tier: str, bucket: str | None = None, may_wait: bool = True
     ) -> CodedFrame | None:
         """The blob of a whole, sealed `raw` frame as the coding says; None where that is no smaller, so that the frame is to be
-        used as it is. `bucket`: whose own regions it goes to, if any. `CapacityError`: no room for it (`may_wait`: in time)."""
+        used as it is. `bucket`: whose own regions it goes to, if any. `CapacityError`: no room for it (`may_wait`: in time).
+        `FrameCorruptError`: the bytes that a lossy frame is asked of are not those of their digest."""
         head = head_of(frame.view[:MAX_HEAD_BYTES], frame.frame_bytes)
         offset = raw_payload_offset(head.plain_bytes)
         plain = frame.view[offset : offset + head.plain_bytes]
@@ -140,6 +143,10 @@ class Transcoder:
 
 
 def _encode(plain: memoryview, into: memoryview, coding: Coding, digest: bytes) -> int:
+    # A lossless frame carries the digest along, and whoever decodes it asks for these bytes. A lossy one vouches for others: what
+    # memory holds, perhaps since before a restart, has to be what was put.
+    if coding.is_lossy and blake3(plain, max_threads=1).digest() != digest:
+        raise FrameCorruptError("a chunk in memory is not what was put", codec=coding.codec)
     return encode_coded(plain, into, coding, digest=digest)
 
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from kvobj.arena import PinnedFrame
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import LossyCopy, ObjectRow
-from kvobj.errors import CapacityError, KvobjError
+from kvobj.errors import CapacityError, CorruptionError, KvobjError
 from kvobj.ids import BlobId
 from kvobj.store.transcoding import CodedFrame, Transcoder
 from kvobj.store.transcoding_rules import CodingRules
@@ -74,7 +74,8 @@ class HomeTranscoding:
         return True
 
     async def put_lossy(self, frame: PinnedFrame, names: BlobNames, coding: Coding) -> LossyCopy | None:
-        """Put a lossy copy of the blob into the home tier, under a blob id of its own; None as `put`. Errors as of `Tier.put`."""
+        """Put a lossy copy of the blob into the home tier, under a blob id of its own; None as `put`. Errors as of `Tier.put`;
+        `FrameCorruptError` where the bytes are not what was put."""
         coded = await self._encoded(frame, coding)
         if coded is None:
             return None
@@ -92,6 +93,7 @@ class HomeTranscoding:
             digest=head.digest,
             codec=head.codec,
             max_error=head.max_error,
+            profile=b"" if head.tensor is None else head.tensor.profile_digest or b"",
         )
 
     async def _encoded(self, frame: PinnedFrame, coding: Coding) -> CodedFrame | None:
@@ -100,6 +102,8 @@ class HomeTranscoding:
         except CapacityError:
             return None  # what waits to be written down must not wait for room to encode it in
         except KvobjError as error:
+            if coding.is_lossy and isinstance(error, CorruptionError):
+                raise  # no copy is made of what was never put
             self.failures += 1
             if self.failures <= _FAILURES_TOLD:
                 self._log.warning("codec %s failed, a chunk is stored as it was put: %s", coding.codec, error)

@@ -19,7 +19,7 @@ from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import LossyCopy, ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import CapacityError, KvobjError
+from kvobj.errors import CapacityError, KvobjError, StoreFullError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.store.placement import ReadTier
 from kvobj.store.transcoding import Transcoder
@@ -34,6 +34,7 @@ WAITING_MAX: Final = 100_000
 REST_FACTOR: Final = 1.0
 """After each chunk it rests so many times as long as it worked."""
 _NO_ROOM_SECONDS: Final = 0.25
+_FULL_SECONDS: Final = 10.0
 _LOOK_STEP: Final = 1000
 
 
@@ -118,8 +119,8 @@ class HomeDemotion(BackgroundWorker):
             return 0.0
         try:
             is_done = await self._demote(*name)
-        except CapacityError:
-            return _NO_ROOM_SECONDS
+        except CapacityError as error:
+            return _FULL_SECONDS if isinstance(error, StoreFullError) else _NO_ROOM_SECONDS
         except KvobjError as error:
             self._log.warning("a lossy copy stays as it is bucket=%s key=%s: %s", *name, error)
             self._failed += 1
@@ -169,7 +170,7 @@ class HomeDemotion(BackgroundWorker):
         """The coarser copy, in the home tier already. It is raised where the finer one cannot be read."""
         frame = await self._read.get_stored(BlobId(finer.blob_id), finer.codec)
         if frame is None:
-            raise KvobjError("its frame cannot be read")
+            raise TierUnavailableError("its frame cannot be read")
         try:
             await frame.complete()
             coded = await self._transcoder.demote(frame, codec, tier=self._home.name, may_wait=False)
@@ -188,4 +189,5 @@ class HomeDemotion(BackgroundWorker):
             digest=head.digest,
             codec=head.codec,
             max_error=head.max_error,
+            profile=finer.profile,
         )

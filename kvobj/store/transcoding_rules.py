@@ -10,7 +10,8 @@ its bytes last. Class `local` promises just that, so its home copy is lossless, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -22,20 +23,34 @@ from kvobj.codec.frame import CODEC_RAW, CODEC_ZP, MAX_PLAIN_BYTES
 from kvobj.errors import InvalidRequestError
 from kvobj.store.places import DEFAULT_NAMESPACE
 from kvobj.tensors.form import TensorForm
-from kvobj.tiers.coded_frames import Coding, is_lossy, unusable
+from kvobj.tensors.profiles import POSITIONS, Profile
+from kvobj.tiers.coded_frames import Coding, is_lossy, needs_profile, unusable
 
 _INSTEAD_OF_LOSSY: Final = ("xa", "x3", CODEC_ZP)
 """What a chunk of class `local` gets where its namespace says something lossy; the first that works."""
+_CACHES: Final = ("hbm", "dram")
 _NOTES_MAX: Final = 64
 _FINGERPRINT_BYTES: Final = 16
 _HALF_FLOATS: Final = ("bf16", "fp16")
 
 
+async def _no_profile(_: bytes) -> Profile | None:
+    return None
+
+
 class CodingRules:
     """See the module's text. Event-loop-only; an answer about a namespace without codecs takes 0.3 µs."""
 
-    def __init__(self, namespaces: Namespaces, *, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        namespaces: Namespaces,
+        *,
+        log: logging.Logger,
+        profile_of: Callable[[bytes], Awaitable[Profile | None]] = _no_profile,
+    ) -> None:
         self._namespaces = namespaces
+        self.profile_of = profile_of
+        """The profile of a digest, None where there is none."""
         self._log = log
         self._told: dict[tuple[str, str], str] = {}
 
@@ -46,7 +61,15 @@ class CodingRules:
         namespace = await self._namespaces.namespace(row.bucket, row.namespace)
         if namespace is None:
             return None
-        return self.of_chunk(namespace, tier, tokens=row.tokens, plain_bytes=row.size_bytes)
+        coding = self.of_chunk(namespace, tier, tokens=row.tokens, plain_bytes=row.size_bytes)
+        if coding is None or not needs_profile(coding.codec):
+            return coding
+        profile = await self.profile_of(namespace.profile)
+        if profile is None:
+            self._tell(coding.codec, tier, "its profile is gone, or is none")
+            return None
+        position = row.chain_tokens - row.tokens
+        return replace(coding, profile=profile, first_position=position if 0 <= position < POSITIONS else 0)
 
     def of_chunk(
         self, namespace: NamespaceRow, tier: str, *, tokens: int, plain_bytes: int, may_be_lossy: bool = True
@@ -57,9 +80,9 @@ class CodingRules:
             return None
         choices: tuple[str, ...] = (codec,)
         if is_lossy(codec):
-            if tier == "dram":
+            if tier in _CACHES:
                 self._tell(codec, tier, "memory holds what was put: a lossy copy is made below it")
-            if tier == "dram" or not namespace.lossy:
+            if tier in _CACHES or not namespace.lossy:
                 return None
             choices = (codec,) if may_be_lossy else _INSTEAD_OF_LOSSY
         for choice in choices:
@@ -78,7 +101,7 @@ class CodingRules:
         if codec == CODEC_ZP:
             element_bytes = 2 if layout.get("dtype") in _HALF_FLOATS else 1
             return Coding(codec, None, fingerprint, element_bytes)
-        form = _form(namespace.declaration, tokens)
+        form = form_of(namespace.declaration, tokens)
         if form is None or form.plain_bytes != plain_bytes:
             return None
         coding = Coding(codec, form, fingerprint)
@@ -102,7 +125,8 @@ def _layout(declaration: bytes) -> Mapping[str, object]:
 
 
 @lru_cache(maxsize=4096)
-def _form(declaration: bytes, tokens: int) -> TensorForm | None:
+def form_of(declaration: bytes, tokens: int) -> TensorForm | None:
+    """The tensor that so many tokens of a namespace are; None where it declares none, or one that no codec takes."""
     try:
         return TensorForm.from_layout(_layout(declaration), tokens)
     except InvalidRequestError:

@@ -9,14 +9,15 @@ is a miss, counted and told to `on_corrupt`, or raised where nobody listens.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.codec.frame import CODEC_RAW, MAX_HEAD_BYTES, raw_frame_bytes, raw_payload_offset
-from kvobj.errors import FrameCorruptError, InvalidRangeError
+from kvobj.errors import FrameCorruptError, InvalidRangeError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.tensors.frame import TensorFrame
+from kvobj.tensors.profiles import Profile
 from kvobj.tiers.coded_blobs import CodedBlob, CodedBlobs
 from kvobj.tiers.coded_frames import (
     CodedHead,
@@ -25,6 +26,7 @@ from kvobj.tiers.coded_frames import (
     head_of,
     layers_over,
 )
+from kvobj.tiers.decode_turns import DecodeTurns
 from kvobj.tiers.forwarding import ForwardingTier
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import BlobNames, ByteRange, Tier
@@ -43,49 +45,78 @@ class CodedIndex(Protocol):
         ...
 
 
+ProfileOf: TypeAlias = Callable[[bytes], Awaitable[Profile | None]]
+"""The profile of a digest, None where it is not to be had."""
+
+
+async def no_profile(_: bytes) -> Profile | None:
+    """For who holds none."""
+    return None
+
+
 class _Decoding(ForwardingTier):
     """The inner tier's coded blobs as raw frames. `get` of whole frames alone."""
 
-    __slots__ = ("_arena", "_run")
+    __slots__ = ("_arena", "_profile_of", "_run", "_turns")
 
-    def __init__(self, inner: Tier, *, arena: Arena, run: RunOnPool) -> None:
+    def __init__(self, inner: Tier, *, arena: Arena, run: RunOnPool, profile_of: ProfileOf, turns: DecodeTurns) -> None:
         super().__init__(inner)
+        self._turns = turns
         self._arena = arena
         self._run = run
+        self._profile_of = profile_of
 
     async def get(self, blob_id: BlobId, byte_range: ByteRange | None = None) -> PinnedFrame | None:
         """The blob decoded, every byte of it there. `FrameCorruptError`, `BusyError`."""
         del byte_range
+        async with self._turns.turn():
+            return await self._decoded(blob_id)
+
+    async def _decoded(self, blob_id: BlobId) -> PinnedFrame | None:
         frame = await self.inner.get(blob_id)
         if frame is None:
             return None
         try:
             await frame.complete()
-            return await decoded(frame, arena=self._arena, run=self._run)
+            return await decoded(frame, arena=self._arena, run=self._run, profile_of=self._profile_of)
         finally:
             frame.release()
 
 
-async def decoded(frame: PinnedFrame, *, arena: Arena, run: RunOnPool) -> PinnedFrame:
+async def decoded(
+    frame: PinnedFrame, *, arena: Arena, run: RunOnPool, profile_of: ProfileOf = no_profile
+) -> PinnedFrame:
     """A whole, complete frame as a raw one, under a pin of its own; the very same where it is raw. `FrameCorruptError`,
-    `BusyError` where there is no room to decode into."""
+    `BusyError` where there is no room to decode into, `TierUnavailableError` without the profile that it names."""
     head = head_of(frame.view[:MAX_HEAD_BYTES], frame.frame_bytes)
     if head.codec == CODEC_RAW:
         return frame.share()
+    profile = await profile_named(head.tensor, profile_of)
     size_bytes = raw_frame_bytes(head.plain_bytes)
     pin = await arena.reserve(size_bytes, timeout_seconds=_RESERVE_SECONDS)
     try:
-        await run(decode_coded, frame.view, pin.view)
+        await run(decode_coded, frame.view, pin.view, profile)
     except BaseException:
         pin.release()
         raise
     return PinnedFrame(pin, frame_bytes=size_bytes, tier=frame.tier)
 
 
-class Coded(ForwardingTier):
-    """See the module's text. `index` says which blobs lie coded; `put` is of plain frames and the inner tier's own."""
+async def profile_named(tensor: TensorFrame | None, profile_of: ProfileOf) -> Profile | None:
+    """The profile that a frame names; None where it names none. `TierUnavailableError` where that is not to be had."""
+    if tensor is None or tensor.profile_digest is None:
+        return None
+    profile = await profile_of(tensor.profile_digest)
+    if profile is None or not profile.fits(tensor.form):
+        raise TierUnavailableError("the profile that a frame names is not here", profile=tensor.profile_digest.hex())
+    return profile
 
-    __slots__ = ("_arena", "_corrupt", "_decoding", "_heads", "_index", "_on_corrupt", "_run")
+
+class Coded(ForwardingTier):
+    """See the module's text. `index` says which blobs lie coded; `put` is of plain frames and the inner tier's own; `turns` are
+    those of all that decode into the arena."""
+
+    __slots__ = ("_arena", "_corrupt", "_decoding", "_heads", "_index", "_on_corrupt", "_profile_of", "_run", "_turns")
 
     def __init__(
         self,
@@ -96,14 +127,20 @@ class Coded(ForwardingTier):
         run: RunOnPool,
         instruments: TierInstruments,
         on_corrupt: Callable[[BlobId], None] | None = None,
+        profile_of: ProfileOf = no_profile,
+        turns: DecodeTurns | None = None,
     ) -> None:
         super().__init__(inner)
+        self._turns = turns = DecodeTurns() if turns is None else turns
         self._index = index
         self._arena = arena
         self._run = run
         self._on_corrupt = on_corrupt
+        self._profile_of = profile_of
         self._corrupt = instruments.corrupt_frames.labels(inner.name)
-        self._decoding = SingleFlight(_Decoding(inner, arena=arena, run=run), instruments=instruments)
+        self._decoding = SingleFlight(
+            _Decoding(inner, arena=arena, run=run, profile_of=profile_of, turns=turns), instruments=instruments
+        )
         self._heads: OrderedDict[BlobId, CodedHead] = OrderedDict()
 
     def get(
@@ -141,7 +178,8 @@ class Coded(ForwardingTier):
             layers = layers_over(head.tensor, asked.start - offset, asked.stop - offset)
         if head.tensor is None or layers is None or len(layers) == head.tensor.form.layers:
             return await self._cut(blob_id, asked)
-        return await self._decode_layers(blob_id, head.tensor, layers, asked, offset)
+        async with self._turns.turn():
+            return await self._decode_layers(blob_id, head.tensor, layers, asked, offset)
 
     async def _cut(self, blob_id: BlobId, asked: ByteRange) -> PinnedFrame | None:
         whole = await self._decoding.get(blob_id)
@@ -155,6 +193,7 @@ class Coded(ForwardingTier):
     async def _decode_layers(
         self, blob_id: BlobId, tensor: TensorFrame, layers: range, asked: ByteRange, offset: int
     ) -> PinnedFrame | None:
+        profile = await profile_named(tensor, self._profile_of)
         start, stop = tensor.layers_span(layers)
         encoded = await self.inner.get(blob_id, ByteRange(start, stop))
         if encoded is None:
@@ -165,7 +204,9 @@ class Coded(ForwardingTier):
             size_bytes = len(layers) * layer_bytes
             pin = await self._arena.reserve(size_bytes, timeout_seconds=_RESERVE_SECONDS)
             try:
-                await self._run(decode_coded_layers, encoded.view, start, tensor, layers, pin.view[:size_bytes])
+                await self._run(
+                    decode_coded_layers, encoded.view, start, tensor, layers, pin.view[:size_bytes], profile
+                )
             except BaseException:
                 pin.release()
                 raise
@@ -232,8 +273,19 @@ class CodedHome(Coded):
         run: RunOnPool,
         instruments: TierInstruments,
         on_corrupt: Callable[[BlobId], None] | None = None,
+        profile_of: ProfileOf = no_profile,
+        turns: DecodeTurns | None = None,
     ) -> None:
-        super().__init__(inner, index=blobs, arena=arena, run=run, instruments=instruments, on_corrupt=on_corrupt)
+        super().__init__(
+            inner,
+            index=blobs,
+            arena=arena,
+            run=run,
+            instruments=instruments,
+            on_corrupt=on_corrupt,
+            profile_of=profile_of,
+            turns=turns,
+        )
         self._blobs = blobs
 
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:

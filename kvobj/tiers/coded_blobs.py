@@ -28,11 +28,18 @@ _BATCH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class CodedBlob:
-    """How one blob lies in a tier: its codec, what it decodes to, and its frame's length there."""
+    """How one blob lies in a tier: its codec, what it decodes to, the bytes that it takes there, and how many of these are behind
+    the end of its frame."""
 
     codec: str
     plain_bytes: int
     stored_bytes: int
+    spare_bytes: int = 0
+
+    @property
+    def frame_bytes(self) -> int:
+        """Its frame's length."""
+        return self.stored_bytes - self.spare_bytes
 
 
 @dataclass(frozen=True, slots=True)

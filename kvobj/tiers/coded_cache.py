@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.ids import BlobId
-from kvobj.tiers.coded import Coded
+from kvobj.tiers.coded import Coded, ProfileOf, no_profile
+from kvobj.tiers.decode_turns import DecodeTurns
 from kvobj.tiers.dram import DramTier
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import BlobNames
@@ -18,8 +19,19 @@ class CodedCache(Coded):
 
     __slots__ = ("_dram",)
 
-    def __init__(self, dram: DramTier, *, arena: Arena, run: RunOnPool, instruments: TierInstruments) -> None:
-        super().__init__(dram, index=dram, arena=arena, run=run, instruments=instruments)
+    def __init__(
+        self,
+        dram: DramTier,
+        *,
+        arena: Arena,
+        run: RunOnPool,
+        instruments: TierInstruments,
+        profile_of: ProfileOf = no_profile,
+        turns: DecodeTurns | None = None,
+    ) -> None:
+        super().__init__(
+            dram, index=dram, arena=arena, run=run, instruments=instruments, profile_of=profile_of, turns=turns
+        )
         self._dram = dram
 
     @property

@@ -17,12 +17,15 @@ from kvobj.codec.frame import MAX_HEAD_BYTES
 from kvobj.errors import CorruptionError, UnavailableError
 from kvobj.ids import BlobId
 from kvobj.tiers.coded_frames import head_of
+from kvobj.tiers.decode_turns import DecodeTurns
 from kvobj.tiers.stored_frames import DemotedCopy, StoredFrames, StoredTier
 
 KEPT_MAX: Final = 8
 """Frames that wait for their read at once; the oldest goes first."""
 KEPT_SECONDS: Final = 2.0
 _REMEMBERED_MAX: Final = 4096
+_AT_ONCE: Final = 2
+"""Finer frames held at a time while a coarser one is made: who waits longer for a turn is told that the store is busy."""
 
 Demote: TypeAlias = Callable[[PinnedFrame, str], Awaitable[PinnedFrame]]
 """A whole, complete frame to one of a coarser codec, under a pin of its own. `CapacityError`, `FrameCorruptError`."""
@@ -37,11 +40,12 @@ class _Known:
 class DemotingFrames(StoredFrames):
     """See the module's text. Event-loop-only; whoever closes the tiers closes it before."""
 
-    __slots__ = ("_demote", "_is_closed", "_kept", "_known")
+    __slots__ = ("_demote", "_is_closed", "_kept", "_known", "_turns")
 
     def __init__(self, tiers: Sequence[StoredTier], *, demote: Demote) -> None:
         super().__init__(tiers)
         self._demote = demote
+        self._turns = DecodeTurns(at_once=_AT_ONCE)
         self._known: OrderedDict[tuple[BlobId, str], _Known] = OrderedDict()
         self._kept: OrderedDict[tuple[BlobId, str], tuple[PinnedFrame, asyncio.TimerHandle]] = OrderedDict()
         self._is_closed = False
@@ -78,6 +82,10 @@ class DemotingFrames(StoredFrames):
         return kept[0]
 
     async def _made(self, blob_id: BlobId, held: str, codec: str) -> PinnedFrame | None:
+        async with self._turns.turn():
+            return await self._made_in_turn(blob_id, held, codec)
+
+    async def _made_in_turn(self, blob_id: BlobId, held: str, codec: str) -> PinnedFrame | None:
         finer = await super().get(blob_id, held)
         if finer is None:
             return None

@@ -30,6 +30,7 @@ from kvobj.tensors import codecs as tensor_codecs
 from kvobj.tensors.codec_names import PRESETS, CodecName
 from kvobj.tensors.form import TensorForm
 from kvobj.tensors.frame import TensorFrame
+from kvobj.tensors.profiles import Profile
 
 _KIND_AT: Final = 9
 _F32_MAX: Final = 3.4028234663852886e38
@@ -39,12 +40,15 @@ _SPOKEN: Final = {codec: preset for preset, codec in PRESETS.items()}
 @dataclass(frozen=True, slots=True)
 class Coding:
     """How a blob is to be encoded: a codec, and the tensor that its plain bytes are where the codec needs one. `fingerprint`:
-    the first 16 bytes of the namespace's."""
+    the first 16 bytes of the namespace's. `profile` and the chunk's `first_position` in its sequence are for codecs that need
+    them."""
 
     codec: str
     form: TensorForm | None = None
     fingerprint: bytes = bytes(16)
     element_bytes: int = 1
+    profile: Profile | None = None
+    first_position: int = 0
 
     @property
     def is_lossy(self) -> bool:
@@ -69,6 +73,11 @@ def is_lossy(codec: str) -> bool:
     return codec not in (CODEC_RAW, CODEC_ZP) and CodecName.parse(codec).kind.is_lossy
 
 
+def needs_profile(codec: str) -> bool:
+    """Whether a frame in this codec cannot be written or read without a profile."""
+    return codec not in (CODEC_RAW, CODEC_ZP) and CodecName.parse(codec).kind.needs_profile
+
+
 def own_name(codec: str) -> str:
     """The codec as frames name it, whether it was said so or by a preset's name. ValueError for one that does not exist."""
     return codec if codec in (CODEC_RAW, CODEC_ZP) else str(CodecName.parse(codec))
@@ -85,8 +94,6 @@ def unusable(coding: Coding) -> str | None:
         return None
     if coding.form is None:
         return "no tensor layout"
-    if CodecName.parse(coding.codec).kind.needs_profile:
-        return "needs a profile of the model, which namespaces do not hold yet"
     return _unavailable(coding.codec) or tensor_codecs.refusal(coding.codec, coding.form)
 
 
@@ -115,12 +122,14 @@ def encode_coded(plain: memoryview, into: memoryview, coding: Coding, *, digest:
         form=coding.form,
         digest=None if coding.is_lossy else digest,
         fingerprint=coding.fingerprint,
+        first_position=coding.first_position,
+        profile=coding.profile,
     )
 
 
 def is_coarser(codec: str, than: str) -> bool:
-    """Whether a frame in the second codec can be demoted to the first: both on one ladder, the first further down."""
-    if CODEC_RAW in (codec, than) or CODEC_ZP in (codec, than):
+    """Whether a frame in the second codec can be demoted to the first: both on one ladder of `eq`, the first further down."""
+    if not {codec, than}.isdisjoint((CODEC_RAW, CODEC_ZP)) or needs_profile(codec):
         return False
     coarse, fine = CodecName.parse(codec), CodecName.parse(than)
     return (coarse.kind, coarse.base_step) == (fine.kind, fine.base_step) and coarse.rung > fine.rung
@@ -135,7 +144,8 @@ def demoted_bound(head: CodedHead, codec: str) -> int:
 
 def demote_coded(frame: memoryview, into: memoryview, codec: str) -> int:
     """The same blob in a coarser codec of the same ladder, from its frame alone: the bytes that `encode_coded` would have given."""
-    return tensor_codecs.demote(frame, tensor_codecs.parse_tensor_frame(frame, len(frame)), into, codec=codec)
+    head = tensor_codecs.parse_tensor_frame(frame, len(frame))
+    return tensor_codecs.demote(frame, head, into, codec=codec)
 
 
 def is_of_bytes(head: memoryview) -> bool:
@@ -155,16 +165,17 @@ def head_of(head: memoryview, frame_bytes: int) -> CodedHead:
     return CodedHead(tensor.codec, tensor.form.plain_bytes, tensor.digest, min(error, _F32_MAX), tensor)
 
 
-def decode_coded(frame: memoryview, into: memoryview) -> None:
+def decode_coded(frame: memoryview, into: memoryview, profile: Profile | None = None) -> None:
     """Make a sealed `raw` frame of a whole frame of any codec in the front of `into`, which has room for it (`raw_frame_bytes`).
 
-    Block checksums and the digest of the whole are checked. `FrameCorruptError`.
+    Block checksums and the digest of the whole are checked. `FrameCorruptError`; `InvalidRequestError` without the `profile` that
+    the frame names.
     """
     head = head_of(frame, len(frame))
     offset = raw_payload_offset(head.plain_bytes)
     plain = into[offset : offset + head.plain_bytes]
     if head.tensor is not None:
-        tensor_codecs.decode_frame(frame, head.tensor, plain)
+        tensor_codecs.decode_frame(frame, head.tensor, plain, profile=profile)
     else:
         _decode_bytes(frame, plain)
     digest = blake3(plain, max_threads=1).digest()
@@ -192,6 +203,13 @@ def layers_over(tensor: TensorFrame, start: int, stop: int) -> range | None:
     return range(start // layer_bytes, -(-stop // layer_bytes))
 
 
-def decode_coded_layers(encoded: memoryview, offset: int, tensor: TensorFrame, layers: range, into: memoryview) -> None:
+def decode_coded_layers(  # noqa: PLR0917 - runs on a pool, positionally
+    encoded: memoryview,
+    offset: int,
+    tensor: TensorFrame,
+    layers: range,
+    into: memoryview,
+    profile: Profile | None = None,
+) -> None:
     """The plain bytes of some layers to `into`; `encoded` is the frame from its byte `offset` on. `FrameCorruptError`."""
-    tensor_codecs.decode_layers(encoded, tensor, layers, into, offset=offset)
+    tensor_codecs.decode_layers(encoded, tensor, layers, into, offset=offset, profile=profile)

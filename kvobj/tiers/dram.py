@@ -284,7 +284,8 @@ class DramTier:
         entry = self._entries.get(blob_id)
         if entry is None or entry.pin.extent.generation != instead_of or blob_id in self._coded or not entry.sealed:
             return False
-        coded = CodedBlob(codec, plain_bytes, frame.pin.extent.length)
+        length = frame.pin.extent.length
+        coded = CodedBlob(codec, plain_bytes, length, length - frame.frame_bytes)
         row = _encode(frame.pin.extent, frame.frame_bytes, dirty=entry.dirty, sealed=True, coded=coded)
         self._database.write_volatile(lambda view: view.put(DRAM_BLOBS, blob_id, row))
         old, new = entry.pin.extent, frame.pin.extent
@@ -490,7 +491,7 @@ class DramTier:
                     if frame_bytes <= length:
                         blob_ids.append(BlobId(key))
                         extents.append(Extent(region, offset, length, generation))
-                        coded = _coded_of(value, length) if len(value) > _ROW.size else None
+                        coded = _coded_of(value, length, frame_bytes) if len(value) > _ROW.size else None
                         states.append((frame_bytes, flags, coded))
             pins = self._arena.adopt_usable(extents)
             for blob_id, (frame_bytes, flags, coded), pin in zip(blob_ids, states, pins, strict=True):
@@ -518,7 +519,7 @@ def _is_row(value: bytes) -> bool:
     return len(value) == _ROW.size or front < len(value) <= front + _CODEC_BYTES_MAX
 
 
-def _coded_of(value: bytes, extent_bytes: int) -> CodedBlob:
+def _coded_of(value: bytes, extent_bytes: int, frame_bytes: int) -> CodedBlob:
     (plain_bytes,) = _CODED.unpack_from(value, _ROW.size)
     codec = bytes(value[_ROW.size + _CODED.size :]).decode("ascii", "replace")
-    return CodedBlob(codec, plain_bytes, extent_bytes)
+    return CodedBlob(codec, plain_bytes, extent_bytes, extent_bytes - frame_bytes)

@@ -8,6 +8,8 @@ from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import HEADER_BYTES, MAX_HEAD_BYTES, parse_frame, raw_frame_bytes
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
+from kvobj.tensors.checksums import crc32c
+from kvobj.tensors.frame import TensorFrame
 from kvobj.tiers.coded_frames import decode_coded, head_of, is_of_bytes
 from kvobj.tiers.protocol import Tier
 
@@ -58,5 +60,14 @@ def _check_tensor(frame: memoryview, *, plain_bytes: int, digest: bytes | None) 
         return "another size"
     if digest is not None and head.digest != digest:
         return "digest mismatch"
+    if head.tensor is not None and head.tensor.profile_digest is not None:
+        return _check_blocks(frame, head.tensor)  # its profile is another object: what lies here is checked
     decode_coded(frame, memoryview(bytearray(raw_frame_bytes(plain_bytes))))
+    return None
+
+
+def _check_blocks(frame: memoryview, tensor: TensorFrame) -> str | None:
+    for block in tensor.blocks:
+        if crc32c(frame[block.offset : block.offset + block.length]) != block.crc:
+            return "block checksum mismatch"
     return None

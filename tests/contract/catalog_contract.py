@@ -324,6 +324,51 @@ class Objects:
         await catalog.delete(BUCKET, ["k"], now_ms=5)
         assert await queued(catalog) == [1, 2]
 
+    async def test_the_same_chunk_put_again_takes_the_place_of_one_that_lasts_in_a_lossy_copy(
+        self, catalog: Catalog
+    ) -> None:
+        bucket = "chunks"
+        await catalog.create_bucket(BucketRow(bucket, BucketKind.KV, "main", 1, Durability.MEMORY))
+
+        def chunk(key: str, number: int, durability: Durability, *, parent: str = "", tokens: int = 4) -> ObjectRow:
+            given = row(key, number, bucket=bucket, durability=durability)
+            return msgspec.structs.replace(given, parent=parent, namespace="n", tokens=tokens)
+
+        async def again(given: ObjectRow) -> bool:
+            return not (await catalog.commit(given, mode=CommitMode.FIRST_WRITER_WINS, now_ms=5)).existed
+
+        memory = Durability.MEMORY
+        assert await again(chunk("k", 1, memory))
+        assert await again(chunk("child", 2, memory, parent="k"))
+        live = await found(catalog, "k", bucket)
+        assert live is not None
+        copy = LossyCopy(blob(3).blob_id, 10, 5, bytes(32), "eq:83/1", 0.5)
+        assert await catalog.raise_durability(
+            [msgspec.structs.replace(live, durability=Durability.LOCAL, lossy=copy)]
+        ) == [True]
+        for other in (chunk("k", 4, memory, tokens=3), chunk("k", 5, memory, parent="child")):
+            assert not await again(other)
+        assert await queued(catalog) == [4, 5]
+        assert await again(chunk("k", 6, memory))
+        assert await queued(catalog) == [4, 5]  # power loss would bring back the older row, which needs its copy
+        assert await catalog.bucket_usage(bucket) == BucketUsage(2, 20)
+        assert not await again(chunk("k", 7, memory))  # its bytes are there now: first writer wins
+        live = await found(catalog, "k", bucket)
+        assert live is not None
+        assert (live.blobs[0].blob_id, live.lossy, live.durability) == (blob(6).blob_id, None, memory)
+        copy = LossyCopy(blob(8).blob_id, 10, 5, bytes(32), "eq:83/1", 0.5)
+        assert await catalog.raise_durability(
+            [msgspec.structs.replace(live, durability=Durability.LOCAL, lossy=copy)]
+        ) == [True]
+        assert await queued(catalog) == [1, 3, 4, 5, 7]
+        assert await again(chunk("k", 9, Durability.LOCAL))
+        assert await queued(catalog) == [1, 3, 4, 5, 6, 7, 8]
+        assert await catalog.bucket_usage(bucket) == BucketUsage(2, 20)
+        outcomes = await catalog.delete(bucket, ["k"], now_ms=5)
+        assert [each.key for each in outcomes[0].descendants] == ["child"]
+        assert await catalog.bucket_usage(bucket) == BucketUsage(0, 0)
+        assert await queued(catalog) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
     async def test_a_row_that_was_replaced_is_not_raised(self, catalog: Catalog) -> None:
         await put(catalog, row("k", 1, durability=Durability.MEMORY))
         await put(catalog, row("k", 2, durability=Durability.MEMORY))

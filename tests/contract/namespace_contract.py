@@ -112,9 +112,15 @@ class NamespaceContract:
             lossy=True,
             access={"writer": "write"},
             quota=NamespaceQuota(size_bytes=10),
+            profile=b"p" * 32,
         )
         changed = msgspec.structs.replace(
-            row, codecs={}, lossy=True, access={"writer": "write"}, quota=NamespaceQuota(size_bytes=10)
+            row,
+            codecs={},
+            lossy=True,
+            access={"writer": "write"},
+            quota=NamespaceQuota(size_bytes=10),
+            profile=b"p" * 32,
         )
         assert await place.namespaces.change_settings(wished) == changed
         assert await place.namespaces.namespace(BUCKET, "llama") == changed

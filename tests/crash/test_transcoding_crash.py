@@ -1,4 +1,4 @@
-"""kill -9 while chunks are re-encoded in memory and while lossy copies of them are written down.
+"""kill -9 while chunks are re-encoded in memory, while lossy copies of them are written down, and while these are made coarser.
 
 A small arena presses from the start, so write-behind and the re-encoding never rest, and the kill comes at a random instant. What
 was acknowledged is there after every start: byte for byte, or, where the namespace allows it, within what the copy certifies.
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
-from tier_codecs import LAYOUT, TOKENS, furthest, lossless, lossy, tensor
+from tier_codecs import CHUNK_BYTES, LAYOUT, TOKENS, furthest, lossless, lossy, tensor, usable
 
 from kvobj.client import Credentials, KvClient, Namespace
+from kvobj.tensors.codecs import decode_frame, parse_tensor_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,3 +126,47 @@ def test_what_has_a_lossy_copy_is_there_as_it_was_put_or_within_its_certificate(
     wait_until(
         lambda: sum(codecs_of(server, "nvme").values()) == len(seen.content), timeout_seconds=60, what="the sweep"
     )
+
+
+@pytest.mark.skipif(not usable("eq4"), reason="the kernels are not built")
+def test_every_chunk_has_one_lossy_copy_while_copies_are_made_coarser(server: ServerProcess) -> None:
+    chance, frames, decoded = random.Random(SEED), dict[bytes, int](), dict[bytes, bytes]()
+    namespace = declare(server, codecs={"nvme": "eq57"}, lossy=True)
+
+    def check() -> None:
+        with client_of(server) as client:
+            for name, content in frames.items():
+                read = client.get_stored(name, namespace=namespace, accept=["eq57", "eq4"])
+                assert read is not None
+                frame = bytes(read.data)
+                if frame not in decoded:  # a codec gives the same frame for the same content
+                    plain, head = bytearray(CHUNK_BYTES), parse_tensor_frame(memoryview(frame), len(frame))
+                    decode_frame(memoryview(frame), head, memoryview(plain))
+                    decoded[frame] = bytes(plain)
+                    assert furthest(decoded[frame], tensor(content)) <= head.certificate.max_error
+
+    with client_of(server) as client:
+        for number in range(CHUNKS_A_CYCLE):
+            (name,) = namespace.chunk_ids([number] * TOKENS)
+            client.put_chunk(name, tensor(number % CONTENTS), namespace=namespace, parent="root")
+            frames[name] = number % CONTENTS
+    wait_until(  # a copy is at home before its row names it
+        lambda: codecs_of(server, "nvme").get("eq57") == len(frames) and not server.status()["queues"]["write_behind"],
+        timeout_seconds=30,
+        what="lossy copies",
+    )
+    declare(server, codecs={"nvme": "eq4"}, lossy=True)
+    for _ in range(CYCLES):
+        # Not a wait for anything: the kill comes at a random instant of the work.
+        threading.Event().wait(chance.uniform(0.0, 0.2))
+        server.kill()
+        server.start()
+        check()
+    wait_until(
+        lambda: codecs_of(server, "nvme") == {"eq4": len(frames)},
+        timeout_seconds=60,
+        what="every copy to be coarser, and the others swept",
+    )
+    assert server.status()["queues"]["demotion"] == 0
+    check()
+    assert len(decoded) <= 2 * CONTENTS

@@ -17,6 +17,7 @@ from fuzz_framing import require_refusal
 from fuzz_message import MessageMutator, parse_message, recorded_messages
 from fuzz_signatures import ALICE, RULES, head_of
 
+from kvobj.api.accepting import parse_accept
 from kvobj.api.access.source_address import came_by_tls, parse_address, source_address
 from kvobj.api.access.stated_acl import acl_of_headers
 from kvobj.api.checksums import (
@@ -27,7 +28,6 @@ from kvobj.api.checksums import (
     parse_announced,
     parse_upload_checksum,
 )
-from kvobj.api.accepting import parse_accept
 from kvobj.api.chunk_headers import parse_chunk_headers, parse_pin, refuse_chunk_headers
 from kvobj.api.conditions import (
     http_date,

@@ -171,9 +171,9 @@ async def test_readers_of_one_coded_chunk_share_its_decoding(
         await coded.drop_from_memory(key)
         decodings: list[int] = []
 
-        def count(frame: memoryview, into: memoryview) -> None:
+        def count(frame: memoryview, into: memoryview, profile: None) -> None:
             decodings.append(1)
-            decode_coded(frame, into)
+            decode_coded(frame, into, profile)
 
         monkeypatch.setattr(coded_tier, "decode_coded", count)
         answers = await asyncio.gather(*[coded.get(key) for _ in range(5)])

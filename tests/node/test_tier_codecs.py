@@ -16,6 +16,7 @@ from kvobj.catalog.rows import Durability
 from kvobj.clock import SystemClock
 from kvobj.codec.frame import raw_payload_offset
 from kvobj.metrics import Metrics
+from kvobj.tiers import coded_frames
 from kvobj.tiers.coded_blobs import codec_families
 from kvobj.tiers.coded_frames import decode_coded
 from kvobj.tiers.protocol import ByteRange
@@ -183,13 +184,14 @@ async def test_status_says_how_much_each_codec_saves_in_each_tier(tmp_path: Path
 
 
 async def test_a_codec_that_cannot_be_used_leaves_chunks_plain_and_status_says_why(
-    tmp_path: Path, shm_path: Path
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with coded_node(tmp_path, shm_path, codecs={"nvme": "ek"}, lossy=True) as coded:
+    monkeypatch.setattr(coded_frames, "_unavailable", lambda _codec: "no kernels")
+    async with coded_node(tmp_path, shm_path, codecs={"nvme": "eq4"}, lossy=True) as coded:
         key = await coded.put(1)
         assert await coded.written(key) is None
         view = NodeView(coded.node, clock=SystemClock(), metrics=Metrics(), receive_mode=lambda: "")
-        assert any(note.startswith("codec ek is not used in nvme: ") for note in (await view.status()).notes)
+        assert "codec eq4 is not used in nvme: no kernels" in (await view.status()).notes
 
 
 async def test_chunks_that_nobody_asks_for_come_to_lie_coded_by_themselves(tmp_path: Path, shm_path: Path) -> None:
@@ -283,6 +285,23 @@ async def test_readers_get_frames_as_they_lie_where_they_take_them(tmp_path: Pat
         assert (head.headers["x-kvobj-codec"], head.headers["etag"]) == (codec, frame.headers["etag"])
         assert (await coded.get(key, accept="eq4, f8")).status == 404
         assert (await coded.get(key)).body == tensor(1)
+
+
+async def test_a_frame_that_lies_in_memory_is_sent_as_long_as_it_is(tmp_path: Path, shm_path: Path) -> None:
+    """Its extent is longer: extents are whole pages."""
+    codec = lossless()
+    async with coded_node(tmp_path, shm_path, codecs={"dram": codec}) as coded:
+        key = await coded.put(1)
+        await flush(coded.node, timeout_seconds=20.0)
+        await coded.code_in_memory(key)
+        answer = await coded.get(key, accept=codec)
+        assert (answer.status, answer.headers["x-kvobj-tier"]) == (200, "dram")
+        found = coded.node.dram.find(await coded.blob_id(key))
+        assert found is not None
+        assert found.frame_bytes == len(answer.body) < found.stored_bytes
+        raw = memoryview(bytearray(CHUNK_BYTES * 2))
+        decode_coded(memoryview(answer.body), raw)
+        assert bytes(raw[raw_payload_offset(CHUNK_BYTES) :][:CHUNK_BYTES]) == tensor(1)
 
 
 async def test_a_batch_of_reads_gets_frames_as_they_lie_where_it_takes_them(tmp_path: Path, shm_path: Path) -> None:

@@ -121,11 +121,12 @@ def test_a_reply_says_what_its_bytes_are() -> None:
     assert frame is not None
     assert lossy_text(frame) == "eq4;max-error=0.0625"
     assert representation_headers(frame) == [
+        ("vary", "x-kvobj-accept"),
         ("x-kvobj-codec", "eq4"),
         ("x-kvobj-lossy", "eq4;max-error=0.0625"),
         ("x-kvobj-lossy-digest", COPY.digest.hex()),
     ]
-    assert representation_headers(LOSSY) == [("x-kvobj-codec", "raw")]
+    assert representation_headers(LOSSY) == [("vary", "x-kvobj-accept"), ("x-kvobj-codec", "raw")]
     assert lossy_text(LOSSY) is None
 
 

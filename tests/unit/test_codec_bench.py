@@ -216,7 +216,7 @@ class TestJudgement:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the small run wrote: codecs.json and codecs.md."""
     folder = tmp_path_factory.mktemp("figures")
-    files = ["--json", folder / "codecs.json", "--markdown", folder / "codecs.md"]
+    files: list[str | Path] = ["--json", folder / "codecs.json", "--markdown", folder / "codecs.md"]
     run_with_torch([REPOSITORY / "tools" / "bench_codec.py", "--quick", "--model", *files])
     return folder
 

@@ -283,7 +283,11 @@ def _representation(row: ObjectRow) -> dict[str, object]:
     stored = stored_codec(row.blobs[0]) if row.blobs else None
     told: dict[str, object] = {} if stored is None else {"codec": spoken_name(stored)}
     lossy = lossy_text(row)
-    return told if lossy is None else told | {"lossy": lossy}
+    if lossy is not None and row.lossy is not None:
+        told["lossy"] = lossy
+        if row.lossy.profile:
+            told["profile"] = row.lossy.profile
+    return told
 
 
 async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[tuple[bytes, memoryview], None]:

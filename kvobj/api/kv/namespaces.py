@@ -66,7 +66,7 @@ def _whole(call: Call, opened: OpenNamespace, usage: NamespaceUsage) -> dict[str
     row = opened.row
     settings = settings_of(row)
     if not call.caller.is_owner:
-        settings = {name: settings[name] for name in ("codecs", "lossy")}
+        settings = {name: settings[name] for name in ("codecs", "lossy", "profile")}
     return _value(opened, usage) | {
         "key": opened.key,
         "root": row.root,

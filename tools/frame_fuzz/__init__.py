@@ -1,0 +1,1 @@
+"""Damaged tensor frames thrown at their readers: parts of `tools/fuzz_frames.py`."""
