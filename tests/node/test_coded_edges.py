@@ -264,3 +264,15 @@ async def test_a_chunk_that_came_in_parts_is_put_again_in_parts(tmp_path: Path, 
         assert await put_parts() == [(200, "2/2"), (200, "2/2")]  # it stands
         await only_a_lossy_copy(coded, key)
         await nothing_else_is_held(coded, 1)
+
+
+async def test_a_chunk_is_not_taken_for_lost_by_who_read_its_row_before_its_copy_was_made(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with coded_node(tmp_path, shm_path, codecs={"nvme": lossy()}, lossy=True) as coded:
+        key = await coded.put(9)
+        stale = await coded.row(key)
+        await only_a_lossy_copy(coded, key)
+        await coded.node.store.forget_if_lost(stale)
+        assert not await coded.node.upkeep.scrub._lost.note(stale, "no tier holds it")
+        assert (await coded.get(key, accept="raw;max-error=1")).status == 200
