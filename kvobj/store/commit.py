@@ -357,7 +357,9 @@ class CommitStep:
             if self._unhashed_bytes > self._delayed_bytes_max:
                 self._hurry.set()
             is_behind = self._unhashed_bytes > self._unhashed_bytes_max // 2
-            if len(self._sealing) < (_SEALING_MAX if is_behind else 1):
+            # Of those that end just now none looks again.
+            at_work = sum(1 for task in self._sealing if not task.done())
+            if at_work < (_SEALING_MAX if is_behind else 1):
                 task = asyncio.create_task(self._seal_batches())
                 self._sealing.add(task)
                 task.add_done_callback(self._sealing.discard)
