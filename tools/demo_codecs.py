@@ -246,7 +246,7 @@ def show(plan: Plan, shown: Shown, console: Console) -> None:
     form, codecs = plan.form, {"dram": plan.dram, "nvme": plan.nvme}
     console.print(
         f"chunks of {form.plain_bytes / MIB:g} MiB ({form.layers} layers, {form.kv_heads} heads of {form.head_dim}, "
-        f"{form.tokens} tokens, bf16, generated); {shown.status['gpu']['CPU kernels']}"
+        f"{form.tokens} tokens, bf16, generated); CPU kernels {shown.status['gpu']['CPU kernels']}"
     )
     table = Table("tier", "codec", "chunks", "plain", "stored", "ratio", "a GiB", "of plain", title="What tiers hold")
     for tier, codec in codecs.items():

@@ -119,6 +119,22 @@ async def test_settings_further_down_the_ladder_make_the_copies_at_home_coarser(
         assert (sweep.leftover_blobs, sweep.lost_rows) == (0, 0)
 
 
+async def test_who_has_read_the_row_before_its_copy_was_made_coarser_does_not_take_the_chunk_for_lost(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with coded_node(tmp_path, shm_path, codecs={"nvme": "eq57"}, lossy=True) as coded:
+        key = await coded.put(8)
+        await written_lossy(coded, key)
+        before = await coded.row(key)
+        await set_codec(coded, "eq4")
+        await wait_for(lambda: coded.node.home_demotion.counts.done == 1)
+        while await coded.node.reaper.reap_batch():
+            pass
+        assert not await coded.node.upkeep.scrub._lost.note(before, "no tier holds it")
+        await coded.node.store.forget_if_lost(before)
+        assert (await coded.get(key, accept="eq4")).status == 200
+
+
 async def test_a_finer_setting_leaves_coarser_copies_as_they_are(tmp_path: Path, shm_path: Path) -> None:
     async with coded_node(tmp_path, shm_path, codecs={"nvme": "eq4"}, lossy=True) as coded:
         key = await coded.put(5)
