@@ -57,10 +57,6 @@ class BlockOrder:
         """Whether codecs can work on the values of the block that begins there."""
         return self._form.is_head_major and start % CODE_ALIGNMENT == 0
 
-    def to_raw(self, tensor: Address, number: int, raw: Address) -> None:
-        """Write the block's values to `raw` in [token][head][dim] order."""
-        self._pack(self.block_at(tensor, number), raw, _TOKEN_MAJOR, self._strides)
-
     def from_raw(self, raw: Address, tensor: Address, number: int) -> None:
         """Write a RAW block's values to their places in the tensor."""
         self._unpack(raw, self.block_at(tensor, number), _TOKEN_MAJOR)
