@@ -71,8 +71,12 @@ class Copies:
         try:
             for blob in await self._lasting(row):
                 await self._check_blob(blob, BlobNames(row.bucket, row.key), found)
-                if found.problem is not None:
-                    break
+                if found.problem is None:
+                    continue
+                if row.lossy is not None and blob.blob_id == row.lossy.blob_id:
+                    # A bad copy loses no chunk whose bytes are still there: they were checked before it.
+                    found.is_lost = found.is_lost and await self._are_gone(row)
+                break
         finally:
             self._in_use.release(held)
         return found
@@ -84,9 +88,12 @@ class Copies:
         copy = row.lossy
         if copy is None:
             return blobs
-        missing = await self._cache.missing([BlobId(blob.blob_id) for blob in blobs])
         lossy = BlobRef(copy.blob_id, copy.plain_bytes, copy.frame_bytes, copy.digest, copy.codec)
-        return [lossy] if missing else [*blobs, lossy]
+        return [lossy] if await self._are_gone(row) else [*blobs, lossy]
+
+    async def _are_gone(self, row: ObjectRow) -> bool:
+        """Of a chunk with a lossy copy, which is all that lies at home: whether memory has let its bytes go."""
+        return bool(await self._cache.missing([BlobId(blob.blob_id) for blob in row.blobs]))
 
     async def _check_blob(self, blob: BlobRef, names: BlobNames, found: CopyCheck) -> None:
         blob_id = BlobId(blob.blob_id)

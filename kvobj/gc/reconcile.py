@@ -65,9 +65,9 @@ class Reconcile:
         missing = set(await self._tiers.missing(blob_ids)) if blob_ids else set()
         found = 0
         for row in rows:
-            # Of a chunk with a lossy copy that copy is what lasts; the bytes themselves may be gone.
-            lasting = [blob.blob_id for blob in row.blobs] if row.lossy is None else [row.lossy.blob_id]
-            if any(blob_id in missing for blob_id in lasting):
+            is_lost = any(blob.blob_id in missing for blob in row.blobs)
+            # Of a chunk with a lossy copy either will do: the copy is what lasts, and its bytes may be in memory yet.
+            if is_lost and (row.lossy is None or row.lossy.blob_id in missing):
                 found += await self._lost.note(row, "no tier holds it")
         self.checked_rows += len(rows)
         return found

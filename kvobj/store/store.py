@@ -134,7 +134,11 @@ class Store:
             return await self._start_part(request, request.part)
         existing = await self._early_look(request)
         durability = self.durability_of(request.bucket, request.durability)
-        if existing is not None and not await self._stands(existing, request, durability):
+        if (
+            existing is not None
+            and existing.size_bytes == request.size_bytes
+            and not await self._stands(existing, durability)
+        ):
             existing = None
         return await self._reserve(request, existing, durability)
 
@@ -143,7 +147,11 @@ class Store:
         it."""
         durability = self.durability_of(request.bucket, request.durability)
         existing = await self.live_chunk(request.bucket.name, request.key, None)
-        if existing is not None and not await self._stands(existing, request, durability):
+        if (
+            existing is not None
+            and existing.size_bytes == request.size_bytes
+            and not await self._stands(existing, durability)
+        ):
             existing = None
         return await self._reserve(request, existing, durability)
 
@@ -243,22 +251,21 @@ class Store:
             self._on_asked(row)
         return row
 
-    async def _standing_chunk(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
-        """`live_chunk` for who writes it in parts."""
+    async def _standing_chunk(
+        self, bucket: str, key: str, place: ChunkPlace | None, durability: Durability
+    ) -> ObjectRow | None:
+        """`live_chunk` for who writes it in parts: None where it does not stand."""
         row = await self.live_chunk(bucket, key, place)
-        if row is None or place is None or row.lossy is None or not await self._are_lost(row):
-            return row
-        return None
+        return row if row is not None and await self._stands(row, durability) else None
 
-    async def _stands(self, row: ObjectRow, request: PutRequest, durability: Durability) -> bool:
-        """Whether the live row answers for a write of its key. One whose bytes are gone, but for a lossy copy, does not (the same
+    async def _stands(self, row: ObjectRow, durability: Durability) -> bool:
+        """Whether the live row answers for a write of the same chunk. One whose bytes are gone, but for a lossy copy, does not (the
         chunk is stored again), nor does it where the writer is to be promised that its bytes last."""
-        if row.lossy is None or request.size_bytes != row.size_bytes:
+        if row.lossy is None:
             return True
-        return durability is Durability.MEMORY and not await self._are_lost(row)
-
-    async def _are_lost(self, row: ObjectRow) -> bool:
-        return await self._are_missing([BlobId(blob.blob_id) for blob in row.blobs])
+        if durability is not Durability.MEMORY:
+            return False
+        return not await self._are_missing([BlobId(blob.blob_id) for blob in row.blobs])
 
     def durability_of(self, bucket: BucketRow, asked: Durability | None) -> Durability:
         """The class a write gets: what was asked for, else the bucket's default, else an error."""
@@ -362,15 +369,19 @@ class Store:
         (current,) = await self.catalog.lookup(row.bucket, [row.key])
         if current is None or current.blob_ids[len(current.blobs) :] != row.blob_ids[len(row.blobs) :]:
             return  # a lossy copy was made, or made anew, since the row was read
-        lasting = [blob.blob_id for blob in row.blobs]
         if row.lossy is not None:
-            # That copy is what lasts; the bytes may leave memory as they will. What was read may have been either of them.
-            lasting = [row.lossy.blob_id]
+            # What was read may have been that copy or the bytes themselves: while either is there, the chunk is.
+            if not await self._are_gone([row.lossy.blob_id]):
+                return
             row = current
-        blob_ids = [BlobId(blob_id) for blob_id in lasting]
-        if any(blob_id in self._corrupt for blob_id in blob_ids) or await self._are_missing(blob_ids):
+        if await self._are_gone([blob.blob_id for blob in row.blobs]):
             await self.catalog.drop_rows([row], now_ms=self._clock.now_ms())
             self._on_removed([row])
+
+    async def _are_gone(self, blob_ids: Sequence[bytes]) -> bool:
+        """Whether some of these blobs are nowhere, or nowhere sound."""
+        ids = [BlobId(blob_id) for blob_id in blob_ids]
+        return any(blob_id in self._corrupt for blob_id in ids) or await self._are_missing(ids)
 
     async def _are_missing(self, blob_ids: list[BlobId]) -> bool:
         try:
@@ -480,15 +491,13 @@ class Store:
 
     async def start_group_part(self, request: PutRequest) -> GroupStart:
         """Begin to write one part of a chunk that arrives in parts (`request.place.group`). See `UploadEnds.start_part`."""
+        durability = self.durability_of(request.bucket, request.durability)
         try:
             existing = await self._early_look(request)
         except ParentNotFoundError:
-            existing = await self._uploads.live_or_coming(request.bucket.name, request.key, request.place)
-        if existing is not None and existing.lossy is not None and await self._are_lost(existing):
-            existing = None
-        if existing is not None:
+            existing = await self._uploads.live_or_coming(request.bucket.name, request.key, request.place, durability)
+        if existing is not None and await self._stands(existing, durability):
             return GroupStart(existing=existing)
-        durability = self.durability_of(request.bucket, request.durability)
         return await self._uploads.start_part(request, durability)
 
     async def end_group(

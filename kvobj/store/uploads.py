@@ -68,7 +68,7 @@ class UploadEnds:
         catalog: Catalog,
         commit_step: CommitStep,
         clock: Clock,
-        live_chunk: Callable[[str, str, ChunkPlace | None], Awaitable[ObjectRow | None]],
+        live_chunk: Callable[[str, str, ChunkPlace | None, Durability], Awaitable[ObjectRow | None]],
         open_blobs: Callable[[Sequence[BlobRef], int, int], Awaitable[ObjectReader | None]],
         start_whole: Callable[[PutRequest, Durability], Awaitable[PutTransfer | None]],
         on_removed: Callable[[Sequence[ObjectRow]], None],
@@ -103,11 +103,13 @@ class UploadEnds:
             )
         return await self._commit(bucket, upload, chosen, condition=condition, checksums=checksums)
 
-    async def live_or_coming(self, bucket: str, key: str, place: ChunkPlace | None) -> ObjectRow | None:
+    async def live_or_coming(
+        self, bucket: str, key: str, place: ChunkPlace | None, durability: Durability
+    ) -> ObjectRow | None:
         """As `Store.live_chunk`, for the parts of a chunk: their parent may still be coming in parts itself. Only the commit asks
         for a live one: so the layers of a whole chain are put one after the other, each of all its chunks."""
         try:
-            return await self._live_chunk(bucket, key, place)
+            return await self._live_chunk(bucket, key, place, durability)
         except ParentNotFoundError:
             assert place is not None
             assert place.parent
@@ -131,7 +133,7 @@ class UploadEnds:
                 # An upload that another writer began a moment ago stands: it is looked up again.
                 await self._catalog.create_upload(group_upload(request, place, group, durability, self._clock.now_ms()))
                 upload = await self._catalog.upload(bucket, key, upload_id)
-            existing = await self.live_or_coming(bucket, key, place)
+            existing = await self.live_or_coming(bucket, key, place, upload.durability if upload else durability)
             if existing is not None:
                 return GroupStart(existing=existing)
             if upload is None:
@@ -181,7 +183,7 @@ class UploadEnds:
                 return GroupState(upload.group_parts, upload.group_parts, result, existed=result.existed)
             except NoSuchUploadError:
                 pass
-        row = await self._live_chunk(bucket.name, key, None)
+        row = await self._live_chunk(bucket.name, key, None, Durability.MEMORY)
         if row is None:
             raise NoSuchUploadError("the chunk was deleted while its parts arrived", bucket=bucket.name, key=key)
         check_same_part(row, group, request.size_bytes)
@@ -216,7 +218,7 @@ class UploadEnds:
         blobs = tuple(blob for part in parts for blob in part.blobs)
         place = await self._place(bucket, upload)
         if place is not None:
-            existing = await self._live_chunk(bucket.name, upload.key, place)
+            existing = await self._live_chunk(bucket.name, upload.key, place, upload.durability)
             if existing is None:
                 check_size(place, total)
                 joined = await self._join(bucket, upload, parts, blobs, place, condition=condition, checksums=checksums)

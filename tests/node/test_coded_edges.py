@@ -16,6 +16,7 @@ from tier_codecs import CHUNK_BYTES, LAYOUT, TOKENS, Coded, coded_node, lossless
 from kvobj.app.node import flush
 from kvobj.app.offline import fsck
 from kvobj.catalog.rows import Durability
+from kvobj.ids import BlobId
 from kvobj.tiers import coded as coded_tier
 from kvobj.tiers.coded_frames import decode_coded
 
@@ -264,6 +265,54 @@ async def test_a_chunk_that_came_in_parts_is_put_again_in_parts(tmp_path: Path, 
         assert await put_parts() == [(200, "2/2"), (200, "2/2")]  # it stands
         await only_a_lossy_copy(coded, key)
         await nothing_else_is_held(coded, 1)
+
+
+async def test_a_writer_in_parts_who_is_promised_that_bytes_last_is_not_answered_by_a_lossy_copy(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with kv_node(tmp_path, shm_path, dram_mib=16) as kv:
+        codecs = {"nvme": lossy()}
+        namespace = await kv.declare(
+            "n", layout=LAYOUT, chunk_tokens=TOKENS, codecs=codecs, lossy=True, part_axis="layer"
+        )
+        coded = Coded(kv, namespace)
+        key, half = coded.key(8), CHUNK_BYTES // 2
+
+        async def put_parts(durability: str) -> list[str]:
+            told = []
+            for index in range(2):
+                data = tensor(8)[index * half : (index + 1) * half]
+                answer = await kv.put(key, data, namespace="n", parent="root", durability=durability, part=f"{index}/2")
+                assert answer.status == 200
+                told.append(answer.headers["x-kvobj-parts"])
+            return told
+
+        assert await put_parts("memory") == ["1/2", "2/2"]
+        assert await flush(coded.node, timeout_seconds=20.0)
+        assert (await coded.row(key)).lossy is not None
+        assert await put_parts("memory") == ["2/2", "2/2"]  # its bytes are in memory yet
+        assert await put_parts("local") == ["1/2", "2/2"]
+        row = await coded.row(key)
+        assert (row.lossy, row.durability) == (None, Durability.LOCAL)
+        await coded.drop_from_memory(key)
+        assert (await coded.get(key)).body == tensor(8)
+
+
+async def test_a_chunk_whose_bytes_are_in_memory_outlives_the_loss_of_its_lossy_copy(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with coded_node(tmp_path, shm_path, codecs={"nvme": lossy()}, lossy=True) as coded:
+        key = await coded.put(9)
+        assert await flush(coded.node, timeout_seconds=20.0)
+        row = await coded.row(key)
+        assert row.lossy is not None
+        await coded.node.nvme.delete([BlobId(row.lossy.blob_id)])
+        await coded.node.upkeep.scrub.run_pass()
+        assert (await coded.node.upkeep.sweep.sweep()).lost_rows == 0
+        await coded.node.store.forget_if_lost(row)
+        assert (await coded.get(key)).body == tensor(9)
+        await coded.drop_from_memory(key)
+        assert (await coded.node.upkeep.sweep.sweep()).lost_rows == 1
 
 
 async def test_a_chunk_is_not_taken_for_lost_by_who_read_its_row_before_its_copy_was_made(
