@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Self
 
+from kvobj.buffers import address_of
 from kvobj.client.call_scope import current_scope
 from kvobj.client.errors import error_of
 from kvobj.client.forking import forget_in_child
@@ -23,7 +24,7 @@ from kvobj.client.kv_values import NewChunk, StoredChunk
 from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
-from kvobj.same_host.mapping import address_of, copy
+from kvobj.same_host.mapping import copy
 from kvobj.same_host.messages import (
     KEYS_MAX,
     Commit,

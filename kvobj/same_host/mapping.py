@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import Final
 
+from kvobj.buffers import address_of
 from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.touching import toucher
 
@@ -23,40 +24,7 @@ _BLOCK_BYTES: Final = 2 * 1024 * 1024
 _Identity = tuple[int, int, bool]
 
 
-class _PyBuffer(ctypes.Structure):
-    """`Py_buffer` of the stable ABI (CPython, Include/pybuffer.h): the only way to the address of a read-only buffer."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-# Functions of our own, since the attributes of `ctypes.pythonapi` and their argument types are everybody's.
-_get_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)(
-    ("PyObject_GetBuffer", ctypes.pythonapi)
-)
-_release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-def address_of(view: memoryview | mmap.mmap) -> int:
-    """Where a contiguous buffer begins; good for as long as its owner holds it."""
-    raw = _PyBuffer()
-    _get_buffer(view, ctypes.byref(raw), 0)
-    try:
-        return int(raw.buf or 0)
-    finally:
-        _release_buffer(ctypes.byref(raw))
 
 
 def copy(target: memoryview, source: memoryview) -> None:

@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from kvobj.buffers import address_of
 from kvobj.same_host.copying import Copiers, Piece
 from kvobj.same_host.descriptors import staging_memory
-from kvobj.same_host.mapping import Mapping, address_of
+from kvobj.same_host.mapping import Mapping
 from kvobj.same_host.touching import Toucher
 
 MIB = 1024 * 1024

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvobj.buffers import address_of
 from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.descriptors import control_page, staging_memory
 from kvobj.same_host.framing import Unframer, framed
-from kvobj.same_host.mapping import Mapping, address_of, copy, mapped
+from kvobj.same_host.mapping import Mapping, copy, mapped
 from kvobj.same_host.messages import (
     KEYS_MAX,
     TOKEN_BYTES,
