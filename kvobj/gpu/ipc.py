@@ -10,15 +10,14 @@ from __future__ import annotations
 import secrets
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 from kvobj.errors import BusyError, DeviceError
-from kvobj.gpu.device import Device, DeviceMemory, Event
-from kvobj.gpu.pool import DevicePin, is_over
+from kvobj.gpu.device import Device, DeviceMemory
+from kvobj.gpu.pins import CountedPin, Held, PinCounts
+from kvobj.gpu.pool import DevicePin
 from kvobj.gpu.tensors import DeviceChunk
 
 EXPORTS_MAX: Final = 4096
@@ -108,28 +107,21 @@ class _Opened:
         self.tickets = 0
 
 
-class _Imported:
-    __slots__ = ("address", "events", "number", "opened", "pins", "size_bytes")
+class _Imported(Held):
+    __slots__ = ("address", "number", "opened", "size_bytes")
 
     def __init__(self, number: bytes, opened: _Opened, address: int, size_bytes: int) -> None:
+        super().__init__()
         self.number = number
         self.opened = opened
         self.address = address
         self.size_bytes = size_bytes
-        self.pins = 0
-        self.events: list[Event] = []
 
 
-class ImportedPin:
-    """See `kvobj.gpu.pool.MemoryPin`: one reference on memory of another process."""
+class ImportedPin(CountedPin[_Imported]):
+    """See `kvobj.gpu.pins.MemoryPin`: one reference on memory of another process."""
 
-    __slots__ = ("_held", "_imports", "_is_released")
-
-    def __init__(self, imports: Imports, held: _Imported) -> None:
-        self._imports = imports
-        self._held = held
-        self._is_released = False
-        held.pins += 1
+    __slots__ = ()
 
     @property
     def address(self) -> int:
@@ -140,20 +132,6 @@ class ImportedPin:
     def size_bytes(self) -> int:
         """See `MemoryPin.size_bytes`."""
         return self._held.size_bytes
-
-    def share(self) -> Self:
-        """See `MemoryPin.share`."""
-        with self._imports.locked():
-            if self._is_released:
-                raise RuntimeError("share of a released device pin")
-            return type(self)(self._imports, self._held)
-
-    def release(self, after: Event | None = None) -> None:
-        """See `MemoryPin.release`."""
-        if self._is_released:
-            raise RuntimeError("device pin released twice")
-        self._is_released = True
-        self._imports.let_go(self._held, after)
 
 
 class Imports:
@@ -167,15 +145,13 @@ class Imports:
     def __init__(self, device: Device, *, on_closed: Callable[[bytes], None]) -> None:
         self._device = device
         self._on_closed = on_closed
-        self._lock = threading.Lock()
+        self._counts = PinCounts(self._free)
         self._opened: dict[bytes, _Opened] = {}
-        self._let_go: deque[tuple[_Imported, Event | None]] = deque()
-        self._leaving: list[_Imported] = []
 
     def open(self, packed: bytes) -> DeviceChunk:
         """The chunk that a ticket is of, for reading; the caller releases it. `DeviceError` where it cannot be had."""
         ticket = Ticket.unpack(packed)
-        with self.locked():
+        with self._counts.locked():
             opened = self._opened.get(ticket.handle)
             if opened is None:
                 opened = _Opened(ticket.handle, self._device.open_exported(ticket.handle))
@@ -185,47 +161,17 @@ class Imports:
                 self._close_one(opened)
                 raise DeviceError("a ticket is of more than its allocation", offset=ticket.offset)
             address = opened.memory.address + ticket.offset
-            pin = ImportedPin(self, _Imported(ticket.number, opened, address, ticket.size_bytes))
+            pin = ImportedPin(self._counts, _Imported(ticket.number, opened, address, ticket.size_bytes))
         return DeviceChunk(pin, self._device)
 
     def settle(self) -> None:
         """Count what was let go and is over: for who has nothing else to ask here for a while."""
-        with self.locked():
+        with self._counts.locked():
             pass
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """The lock, and everything counted that was let go by then."""
-        with self._lock:
-            self._settle()
-            yield
-            self._settle()
-
-    def let_go(self, held: _Imported, after: Event | None) -> None:
-        """A pin is gone. Never blocks."""
-        self._let_go.append((held, after))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
-
-    def _settle(self) -> None:
-        while self._let_go:
-            held, after = self._let_go.popleft()
-            held.pins -= 1
-            if after is not None:
-                held.events.append(after)
-            if not held.pins:
-                self._leaving.append(held)
-        leaving, self._leaving = self._leaving, []
-        for held in leaving:
-            held.events = [event for event in held.events if not is_over(event)]
-            if held.events:
-                self._leaving.append(held)
-            else:
-                self._close_one(held.opened)
-                self._on_closed(held.number)
+    def _free(self, held: _Imported) -> None:
+        self._close_one(held.opened)
+        self._on_closed(held.number)
 
     def _close_one(self, opened: _Opened) -> None:
         opened.tickets -= 1

@@ -7,16 +7,13 @@ is new for every reservation, so a name kept too long never means another's byte
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
-from kvobj.errors import DeviceError, StoreFullError
-from kvobj.gpu.device import DeviceMemory, Event
+from kvobj.errors import StoreFullError
+from kvobj.gpu.device import DeviceMemory
 from kvobj.gpu.gaps import ALIGNMENT, Gaps, aligned
+from kvobj.gpu.pins import CountedPin, Held, PinCounts
 
 SLAB_BYTES: Final = 2**30
 """Default of one allocation from the device: few enough to be exported once each, small enough to be given back."""
@@ -44,28 +41,6 @@ class DeviceExtent:
     generation: int
 
 
-class MemoryPin(Protocol):
-    """One reference on device memory. Thread-safe; `release` may come from a finalizer at any point of the program."""
-
-    @property
-    def address(self) -> int:
-        """Where its first byte is on the device, 256-aligned."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes may be used."""
-        ...
-
-    def share(self) -> MemoryPin:
-        """Another pin on the same memory, to be released on its own. RuntimeError once this one is released."""
-        ...
-
-    def release(self, after: Event | None = None) -> None:
-        """Let go; the memory is used again once `after`, too, is done. A second release raises RuntimeError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
     """Occupancy. `reserved_bytes` are extents as rounded, `requested_bytes` what was asked for; `leaving_bytes` wait for work
@@ -91,66 +66,40 @@ class _Slab:
         self.gaps = Gaps(memory.size_bytes)
 
 
-class _Hold:
-    __slots__ = ("events", "extent", "pins", "pool", "requested_bytes", "slab")
+class _Hold(Held):
+    __slots__ = ("extent", "requested_bytes", "slab")
 
-    def __init__(self, pool: DevicePool, slab: _Slab, extent: DeviceExtent, requested_bytes: int) -> None:
-        self.pool = pool
+    def __init__(self, slab: _Slab, extent: DeviceExtent, requested_bytes: int) -> None:
+        super().__init__()
         self.slab = slab
         self.extent = extent
         self.requested_bytes = requested_bytes
-        self.pins = 0
-        self.events: list[Event] = []
 
 
-class DevicePin:
+class DevicePin(CountedPin[_Hold]):
     """See `MemoryPin`: one reference on an extent of a pool."""
 
-    __slots__ = ("_hold", "_is_released")
-
-    def __init__(self, hold: _Hold) -> None:
-        self._hold = hold
-        self._is_released = False
-        hold.pins += 1
+    __slots__ = ()
 
     @property
     def extent(self) -> DeviceExtent:
         """The extent that is held."""
-        return self._hold.extent
+        return self._held.extent
 
     @property
     def address(self) -> int:
         """See `MemoryPin.address`."""
-        return self._hold.slab.memory.address + self._hold.extent.offset
+        return self._held.slab.memory.address + self._held.extent.offset
 
     @property
     def size_bytes(self) -> int:
         """See `MemoryPin.size_bytes`: what was asked for, before rounding."""
-        return self._hold.requested_bytes
+        return self._held.requested_bytes
 
     @property
     def slab(self) -> DeviceMemory:
         """The allocation that it lies in: for who exports it to another process."""
-        return self._hold.slab.memory
-
-    @property
-    def pins(self) -> int:
-        """How many pins the extent has now, releases counted that came so far."""
-        return self._hold.pool.pins_of(self._hold)
-
-    def share(self) -> Self:
-        """See `MemoryPin.share`."""
-        with self._hold.pool.locked():
-            if self._is_released:
-                raise RuntimeError("share of a released device pin")
-            return type(self)(self._hold)
-
-    def release(self, after: Event | None = None) -> None:
-        """See `MemoryPin.release`."""
-        if self._is_released:
-            raise RuntimeError("device pin released twice")
-        self._is_released = True
-        self._hold.pool.let_go(self._hold, after)
+        return self._held.slab.memory
 
 
 class DevicePool:
@@ -171,16 +120,12 @@ class DevicePool:
         self._extents = 0
         self._reserved_bytes = 0
         self._requested_bytes = 0
-        # Freed, but work on the device may still read or write them.
-        self._leaving: list[_Hold] = []
-        # What was let go and is not yet counted: a finalizer may run inside any of our own calls, where it can take no lock.
-        self._let_go: deque[tuple[_Hold, Event | None]] = deque()
-        self._lock = threading.Lock()
+        self._counts = PinCounts(self._free)
         self._is_closed = False
 
     def fill(self) -> None:
         """Take all slabs now: later they may not be there any more. `StoreFullError` where the device has less."""
-        with self.locked():
+        with self._counts.locked():
             while (left := self.capacity_bytes - self._slab_total()) > 0:
                 if self._add_slab(min(self._slab_bytes, left)) is None:
                     raise StoreFullError(
@@ -192,7 +137,7 @@ class DevicePool:
         if size_bytes <= 0:
             raise ValueError(f"an extent has at least one byte, got {size_bytes}")
         length = aligned(size_bytes)
-        with self.locked():
+        with self._counts.locked():
             if self._is_closed:
                 return None
             slab = self._slab_for(length)
@@ -205,7 +150,7 @@ class DevicePool:
             self._reserved_bytes += length
             self._requested_bytes += size_bytes
             extent = DeviceExtent(slab.number, offset, length, self._generation)
-            return DevicePin(_Hold(self, slab, extent, size_bytes))
+            return DevicePin(self._counts, _Hold(slab, extent, size_bytes))
 
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Whether an empty pool would have room for it."""
@@ -213,7 +158,7 @@ class DevicePool:
 
     def trim(self) -> int:
         """Give slabs back of which nothing is in use; how many bytes that were."""
-        with self.locked():
+        with self._counts.locked():
             empty = [slab for slab in self._slabs if slab.gaps.is_empty]
             for slab in empty:
                 self._slabs.remove(slab)
@@ -222,7 +167,7 @@ class DevicePool:
 
     def usage(self) -> PoolUsage:
         """Present occupancy."""
-        with self.locked():
+        with self._counts.locked():
             free_bytes = sum(slab.gaps.free_bytes for slab in self._slabs)
             largest = max((slab.gaps.largest for slab in self._slabs), default=0)
             return PoolUsage(
@@ -232,58 +177,18 @@ class DevicePool:
                 extents=self._extents,
                 reserved_bytes=self._reserved_bytes,
                 requested_bytes=self._requested_bytes,
-                leaving_bytes=sum(hold.extent.length for hold in self._leaving),
+                leaving_bytes=sum(hold.extent.length for hold in self._counts.leaving),
                 largest_free_bytes=largest,
                 fragmentation=1 - largest / free_bytes if free_bytes else 0.0,
             )
 
     def close(self) -> None:
         """Give all slabs back. Idempotent. Nothing on the device may use them any more."""
-        with self.locked():
+        with self._counts.locked():
             self._is_closed = True
             slabs, self._slabs = self._slabs, []
             for slab in slabs:
                 self._source.give_back(slab.memory)
-
-    # -- for pins --------------------------------------------------------------------------------------------------------
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """The lock, and everything counted that was let go by then."""
-        with self._lock:
-            self._settle()
-            yield
-            self._settle()
-
-    def let_go(self, hold: _Hold, after: Event | None) -> None:
-        """A pin is gone. Never blocks: where another call is at work, this is counted by it or by the next."""
-        self._let_go.append((hold, after))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
-
-    def pins_of(self, hold: _Hold) -> int:
-        """How many pins an extent has."""
-        with self.locked():
-            return hold.pins
-
-    def _settle(self) -> None:
-        while self._let_go:
-            hold, after = self._let_go.popleft()
-            hold.pins -= 1
-            if after is not None:
-                hold.events.append(after)
-            if not hold.pins:
-                self._leaving.append(hold)
-        still: list[_Hold] = []
-        for hold in self._leaving:
-            hold.events = [event for event in hold.events if not is_over(event)]
-            if hold.events:
-                still.append(hold)
-            else:
-                self._free(hold)
-        self._leaving = still
 
     def _free(self, hold: _Hold) -> None:
         extent = hold.extent
@@ -316,11 +221,3 @@ class DevicePool:
         slab = _Slab(self._numbers, memory)
         self._slabs.append(slab)
         return slab
-
-
-def is_over(event: Event) -> bool:
-    """Whether memory may be used again that work before the event uses; never, where that work failed."""
-    try:
-        return event.is_done()
-    except DeviceError:
-        return False  # nobody knows what the device still does to the memory: it stays out of use

@@ -16,7 +16,8 @@ from kvobj.gpu import dlpack
 from kvobj.gpu.copies import Copies, Copy, settled
 from kvobj.gpu.device import CopyKind, Device, DeviceKind, Event
 from kvobj.gpu.lane import StuckError
-from kvobj.gpu.pool import DevicePool, MemoryPin
+from kvobj.gpu.pins import MemoryPin
+from kvobj.gpu.pool import DevicePool
 from kvobj.tensors.form import ELEMENT_BYTES
 
 _DLPACK_TYPES: Final[dict[DeviceKind, int]] = {"cuda": dlpack.CUDA, "host": dlpack.CPU}

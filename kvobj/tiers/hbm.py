@@ -26,7 +26,8 @@ from kvobj.gpu.codec_copies import ChunkToEncode, DeviceCodecs, FrameToDecode
 from kvobj.gpu.copies import Copies
 from kvobj.gpu.device import Device
 from kvobj.gpu.lane import StuckError
-from kvobj.gpu.pool import DevicePin, DevicePool, MemoryPin
+from kvobj.gpu.pins import MemoryPin
+from kvobj.gpu.pool import DevicePin, DevicePool
 from kvobj.gpu.registered import RegisteredMemory
 from kvobj.gpu.tensors import DeviceChunk
 from kvobj.ids import BlobId
