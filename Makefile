@@ -101,7 +101,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv --clear $(VENV)
 
 $(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
-	@echo "installing kvobj"
+	@echo "installing kvobj; its kernels take a minute or two to compile"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server]'
 	@touch $@
 

@@ -152,8 +152,6 @@ KV_FUNCTION LaneU32 kv_lane() {
     return r;
 }
 KV_FUNCTION LaneU32 kv_u32(u32 x) { return LaneU32(x); }
-KV_FUNCTION LaneI32 kv_i32(i32 x) { return LaneI32(x); }
-KV_FUNCTION LaneF32 kv_f32(float x) { return LaneF32(x); }
 KV_FUNCTION LaneI64 kv_i64(i64 x) { return LaneI64(x); }
 
 // Bit patterns and conversions.
@@ -190,27 +188,6 @@ KV_FUNCTION LaneU32 kv_min(LaneU32 a, LaneU32 b) { return kv_select(a < b, a, b)
 KV_FUNCTION LaneU32 kv_max(LaneU32 a, LaneU32 b) { return kv_select(a > b, a, b); }
 KV_FUNCTION LaneI32 kv_min(LaneI32 a, LaneI32 b) { return kv_select(a < b, a, b); }
 KV_FUNCTION LaneI32 kv_max(LaneI32 a, LaneI32 b) { return kv_select(a > b, a, b); }
-KV_FUNCTION LaneU32 kv_high_product(LaneU32 a, LaneU32 b) {
-    LaneU32 r;
-#ifdef KV_AVX512
-    KV_EACH {
-        const __m512i x = (__m512i)a.part[kv_part], y = (__m512i)b.part[kv_part];
-        const __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(x, y), 32);
-        const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), _mm512_srli_epi64(y, 32));
-        r.part[kv_part] = (LaneU32::Part)_mm512_mask_blend_epi32(0xaaaa, even, odd);
-    }
-#elif defined(__AVX2__)
-    KV_EACH {
-        const __m256i x = (__m256i)a.part[kv_part], y = (__m256i)b.part[kv_part];
-        const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, y), 32);
-        const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), _mm256_srli_epi64(y, 32));
-        r.part[kv_part] = (LaneU32::Part)_mm256_blend_epi32(even, odd, 0xaa);
-    }
-#else
-    KV_EACH_LANE r.set(kv_at, (u32)((u64)a[kv_at] * b[kv_at] >> 32));
-#endif
-    return r;
-}
 // floor(x / f) for 1 <= f < 4096 and x < f * 2^20: from a float that is off by at most one. Any result where that does not hold.
 KV_FUNCTION LaneU32 kv_quotient(LaneU32 x, LaneU32 f) {
     LaneU32 r;
@@ -230,18 +207,8 @@ KV_FUNCTION LaneU32 kv_quotient(LaneU32 x, LaneU32 f) {
     }
     return r;
 }
-KV_FUNCTION LaneU32 kv_count_bits(LaneU32 x) {
-    x = x - ((x >> 1) & LaneU32(0x55555555u));
-    x = (x & LaneU32(0x33333333u)) + ((x >> 2) & LaneU32(0x33333333u));
-    return (((x + (x >> 4)) & LaneU32(0x0f0f0f0fu)) * LaneU32(0x01010101u)) >> 24;
-}
-KV_FUNCTION LaneU32 kv_leading_zeros(LaneU32 x) { // 32 of zero
-    x |= x >> 1; x |= x >> 2; x |= x >> 4; x |= x >> 8; x |= x >> 16;
-    return LaneU32(32) - kv_count_bits(x);
-}
 KV_FUNCTION u32 kv_popc(u32 x) { return (u32)__builtin_popcount(x); }
 KV_FUNCTION u32 kv_ctz(u32 x) { return x ? (u32)__builtin_ctz(x) : 32u; } // 32 of zero
-KV_FUNCTION u32 kv_clz(u32 x) { return x ? (u32)__builtin_clz(x) : 32u; } // 32 of zero
 KV_FUNCTION i32 kv_clz64(u64 x) { return x ? __builtin_clzll(x) : 64; } // 64 of zero
 
 // Lane i has element i of consecutive memory; with a count, lanes from there on read 0 and write nothing. Any alignment.
@@ -345,8 +312,6 @@ KV_FUNCTION void kv_store_u16(u16* p, LaneU32 x) {
 #endif
 }
 KV_FUNCTION void kv_store_u32(u32* p, LaneU32 x) { kv_store_as<u32>(p, x); }
-KV_FUNCTION void kv_store_f32(float* p, LaneF32 x) { kv_store_as<float>(p, x); }
-KV_FUNCTION void kv_store_i64(i64* p, LaneI64 x) { kv_store_as<i64>(p, x); }
 KV_FUNCTION void kv_store_u8(u8* p, LaneU32 x, u32 count) { if (count >= 32) kv_store_u8(p, x); else kv_store_some(p, x, count); }
 KV_FUNCTION void kv_store_u16(u16* p, LaneU32 x, u32 count) { if (count >= 32) kv_store_u16(p, x); else kv_store_some(p, x, count); }
 KV_FUNCTION void kv_store_u32(u32* p, LaneU32 x, u32 count) { if (count >= 32) kv_store_u32(p, x); else kv_store_some(p, x, count); }
@@ -357,8 +322,6 @@ template <class T> KV_FUNCTION LaneU32 kv_gather_each(const T* table, LaneU32 in
     KV_EACH for (int at = 0; at < 32 / KV_PARTS; at++) r.part[kv_part][at] = table[index.part[kv_part][at]];
     return r;
 }
-KV_FUNCTION LaneU32 kv_gather_u8(const u8* table, LaneU32 index) { return kv_gather_each(table, index); }
-KV_FUNCTION LaneU32 kv_gather_u16(const u16* table, LaneU32 index) { return kv_gather_each(table, index); }
 KV_FUNCTION LaneU32 kv_gather_u32(const u32* table, LaneU32 index) {
 #ifdef KV_AVX512
     LaneU32 r;
@@ -372,12 +335,6 @@ KV_FUNCTION LaneU32 kv_gather_u32(const u32* table, LaneU32 index) {
 #else
     return kv_gather_each(table, index);
 #endif
-}
-template <class T> KV_FUNCTION void kv_scatter_each(T* to, LaneU32 index, LaneU32 x, LaneMask m) {
-    for (u32 left = kv_ballot(m); left; left &= left - 1) {
-        const int lane = __builtin_ctz(left);
-        to[index[lane]] = (T)x[lane];
-    }
 }
 // Sum of the products of the two 16-bit halves of each lane with those of b, all of them below 2^15.
 KV_FUNCTION LaneU32 kv_pair_products(LaneU32 a, u32 b) {
@@ -400,25 +357,12 @@ KV_FUNCTION void kv_count_u16(u16* counts, LaneU32 index, u32 count) {
     if (count >= 32) for (int at = 0; at < 32; at++) counts[all[at]]++;
     else for (u32 at = 0; at < count; at++) counts[all[at]]++;
 }
-KV_FUNCTION void kv_scatter_u8(u8* to, LaneU32 index, LaneU32 x, LaneMask m) { kv_scatter_each(to, index, x, m); }
-KV_FUNCTION void kv_scatter_u16(u16* to, LaneU32 index, LaneU32 x, LaneMask m) { kv_scatter_each(to, index, x, m); }
 
 // Across lanes.
 #ifndef KV_AVX512
 KV_FUNCTION LaneMask kv_lanes_of(u32 ballot) { return ((LaneU32(ballot) >> kv_lane()) & LaneU32(1)) != LaneU32(0); }
 #endif
-KV_FUNCTION LaneU32 kv_rank(u32 ballot) { // set bits below the lane
-    return kv_count_bits(LaneU32(ballot) & ((LaneU32(1) << kv_lane()) - LaneU32(1)));
-}
 KV_FUNCTION u32 kv_broadcast(LaneU32 x, u32 lane) { return x[(int)lane]; }
-KV_FUNCTION LaneU32 kv_from_lane(LaneU32 x, LaneU32 lane) {
-    u32 all[32];
-    kv_store_u32(all, x);
-    return kv_gather_u32(all, lane);
-}
-KV_FUNCTION LaneF32 kv_from_lane_xor(LaneF32 x, u32 bits) {
-    return kv_from_bits(kv_from_lane(kv_bits(x), kv_lane() ^ LaneU32(bits)));
-}
 // sum + the products of the low and of the high halves of a and b, as signed 16-bit integers; wraps.
 KV_FUNCTION LaneI32 kv_dot_i16(LaneI32 sum, LaneU32 a, LaneU32 b) {
 #if defined(KV_AVX512)
@@ -512,7 +456,7 @@ KV_FUNCTION u32 kv_least(LaneU32 x) {
 #endif
 }
 
-// The lanes of the mask, in order, to or from consecutive u16 (u8): returns how many. Writes no byte past them, reads none.
+// The lanes of the mask, in order, to or from consecutive u16: returns how many. Writes no byte past them, reads none.
 KV_FUNCTION u32 kv_compress_u16(u16* p, LaneU32 x, LaneMask m) {
     const u32 ballot = kv_ballot(m);
 #if defined(KV_AVX512) && defined(__AVX512VBMI2__)
@@ -528,21 +472,6 @@ KV_FUNCTION u32 kv_compress_u16(u16* p, LaneU32 x, LaneMask m) {
     return count;
 #endif
 }
-KV_FUNCTION u32 kv_compress_u8(u8* p, LaneU32 x, LaneMask m) {
-    const u32 ballot = kv_ballot(m);
-#if defined(KV_AVX512) && defined(__AVX512VBMI2__)
-    u8 narrow[32];
-    kv_store_u8(narrow, x);
-    const u32 count = kv_popc(ballot);
-    const __m256i packed = _mm256_maskz_compress_epi8(ballot, _mm256_loadu_si256((const __m256i*)narrow));
-    _mm256_mask_storeu_epi8(p, count == 32 ? ~0u : (1u << count) - 1u, packed);
-    return count;
-#else
-    u32 count = 0;
-    for (u32 left = ballot; left; left &= left - 1) p[count++] = (u8)x[__builtin_ctz(left)];
-    return count;
-#endif
-}
 KV_FUNCTION LaneU32 kv_expand_u16(const u16* p, LaneMask m) { // 0 in the other lanes
     const u32 ballot = kv_ballot(m);
 #if defined(KV_AVX512) && defined(__AVX512VBMI2__)
@@ -552,22 +481,6 @@ KV_FUNCTION LaneU32 kv_expand_u16(const u16* p, LaneMask m) { // 0 in the other 
     LaneU32 r;
     r.part[0] = (LaneU32::Part)_mm512_cvtepu16_epi32(_mm512_castsi512_si256(spread));
     r.part[1] = (LaneU32::Part)_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(spread, 1));
-    return r;
-#else
-    LaneU32 r(0);
-    for (u32 left = ballot; left; left &= left - 1) r.set(__builtin_ctz(left), *p++);
-    return r;
-#endif
-}
-KV_FUNCTION LaneU32 kv_expand_u8(const u8* p, LaneMask m) {
-    const u32 ballot = kv_ballot(m);
-#if defined(KV_AVX512) && defined(__AVX512VBMI2__)
-    const u32 count = kv_popc(ballot);
-    const __m256i packed = _mm256_maskz_loadu_epi8(count == 32 ? ~0u : (1u << count) - 1u, p);
-    const __m256i spread = _mm256_maskz_expand_epi8(ballot, packed);
-    LaneU32 r;
-    r.part[0] = (LaneU32::Part)_mm512_cvtepu8_epi32(_mm256_castsi256_si128(spread));
-    r.part[1] = (LaneU32::Part)_mm512_cvtepu8_epi32(_mm256_extracti128_si256(spread, 1));
     return r;
 #else
     LaneU32 r(0);

@@ -27,8 +27,6 @@ typedef bool LaneMask;
 KV_FUNCTION void kv_sync() { __syncwarp(); }
 KV_FUNCTION LaneU32 kv_lane() { return threadIdx.x & 31u; }
 KV_FUNCTION LaneU32 kv_u32(u32 x) { return x; }
-KV_FUNCTION LaneI32 kv_i32(i32 x) { return x; }
-KV_FUNCTION LaneF32 kv_f32(float x) { return x; }
 KV_FUNCTION LaneI64 kv_i64(i64 x) { return x; }
 KV_FUNCTION LaneMask kv_mask(bool x) { return x; }
 
@@ -58,18 +56,14 @@ KV_FUNCTION LaneU32 kv_min(LaneU32 a, LaneU32 b) { return a < b ? a : b; }
 KV_FUNCTION LaneU32 kv_max(LaneU32 a, LaneU32 b) { return a > b ? a : b; }
 KV_FUNCTION LaneI32 kv_min(LaneI32 a, LaneI32 b) { return a < b ? a : b; }
 KV_FUNCTION LaneI32 kv_max(LaneI32 a, LaneI32 b) { return a > b ? a : b; }
-KV_FUNCTION LaneU32 kv_high_product(LaneU32 a, LaneU32 b) { return __umulhi(a, b); }
 // floor(x / f) for 1 <= f < 4096 and x < f * 2^20: from a float that is off by at most one. Any result where that does not hold.
 KV_FUNCTION LaneU32 kv_quotient(LaneU32 x, LaneU32 f) {
     const u32 q = (u32)__float2int_rz(__fdividef(__uint2float_rn(x), __uint2float_rn(f)));
     const i32 rest = (i32)(x - q * f);
     return q + (u32)(rest >> 31) + (rest >= (i32)f ? 1u : 0u);
 }
-KV_FUNCTION LaneU32 kv_count_bits(LaneU32 x) { return __popc(x); }
-KV_FUNCTION LaneU32 kv_leading_zeros(LaneU32 x) { return __clz((int)x); } // 32 of zero
 KV_FUNCTION u32 kv_popc(u32 x) { return __popc(x); }
 KV_FUNCTION u32 kv_ctz(u32 x) { return x ? (u32)__ffs((int)x) - 1u : 32u; } // 32 of zero
-KV_FUNCTION u32 kv_clz(u32 x) { return __clz((int)x); } // 32 of zero
 KV_FUNCTION i32 kv_clz64(u64 x) { return __clzll((i64)x); } // 64 of zero
 
 // Lane i has element i of consecutive memory; with a count, lanes from there on read 0 and write nothing. Any alignment of the type.
@@ -84,15 +78,11 @@ KV_FUNCTION LaneU32 kv_load_u32(const u32* p, u32 count) { return kv_lane() < co
 KV_FUNCTION void kv_store_u8(u8* p, LaneU32 x) { p[kv_lane()] = (u8)x; }
 KV_FUNCTION void kv_store_u16(u16* p, LaneU32 x) { p[kv_lane()] = (u16)x; }
 KV_FUNCTION void kv_store_u32(u32* p, LaneU32 x) { p[kv_lane()] = x; }
-KV_FUNCTION void kv_store_f32(float* p, LaneF32 x) { p[kv_lane()] = x; }
-KV_FUNCTION void kv_store_i64(i64* p, LaneI64 x) { p[kv_lane()] = x; }
 KV_FUNCTION void kv_store_u8(u8* p, LaneU32 x, u32 count) { if (kv_lane() < count) p[kv_lane()] = (u8)x; }
 KV_FUNCTION void kv_store_u16(u16* p, LaneU32 x, u32 count) { if (kv_lane() < count) p[kv_lane()] = (u16)x; }
 KV_FUNCTION void kv_store_u32(u32* p, LaneU32 x, u32 count) { if (kv_lane() < count) p[kv_lane()] = x; }
 
 // Lane i reads table[index]; every index must be in bounds, those of lanes nobody uses too.
-KV_FUNCTION LaneU32 kv_gather_u8(const u8* table, LaneU32 index) { return table[index]; }
-KV_FUNCTION LaneU32 kv_gather_u16(const u16* table, LaneU32 index) { return table[index]; }
 KV_FUNCTION LaneU32 kv_gather_u32(const u32* table, LaneU32 index) { return table[index]; }
 // Sum of the products of the two 16-bit halves of each lane with those of b, all of them below 2^15.
 KV_FUNCTION LaneU32 kv_pair_products(LaneU32 a, u32 b) { return (a & 0xffffu) * (b & 0xffffu) + (a >> 16) * (b >> 16); }
@@ -100,16 +90,12 @@ KV_FUNCTION LaneU32 kv_pair_products(LaneU32 a, u32 b) { return (a & 0xffffu) * 
 KV_FUNCTION void kv_count_u16(u16* counts, LaneU32 index, u32 count) {
     if (kv_lane() < count) atomicAdd((u32*)(counts + (index & ~1u)), 1u << (16u * (index & 1u)));
 }
-KV_FUNCTION void kv_scatter_u8(u8* to, LaneU32 index, LaneU32 x, LaneMask m) { if (m) to[index] = (u8)x; }
-KV_FUNCTION void kv_scatter_u16(u16* to, LaneU32 index, LaneU32 x, LaneMask m) { if (m) to[index] = (u16)x; }
 
 // Across lanes.
 KV_FUNCTION u32 kv_ballot(LaneMask m) { return __ballot_sync(0xffffffffu, m); }
 KV_FUNCTION LaneMask kv_lanes_of(u32 ballot) { return (ballot >> kv_lane()) & 1u; }
 KV_FUNCTION LaneU32 kv_rank(u32 ballot) { return __popc(ballot & ((1u << kv_lane()) - 1u)); } // set bits below the lane
 KV_FUNCTION u32 kv_broadcast(LaneU32 x, u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
-KV_FUNCTION LaneU32 kv_from_lane(LaneU32 x, LaneU32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
-KV_FUNCTION LaneF32 kv_from_lane_xor(LaneF32 x, u32 bits) { return __shfl_xor_sync(0xffffffffu, x, (int)bits); }
 // sum + the products of the low and of the high halves of a and b, as signed 16-bit integers; wraps.
 KV_FUNCTION LaneI32 kv_dot_i16(LaneI32 sum, LaneU32 a, LaneU32 b) {
     return (i32)((u32)sum + (u32)((i32)(i16)a * (i32)(i16)b) + (u32)((i32)a >> 16) * (u32)((i32)b >> 16));
@@ -130,22 +116,13 @@ KV_FUNCTION i64 kv_sum(LaneI64 x) {
     return x;
 }
 
-// The lanes of the mask, in order, to or from consecutive u16 (u8): returns how many.
+// The lanes of the mask, in order, to or from consecutive u16: returns how many.
 KV_FUNCTION u32 kv_compress_u16(u16* p, LaneU32 x, LaneMask m) {
     const u32 ballot = kv_ballot(m);
     if (m) p[kv_rank(ballot)] = (u16)x;
     return __popc(ballot);
 }
-KV_FUNCTION u32 kv_compress_u8(u8* p, LaneU32 x, LaneMask m) {
-    const u32 ballot = kv_ballot(m);
-    if (m) p[kv_rank(ballot)] = (u8)x;
-    return __popc(ballot);
-}
 KV_FUNCTION LaneU32 kv_expand_u16(const u16* p, LaneMask m) { // 0 in the other lanes
-    const u32 ballot = kv_ballot(m);
-    return m ? (u32)p[kv_rank(ballot)] : 0u;
-}
-KV_FUNCTION LaneU32 kv_expand_u8(const u8* p, LaneMask m) {
     const u32 ballot = kv_ballot(m);
     return m ? (u32)p[kv_rank(ballot)] : 0u;
 }
