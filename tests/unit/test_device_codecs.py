@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from device_world import MIB, DeviceWorld
 from tensor_cases import CASES, TensorCase
 
 from kvobj.errors import FrameCorruptError, InvalidRequestError, KvobjError
-from kvobj.gpu.codec_copies import ChunkToEncode, DeviceCodecs, FrameToDecode
+from kvobj.gpu.codec_copies import ChunkToEncode, FrameToDecode
 from kvobj.gpu.host_device import HostDevice
-from kvobj.gpu.pool import DevicePin, DevicePool
+from kvobj.gpu.pool import DevicePin
 from kvobj.tensors.codecs import (
     LOSSLESS,
     LOSSY,
@@ -26,39 +27,17 @@ from kvobj.tensors.codecs import (
 )
 from kvobj.tensors.frame import TensorFrame, tensor_frame_bound
 
-MIB = 1 << 20
 CODECS: Final = sorted(codec for codec in LOSSLESS | LOSSY if codec != "ek" and unavailable(codec) is None)
 
 
-class World:
-    """A device, and chunks of plain bytes on it."""
-
-    def __init__(self, *, hashes_there: bool | None = None) -> None:
-        self.device = HostDevice(256 * MIB)
-        self.pool = DevicePool(self.device, capacity_bytes=128 * MIB, slab_bytes=32 * MIB)
-        self.codecs = DeviceCodecs(self.device, batch_bytes=MIB, hashes_there=hashes_there)
-
-    def close(self) -> None:
-        self.codecs.close()
-        self.pool.close()
-        self.device.close()
-
-    def room(self, size_bytes: int) -> DevicePin:
-        pin = self.pool.try_reserve(size_bytes)
-        assert pin is not None
-        return pin
-
-    def put(self, plain: bytes) -> DevicePin:
-        pin = self.room(len(plain))
-        ctypes.memmove(pin.address, plain, len(plain))
-        return pin
+def a_world(*, hashes_there: bool | None = None) -> DeviceWorld:
+    return DeviceWorld(HostDevice(256 * MIB), capacity_bytes=128 * MIB, batch_bytes=MIB, hashes_there=hashes_there)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
+def world() -> Iterator[DeviceWorld]:
+    with a_world() as made:
+        yield made
 
 
 def on_cpu(plain: bytes, form: TensorForm, codec: str) -> memoryview:
@@ -80,7 +59,9 @@ def to_encode(pin: DevicePin, form: TensorForm, codec: str, *, digest: bytes | N
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", CASES)
-async def test_a_frame_made_on_the_device_is_the_frame_made_on_the_cpu(world: World, codec: str, name: str) -> None:
+async def test_a_frame_made_on_the_device_is_the_frame_made_on_the_cpu(
+    world: DeviceWorld, codec: str, name: str
+) -> None:
     case = CASES[name]
     if refusal(codec, case.form) is not None:
         with pytest.raises(InvalidRequestError):
@@ -103,7 +84,7 @@ def _some(names: tuple[str, ...]) -> list[TensorCase]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_chunks_of_many_forms_go_together(world: World, codec: str) -> None:
+async def test_chunks_of_many_forms_go_together(world: DeviceWorld, codec: str) -> None:
     cases = [
         case for case in _some(("kv", "kv-paged", "kv", "k-odd", "mla", "kv")) if refusal(codec, case.form) is None
     ]
@@ -121,7 +102,7 @@ async def test_chunks_of_many_forms_go_together(world: World, codec: str) -> Non
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_frame_that_lies_on_the_device_is_decoded_where_it_is(world: World, codec: str) -> None:
+async def test_a_frame_that_lies_on_the_device_is_decoded_where_it_is(world: DeviceWorld, codec: str) -> None:
     case = CASES["kv-paged"]
     frame = on_cpu(case.make(case.form), case.form, codec)
     head = parse_tensor_frame(frame, len(frame))
@@ -131,7 +112,7 @@ async def test_a_frame_that_lies_on_the_device_is_decoded_where_it_is(world: Wor
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_corrupt_frame_is_named_and_its_neighbours_are_decoded(world: World, codec: str) -> None:
+async def test_a_corrupt_frame_is_named_and_its_neighbours_are_decoded(world: DeviceWorld, codec: str) -> None:
     case = CASES["kv"]
     frame = on_cpu(case.make(case.form), case.form, codec)
     head = parse_tensor_frame(frame, len(frame))
@@ -149,7 +130,7 @@ async def test_a_corrupt_frame_is_named_and_its_neighbours_are_decoded(world: Wo
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_bytes_that_are_no_block_touch_nothing_else(world: World, codec: str) -> None:
+async def test_bytes_that_are_no_block_touch_nothing_else(world: DeviceWorld, codec: str) -> None:
     """Unchecked, as what lies on a device is: whatever the bytes are, only the chunk's own memory is written."""
     case = CASES["kv"]
     frame = on_cpu(case.make(case.form), case.form, codec)
@@ -168,7 +149,7 @@ async def test_bytes_that_are_no_block_touch_nothing_else(world: World, codec: s
 
 
 @pytest.mark.parametrize("codec", sorted(LOSSLESS & set(CODECS)))
-async def test_a_digest_that_is_known_spares_the_plain_bytes_their_way(world: World, codec: str) -> None:
+async def test_a_digest_that_is_known_spares_the_plain_bytes_their_way(world: DeviceWorld, codec: str) -> None:
     case = CASES["kv"]
     plain = case.make(case.form)
     expected = on_cpu(plain, case.form, codec)
@@ -179,17 +160,16 @@ async def test_a_digest_that_is_known_spares_the_plain_bytes_their_way(world: Wo
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_digests_taken_on_the_device_are_the_same(codec: str) -> None:
-    world = World(hashes_there=True)
-    cases = [case for case in _some(("kv", "kv-paged", "kv-transposed")) if refusal(codec, case.form) is None]
-    plains = [case.make(case.form) for case in cases]
-    chunks = [to_encode(world.put(plain), case.form, codec) for plain, case in zip(plains, cases, strict=True)]
-    lengths = await world.codecs.encode(chunks)
-    for chunk, length, plain, case in zip(chunks, lengths, plains, cases, strict=True):
-        assert chunk.into[:length] == on_cpu(plain, case.form, codec)
-    world.close()
+    with a_world(hashes_there=True) as world:
+        cases = [case for case in _some(("kv", "kv-paged", "kv-transposed")) if refusal(codec, case.form) is None]
+        plains = [case.make(case.form) for case in cases]
+        chunks = [to_encode(world.put(plain), case.form, codec) for plain, case in zip(plains, cases, strict=True)]
+        lengths = await world.codecs.encode(chunks)
+        for chunk, length, plain, case in zip(chunks, lengths, plains, cases, strict=True):
+            assert chunk.into[:length] == on_cpu(plain, case.form, codec)
 
 
-async def test_room_that_is_too_small_is_refused_before_anything_is_done(world: World) -> None:
+async def test_room_that_is_too_small_is_refused_before_anything_is_done(world: DeviceWorld) -> None:
     case = CASES["kv"]
     pin = world.room(case.form.plain_bytes)
     with pytest.raises(ValueError, match="of room"):

@@ -15,16 +15,16 @@ from typing import Final
 import numpy as np
 import pytest
 from blake3 import blake3
+from device_world import MIB, DeviceWorld
 from emulated_cupy import EmulatedModule, EmulatedStream, emulated_cupy
 from emulated_gpu import ASCENDING, DESCENDING, EmulatedDevice, EmulatedLauncher, emulated_library
 from kernel_blocks import Fenced, decoded, encoded, form_of, gaussian, launchers, values_of, words_of
 from profile_models import Model
 from tensor_cases import CASES
 
-from kvobj.gpu.codec_copies import ChunkToEncode, DeviceCodecs, FrameToDecode
+from kvobj.gpu.codec_copies import ChunkToEncode, FrameToDecode
 from kvobj.gpu.cuda_launcher import CudaLauncher, KernelModule, grid_of
 from kvobj.gpu.device import DeviceFacts
-from kvobj.gpu.pool import DevicePin, DevicePool
 from kvobj.tensors import ek, eq
 from kvobj.tensors.codec_protocol import BlockToDecode, BlockToDemote, Coding, EncodedLength, TensorCodec
 from kvobj.tensors.codecs import TensorForm, decode_frame, encode_bound, encode_frame, parse_tensor_frame, refusal
@@ -36,7 +36,6 @@ from kvobj.tensors.registry import codec_named
 
 pytestmark = pytest.mark.skipif(not launchers(), reason="no kernel library was built")
 
-MIB: Final = 1 << 20
 ORDERS: Final = (ASCENDING, DESCENDING, 2, 3, 5, 8)
 """Lanes one after the other, from the last, and seeds of random orders: cases take them in turn."""
 CODECS: Final = ("x3", "xa", "f8", "h4", "eq57", "eq3")
@@ -67,35 +66,13 @@ def cpu() -> HostLauncher:
     return next(iter(launchers().values()))
 
 
-class World:
-    """A device of emulated warps, and chunks of plain bytes on it."""
-
-    def __init__(self, launcher: EmulatedLauncher) -> None:
-        self.device = EmulatedDevice(128 * MIB, launcher)
-        self.pool = DevicePool(self.device, capacity_bytes=64 * MIB, slab_bytes=32 * MIB)
-        self.codecs = DeviceCodecs(self.device, batch_bytes=4 * MIB, hashes_there=True)
-
-    def close(self) -> None:
-        self.codecs.close()
-        self.pool.close()
-        self.device.close()
-
-    def room(self, size_bytes: int) -> DevicePin:
-        pin = self.pool.try_reserve(size_bytes)
-        assert pin is not None
-        return pin
-
-    def put(self, plain: bytes) -> DevicePin:
-        pin = self.room(len(plain))
-        ctypes.memmove(pin.address, plain, len(plain))
-        return pin
-
-
 @pytest.fixture
-def world(gpu: EmulatedLauncher) -> Iterator[World]:
-    world = World(gpu)
-    yield world
-    world.close()
+def world(gpu: EmulatedLauncher) -> Iterator[DeviceWorld]:
+    """A device of emulated warps."""
+    with DeviceWorld(
+        EmulatedDevice(128 * MIB, gpu), capacity_bytes=64 * MIB, batch_bytes=4 * MIB, hashes_there=True
+    ) as made:
+        yield made
 
 
 def on_cpu(plain: bytes, form: TensorForm, codec: str) -> tuple[memoryview, TensorFrame, bytes]:
@@ -110,7 +87,7 @@ def on_cpu(plain: bytes, form: TensorForm, codec: str) -> tuple[memoryview, Tens
 
 @pytest.mark.parametrize(("codec", "name", "order"), FRAMES)
 async def test_frames_of_emulated_warps_are_those_of_the_cpu(
-    gpu: EmulatedLauncher, world: World, codec: str, name: str, order: int
+    gpu: EmulatedLauncher, world: DeviceWorld, codec: str, name: str, order: int
 ) -> None:
     gpu.order(order)
     form = CASES[name].form
@@ -139,7 +116,7 @@ def with_extremes(
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("codec", ["x3", "xa", "eq4"])
 async def test_chunks_of_one_launch_do_not_disturb_each_other(
-    gpu: EmulatedLauncher, world: World, codec: str, order: int
+    gpu: EmulatedLauncher, world: DeviceWorld, codec: str, order: int
 ) -> None:
     gpu.order(order)
     form = TensorForm("kv", "bf16", 1, 3, 35, 33, ("kv", "layer", "head", "token", "dim"))
