@@ -15,13 +15,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypedDict, TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
-from kvobj.app.hbm import check_hbm, open_hbm
+from kvobj.app.hbm import check_hbm
 from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
-from kvobj.arena import Arena, PinnedFrame
+from kvobj.app.tiering import make_tiering
+from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
@@ -35,7 +36,7 @@ from kvobj.database import Database, ReaderWatch, remove_volatile
 from kvobj.errors import BucketExistsError, KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
-from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
+from kvobj.ids import BlobIdAllocator, new_epoch
 from kvobj.metrics import Family, Metrics
 from kvobj.native import status as native_status
 from kvobj.policy.choose import chunk_policy
@@ -50,34 +51,24 @@ from kvobj.store.split import BlobSplit
 from kvobj.store.store import Store
 from kvobj.store.transcoding import Transcoder
 from kvobj.store.transcoding_dram import DramTranscoding
-from kvobj.store.transcoding_hbm import HbmCodings
 from kvobj.store.transcoding_home import HomeTranscoding
 from kvobj.store.transcoding_ladder import HomeDemotion
 from kvobj.store.transcoding_rules import CodingRules
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.cascade import Cascade
-from kvobj.tiers.coded import Coded, CodedHome, ProfileOf
-from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlobs, codec_families
-from kvobj.tiers.coded_cache import CodedCache
-from kvobj.tiers.coded_demotion import DemotingFrames
+from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlobs
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
-from kvobj.tiers.decode_turns import DecodeTurns
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
 from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.instruments import TierInstruments
-from kvobj.tiers.metered import Metered
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.rebuild import live_inline_entries
-from kvobj.tiers.pool_runs import to_its_end
 from kvobj.tiers.protocol import Tier
-from kvobj.tiers.single_flight import SingleFlight
-from kvobj.tiers.stored_frames import StoredTier
-from kvobj.tiers.verified import RunOnPool, Verified
+from kvobj.tiers.verified import RunOnPool
 
 ROOT_USER_ID: Final = "root"
 HASH_THREADS: Final = 2
-CODEC_THREADS: Final = 2
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
 UNHASHED_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -146,7 +137,7 @@ async def open_node(
         yield node
 
 
-async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of parts, in order
+async def _compose(  # noqa: PLR0915 - the composition root is one list of parts, in order
     stack: AsyncExitStack,
     settings: Settings,
     data: DataDirectory,
@@ -228,68 +219,27 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
 
     corrupt = CorruptBlobs()
 
-    def corrupt_in_dram(blob_id: BlobId) -> None:
-        log.error("a frame in dram is corrupt blob_id=%s", blob_id)
-        if not dram.evict_corrupt(blob_id):
-            corrupt.note(blob_id)
-
-    def corrupt_in_nvme(blob_id: BlobId) -> None:
-        log.error("a frame in nvme is corrupt blob_id=%s", blob_id)
-        corrupt.note(blob_id)
-
-    # Memory is trusted but for what an earlier process left in it: that is hashed at its first read.
-    checked_dram = Verified(
-        Metered(dram, instruments=instruments, clock=clock),
-        run=run,
-        instruments=instruments,
-        on_corrupt=corrupt_in_dram,
-        on_verified=dram.mark_verified,
-        needs_check=dram.needs_verification,
-    )
-    metered_nvme = Metered(nvme, instruments=instruments, clock=clock)
-    checked_nvme = SingleFlight(
-        Verified(metered_nvme, run=run, instruments=instruments, on_corrupt=corrupt_in_nvme), instruments=instruments
-    )
-    # Threads of their own: what waits to be hashed is in a client's way, what waits to be encoded is not.
-    codec_executor = ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec")
-    stack.callback(codec_executor.shutdown)
-    run_codec = to_its_end(codec_executor)
-
-    async def read_profile(row: ObjectRow) -> bytes | None:
+    async def read_object(row: ObjectRow) -> bytes | None:
         return await _whole(store, row)
 
-    profiles = ProfileShelf(catalog=catalog, read=read_profile, run=run_codec, clock=clock)
-    decoding = _Decoding(
-        arena=arena, run=run_codec, instruments=instruments, profile_of=profiles.get, turns=DecodeTurns()
+    tiering = await make_tiering(
+        stack,
+        settings,
+        arena=arena,
+        dram=dram,
+        nvme=nvme,
+        coded_blobs=coded_blobs,
+        corrupt=corrupt,
+        catalog=catalog,
+        read_object=read_object,
+        run=run,
+        instruments=instruments,
+        clock=clock,
+        metrics=metrics,
+        log=log,
     )
-    read_dram = Coded(checked_dram, index=dram, on_corrupt=corrupt_in_dram, **decoding)
-    read_nvme = CodedHome(checked_nvme, blobs=coded_blobs, on_corrupt=corrupt_in_nvme, **decoding)
-    transcoder = Transcoder(arena=arena, run=run_codec, metrics=metrics)
-
-    async def demote(frame: PinnedFrame, codec: str) -> PinnedFrame:
-        return (await transcoder.demote(frame, codec, tier="reader")).frame
-
-    stored = DemotingFrames((StoredTier(checked_dram, dram), StoredTier(checked_nvme, coded_blobs)), demote=demote)
-    rules = CodingRules(catalog.namespaces, log=log, profile_of=profiles.get)
-    hbm_codings = HbmCodings(rules)
-    hbm = None
-    below_dram: Tier = read_nvme
-    if settings.hbm is not None:
-        # Behind dram for readers of bytes: what dram holds is sent as it lies, and device memory has to be copied first.
-        hbm = await open_hbm(settings.hbm, arena, coding_of=hbm_codings.of_blob, metrics=metrics, log=log)
-        stack.push_async_callback(hbm.aclose)
-        shared_hbm = SingleFlight(Metered(hbm, instruments=instruments, clock=clock), instruments=instruments)
-        below_dram = Cascade(shared_hbm, read_nvme, instruments=instruments)
-    read_tier = Cascade(read_dram, below_dram, instruments=instruments, stored=stored)
-    stack.push_async_callback(read_tier.aclose)
-    stack.callback(stored.close)
-    cache = CodedCache(dram, **decoding)
-    home = CodedHome(metered_nvme, blobs=coded_blobs, **decoding)
-    coded_totals = {"dram": dram.coded_totals, "nvme": coded_blobs.totals}
-    if hbm is not None:
-        coded_totals["hbm"] = hbm.coded_totals
-    metrics.add_families(lambda: codec_families(coded_totals))
-
+    read_tier, cache, home = tiering.read, tiering.cache, tiering.home
+    rules, profiles, transcoder = tiering.rules, tiering.profiles, tiering.transcoder
     in_use = BlobsInUse()
     placement = Placement(
         cache=cache,
@@ -343,10 +293,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         dram_transcoding.touched(row)
 
     def asked(row: ObjectRow) -> None:
-        hbm_codings.note(row)
+        tiering.hbm_codings.note(row)
         collector.hold(row)
 
-    on_asked = collector.hold if hbm is None else asked
+    on_asked = collector.hold if tiering.hbm is None else asked
     write_behind = WriteBehind(
         catalog=catalog,
         placement=placement,
@@ -467,13 +417,13 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         readers=_watched_readers(database, clock=clock, metrics=metrics, log=log),
         record_log=record_log,
         catalog=catalog,
-        hbm=hbm,
+        hbm=tiering.hbm,
         dram=dram,
         nvme=nvme,
         nvme_directory=nvme_choice.directory,
         read_tier=read_tier,
         instruments=instruments,
-        checked_tiers=(checked_dram, checked_nvme),
+        checked_tiers=tiering.checked,
         coded_blobs=coded_blobs,
         coding_rules=rules,
         profiles=profiles,
@@ -540,16 +490,6 @@ def _stored_bytes(coded: CodedBlobs, row: ObjectRow) -> int:
         return row.lossy.frame_bytes
     found = coded.find(row.blobs[0].blob_id) if len(row.blobs) == 1 else None
     return row.size_bytes if found is None else found.stored_bytes
-
-
-class _Decoding(TypedDict):
-    """What every tier that decodes needs."""
-
-    arena: Arena
-    run: RunOnPool
-    instruments: TierInstruments
-    profile_of: ProfileOf
-    turns: DecodeTurns
 
 
 async def _whole(store: Store, row: ObjectRow) -> bytes | None:

@@ -2,7 +2,7 @@
 
 Frames live in the arena when they are in memory, so what crosses this line are pinned views of extents, never copies.
 Behaviour that is not storage (retry, limits, verification, metering, single flight, cascade) is a tier around a
-tier, composed in `app.py`. All tiers and all wrappers pass `tests/contract/tier_contract.py`.
+tier, composed in `app/tiering.py`. All tiers and all wrappers pass `tests/contract/tier_contract.py`.
 """
 
 from __future__ import annotations
