@@ -1,8 +1,8 @@
 """Lets chunks that nobody has asked for in a while lie coded in memory, where their namespace says so: more of them fit.
 
-One at a time, and at most half of a core's time. A chunk is a candidate once it is whole; one that is used moves to the end of the
-line, and one that lies coded and is read is decoded for that read alone. Candidates are remembered in memory only: a start finds
-them again in the catalog.
+One at a time, and at most half of a core's time. A chunk is a candidate once it is whole, and again when it is read and lies plain:
+it may have been promoted. One that is used moves to the end of the line, and one that lies coded and is read is decoded for that
+read alone. Candidates are remembered in memory only: a start finds them again in the catalog.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kvobj.errors import CapacityError, CorruptionError, KvobjError
 from kvobj.ids import BlobId
 from kvobj.store.transcoding import Transcoder
 from kvobj.store.transcoding_rules import CodingRules
+from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.coded_frames import Coding
 
 COLD_SECONDS: Final = 5.0
@@ -40,6 +41,10 @@ _TIER: Final = "dram"
 class CodedMemory(Protocol):
     """The dram tier, as far as this needs it (`tiers.dram.DramTier`)."""
 
+    def find(self, blob_id: bytes) -> CodedBlob | None:
+        """How the blob lies, or None where it lies plain or not at all."""
+        ...
+
     def plain_to_code(self, blob_id: BlobId) -> tuple[PinnedFrame, int] | None:
         """A blob that could lie coded, pinned, and what `hold_coded` wants to know of where it lies."""
         ...
@@ -55,8 +60,11 @@ class CodedMemory(Protocol):
 
 @dataclass(slots=True)
 class _Candidate:
-    coding: Coding
+    """A chunk, and how it is to lie; None: that is found out when it is its turn."""
+
     bucket: str
+    key: str
+    coding: Coding | None
     used_at: float
 
 
@@ -89,6 +97,8 @@ class DramTranscoding(BackgroundWorker):
         self._cold_seconds = cold_seconds
         self._sleep = asyncio.sleep if sleep is None else sleep
         self._candidates: OrderedDict[bytes, _Candidate] = OrderedDict()
+        # (bucket, namespace) of chunks that were candidates: a read of any other costs no more than this look.
+        self._wanting: set[tuple[str, str]] = set()
         self._arrived = asyncio.Event()
         self.coded_blobs = 0
         self.failures = 0
@@ -102,21 +112,28 @@ class DramTranscoding(BackgroundWorker):
         coding = await self._rules.of_row(row, _TIER)
         if coding is None:
             return
-        self._candidates[row.blobs[0].blob_id] = _Candidate(coding, row.bucket, self._clock.monotonic())
-        self._candidates.move_to_end(row.blobs[0].blob_id)
+        self._wanting.add((row.bucket, row.namespace))
+        self._add(row, coding)
+
+    def _add(self, row: ObjectRow, coding: Coding | None) -> None:
+        blob_id = row.blobs[0].blob_id
+        self._candidates[blob_id] = _Candidate(row.bucket, row.key, coding, self._clock.monotonic())
+        self._candidates.move_to_end(blob_id)
         if len(self._candidates) > CANDIDATES_MAX:
             self._candidates.popitem(last=False)
         self._arrived.set()
 
     def touched(self, row: ObjectRow) -> None:
         """The chunk was read just now."""
-        if not self._candidates or not row.blobs:
+        if (row.bucket, row.namespace) not in self._wanting or not row.blobs:
             return
         blob_id = row.blobs[0].blob_id
         candidate = self._candidates.get(blob_id)
         if candidate is not None:
             candidate.used_at = self._clock.monotonic()
             self._candidates.move_to_end(blob_id)
+        elif self._memory.find(blob_id) is None:
+            self._add(row, None)
 
     def removed(self, row: ObjectRow) -> None:
         """The chunk was hidden: nobody will ask for it."""
@@ -158,7 +175,8 @@ class DramTranscoding(BackgroundWorker):
         if age_seconds < cold_seconds:
             return min(_LOOK_SECONDS, cold_seconds - age_seconds)
         try:
-            is_done = await self.code(BlobId(blob_id), candidate.coding)
+            coding = await self._coding_of(blob_id, candidate)
+            is_done = coding is None or await self.code(BlobId(blob_id), coding)
         except CorruptionError as error:
             self._log.error("a chunk in memory cannot be encoded blob_id=%s: %s", blob_id.hex(), error)
             self.failures += 1
@@ -170,6 +188,14 @@ class DramTranscoding(BackgroundWorker):
         if self._candidates.get(blob_id) is candidate and is_done:
             del self._candidates[blob_id]
         return 0.0 if is_done else _NO_ROOM_SECONDS
+
+    async def _coding_of(self, blob_id: bytes, candidate: _Candidate) -> Coding | None:
+        if candidate.coding is not None:
+            return candidate.coding
+        (row,) = await self._catalog.lookup(candidate.bucket, [candidate.key])
+        if row is None or not row.blobs or row.blobs[0].blob_id != blob_id:
+            return None
+        return await self._rules.of_row(row, _TIER)
 
     async def code(self, blob_id: BlobId, coding: Coding) -> bool:
         """Let one chunk lie coded, if it lies plain. False where there was no room for its coded frame just now."""

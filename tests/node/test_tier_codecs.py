@@ -63,6 +63,23 @@ async def test_a_chunk_that_lies_coded_in_memory_is_read_as_it_was_put(
         assert (answer.status, answer.body, answer.headers["x-kvobj-tier"]) == (200, tensor(2), "dram")
 
 
+async def test_a_chunk_that_comes_back_to_memory_lies_coded_again_once_it_is_cold(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with coded_node(tmp_path, shm_path, codecs={"dram": lossless()}) as coded:
+        key = await coded.put(8)
+        await flush(coded.node, timeout_seconds=20.0)
+        await coded.code_in_memory(key)
+        await coded.drop_from_memory(key)
+        assert (await coded.get(key)).headers["x-kvobj-tier"] == "nvme"
+        await coded.node.read_tier.promotions_done()
+        blob_id = await coded.blob_id(key)
+        assert (coded.node.dram.find(blob_id), await coded.node.dram.missing([blob_id])) == (None, [])
+        coded.node.dram_transcoding._cold_seconds = 0.0
+        await wait_for(lambda: coded.node.dram.find(blob_id) is not None, timeout_seconds=10.0)
+        assert (await coded.get(key)).body == tensor(8)
+
+
 async def test_bytes_that_do_not_shrink_lie_as_they_were_put(tmp_path: Path, shm_path: Path) -> None:
     noise = random.Random(3).randbytes(CHUNK_BYTES)
     async with coded_node(tmp_path, shm_path, codecs={"nvme": "zp"}) as coded:
