@@ -1,7 +1,8 @@
 """HTTP/1.1 and SigV4 by hand over blocking sockets, so that tests can also say what no client library would say.
 
 Independent of the server's own parser and signer on purpose: an error in one does not hide in the other.
-Knows Content-Length replies and replies without a body; the server sends no others.
+Knows Content-Length replies, replies without a body, and chunked ones without extensions or trailers (kvobj sends none of
+these, radosgw's listings are).
 """
 
 from __future__ import annotations
@@ -219,8 +220,24 @@ class RawConnection:
         headers = {
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
         }
-        length = int(headers.get("content-length", "0")) if has_body and status not in {204, 304} else 0
+        is_bodiless = not has_body or status in {204, 304}
+        if headers.get("transfer-encoding", "").lower() == "chunked" and not is_bodiless:
+            return RawReply(status, headers, self._read_chunks())
+        length = 0 if is_bodiless else int(headers.get("content-length", "0"))
         return RawReply(status, headers, self._read_exactly(length))
+
+    def _read_chunks(self) -> bytes:
+        body = bytearray()
+        while True:
+            while (end := self._unread.find(b"\r\n")) < 0:
+                self._fill()
+            length = int(bytes(self._unread[:end]), 16)
+            del self._unread[: end + 2]
+            body += self._read_exactly(length)
+            if self._read_exactly(2) != b"\r\n":
+                raise ConnectionError("a chunk is not followed by a line end")
+            if not length:
+                return bytes(body)
 
     def _fill(self) -> None:
         received = self._socket.recv(256 * 1024)

@@ -47,19 +47,30 @@ class AdminClient:
         durability: str | None = None,
         codec: str = "raw",
         owner: str | None = None,
+        remote: str | None = None,
     ) -> Document:
         """Create a bucket, root's unless `owner` is another user's id. `BucketExistsError` if the name is taken,
-        `NotFoundError` if nobody has that id."""
+        `NotFoundError` if nobody has that id. `remote`: its rule, as in `set_remote_rule`."""
         asked: Document = {"name": name, "kind": kind, "codec": codec}
         if durability is not None:
             asked["durability"] = durability
         if owner is not None:
             asked["owner"] = owner
+        if remote is not None:
+            asked["remote"] = remote
         return self._post("buckets", asked)
 
-    def flush(self) -> Document:
-        """Write down what is only in memory; returns once it is durable."""
-        return self._post("flush", {})
+    def set_remote_rule(self, bucket: str, rule: str) -> Document:
+        """What of the bucket goes to the remote tier beside class shared: `never`, `reused`, `evicted` or `always`."""
+        return self._send("PUT", "buckets", {"name": bucket, "remote": rule})
+
+    def flush(self, *, local: bool = False, timeout_seconds: float | None = None) -> Document:
+        """Write down what is only in memory and, unless `local`, upload what waits for that; returns once it is done. With
+        `timeout_seconds` also when that is over: then `is_done` says whether it was enough, and `left_…` what is left."""
+        asked: Document = {"local": local}
+        if timeout_seconds is not None:
+            asked["timeout_seconds"] = timeout_seconds
+        return self._post("flush", asked)
 
     def start_verification(self, bucket: str | None = None) -> Document:
         """Begin to re-hash a bucket, or all. `ConflictError` while a verification is running."""
@@ -105,6 +116,32 @@ class AdminClient:
         """Stop the running recall, if any; what it removed stays removed."""
         return self._connection.request("DELETE", "/api/v1/recall").document()
 
+    def namespaces(self, bucket: str) -> list[Document]:
+        """The namespaces of a KV bucket with their usage, without their keys."""
+        found: list[Document] = []
+        after = ""
+        while True:
+            page = self._get("namespaces", ("bucket", bucket), ("after", after))
+            found += _documents(page, "namespaces")
+            next_after = page.get("next_after")
+            if not isinstance(next_after, str):
+                return found
+            after = next_after
+
+    def namespace(self, bucket: str, name: str) -> Document:
+        """One namespace with its declaration and settings, without its key. `NotFoundError`."""
+        return self._get("namespace", ("bucket", bucket), ("name", name))
+
+    def export_namespace(self, bucket: str, name: str) -> Document:
+        """One namespace with its key: `name`, `declaration`, `fingerprint`, `root`, `key`. The key is a secret."""
+        return self._get("namespace-export", ("bucket", bucket), ("name", name))
+
+    def import_namespace(self, bucket: str, exported: Document) -> Document:
+        """Declare in this store what `export_namespace` gave in another. `ConflictError` where the namespace stands declared
+        otherwise or with another key."""
+        asked = {name: exported[name] for name in ("name", "declaration", "fingerprint", "key")}
+        return self._post("namespace-import", {"bucket": bucket, **asked})
+
     def users(self) -> list[Document]:
         """All users, without their secrets."""
         return _documents(self._get("users"), "users")
@@ -122,9 +159,12 @@ class AdminClient:
         return self._connection.request("GET", f"/api/v1/{name}", query=query).document()
 
     def _post(self, name: str, document: Document) -> Document:
+        return self._send("POST", name, document)
+
+    def _send(self, method: str, name: str, document: Document) -> Document:
         body = json.dumps(document).encode()
         headers = {"content-type": "application/json"}
-        return self._connection.request("POST", f"/api/v1/{name}", headers=headers, body=body).document()
+        return self._connection.request(method, f"/api/v1/{name}", headers=headers, body=body).document()
 
 
 def _documents(page: Document, name: str) -> list[Document]:

@@ -22,10 +22,10 @@ from kvobj.client.credentials import Credentials
 from kvobj.client.errors import answer_error
 from kvobj.client.incoming import Incoming
 from kvobj.client.request_head import SignedHeads
-from kvobj.client.response_head import BrokenAnswerError, ResponseHead
 from kvobj.client.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from kvobj.client.wire import ServerClosedError, Wire
 from kvobj.errors import InvalidRequestError, UnavailableError
+from kvobj.wire.response_head import BrokenAnswerError, ResponseHead
 
 __all__ = ["Answer", "Endpoint", "Incoming", "SignedConnection"]
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self, TypeVar
 
 from kvobj.client.call_scope import CallScope
-from kvobj.client.response_head import (
+from kvobj.client.wire import Wire
+from kvobj.errors import UnavailableError
+from kvobj.wire.response_head import (
     CHUNK_LINE_BYTES_MAX,
     FIELDS_MAX,
     HEAD_BYTES_MAX,
@@ -15,8 +17,6 @@ from kvobj.client.response_head import (
     ResponseHead,
     parse_chunk_line,
 )
-from kvobj.client.wire import Wire
-from kvobj.errors import UnavailableError
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _PIECE_BYTES: Final = 64 * 1024

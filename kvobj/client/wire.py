@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Final
 
 from kvobj.client.forking import forget_in_child
-from kvobj.client.response_head import HEAD_BYTES_MAX, HEAD_END, BrokenAnswerError, ResponseHead, parse_head
+from kvobj.wire.response_head import HEAD_BYTES_MAX, HEAD_END, BrokenAnswerError, ResponseHead, parse_head
 
 _AHEAD_BYTES: Final = 8 * 1024
 _DIRECT_BYTES: Final = 4 * 1024

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvobj.client.response_head import BrokenAnswerError, ResponseHead, parse_chunk_line, parse_head
+from kvobj.wire.response_head import BrokenAnswerError, ResponseHead, parse_chunk_line, parse_head
 
 _names = st.from_regex(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", fullmatch=True).filter(
     lambda name: name.lower() not in ("content-length", "transfer-encoding", "connection")

@@ -14,9 +14,9 @@ from functools import partial
 
 from kvobj.api.errors import refusal_reply
 from kvobj.api.http import HttpServer, HttpSettings
-from kvobj.api.http.body_handover import ReceiveMode
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.metrics import Metrics
+from kvobj.wire.body_handover import ReceiveMode
 
 TIMEOUT_SECONDS = 20.0
 HOST_ID = "HOST"

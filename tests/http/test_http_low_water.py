@@ -10,7 +10,7 @@ from functools import partial
 
 from http_peers import TIMEOUT_SECONDS, echo, pattern, serving, until
 
-from kvobj.api.http.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_handover import ReceiveMode, Wire
 
 LOW_WATER_BYTES = 512 * 1024
 BODY_BYTES = 4 * 1024 * 1024

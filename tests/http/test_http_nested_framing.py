@@ -11,9 +11,9 @@ from http_peers import TIMEOUT_SECONDS, Peer, Served, pattern, serving
 from s3_driver import unsigned_chunks
 
 from kvobj.api.aws_chunked import AwsChunkedSource
-from kvobj.api.http.body_handover import ReceiveMode
 from kvobj.api.message import Reply, RequestBody, RequestHead
 from kvobj.errors import KvobjError
+from kvobj.wire.body_handover import ReceiveMode
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -14,10 +14,10 @@ import pytest
 from http_peers import Answer, Peer, Views, echo, pattern, receive_all, serving, until
 
 from kvobj.api.http import HttpSettings
-from kvobj.api.http.body_handover import ReceiveMode
-from kvobj.api.http.receive_check import choose_receive_mode
 from kvobj.api.message import Reply, RequestBody, RequestHead
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
+from kvobj.wire.body_handover import ReceiveMode
+from kvobj.wire.receive_check import choose_receive_mode
 
 MIB = 1024 * 1024
 NEXT = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -15,12 +15,12 @@ from typing import Final
 from kv_driver import KvDriver, kv_node
 from s3_driver import ALICE
 
-from kvobj.api.http.body_handover import ReceiveMode
 from kvobj.api.lm import LmCommands, LmLimits, LmServer
 from kvobj.api.users import UserDirectory
 from kvobj.clock import SystemClock
 from kvobj.config import LmSettings
 from kvobj.metrics import Metrics
+from kvobj.wire.body_handover import ReceiveMode
 
 PUT, GET, EXIST, LIST, HEALTH = range(1, 6)
 SUCCESS, FAIL = 200, 400

@@ -28,11 +28,11 @@ from lm_peers import (
 )
 from s3_driver import ALICE, BOB, ROOT
 
-from kvobj.api.http.body_handover import ReceiveMode
 from kvobj.api.lm import LmLimits
 from kvobj.app.node import flush
 from kvobj.config import LmSettings
 from kvobj.ids import BlobId
+from kvobj.wire.body_handover import ReceiveMode
 
 
 def damage(directory: Path, body: bytes) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvobj.api.http.body_handover import Wire
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.reply_writer import ReplyWriter, content_length
@@ -22,6 +21,7 @@ from kvobj.api.http.request_log import RequestLog
 from kvobj.api.message import Handler, HttpFault, Refusal, RenderRefusal, Reply, RequestHead
 from kvobj.clock import Clock
 from kvobj.errors import BodyTimeoutError, IncompleteBodyError, InvalidRequestError
+from kvobj.wire.body_handover import Wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from email.utils import formatdate
 from http import HTTPStatus
 
-from kvobj.api.http.body_handover import Wire
 from kvobj.api.message import BodyStream, Reply
 from kvobj.clock import Clock
+from kvobj.wire.body_handover import Wire
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 # Up to here a body is joined to its head and copied once; that is cheaper than gathering two pieces.

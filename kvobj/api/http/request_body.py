@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kvobj.api.http.body_handover import Wire
 from kvobj.api.http.chunked_framing import ChunkedFraming
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
+from kvobj.wire.body_handover import Wire
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # How much of many short chunks is received at once: enough for few calls, and still in the cache when its gaps are closed.

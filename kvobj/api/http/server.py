@@ -14,11 +14,9 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from kvobj.api.http.admission import Admission, Place
-from kvobj.api.http.body_handover import ReceiveMode, Wire
 from kvobj.api.http.connection import Connection, Serving
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
-from kvobj.api.http.receive_check import choose_receive_mode
 from kvobj.api.http.reply_writer import ReplyWriter
 from kvobj.api.http.request_head import HeadReader, require_compiled_parser
 from kvobj.api.http.request_log import RequestLog
@@ -26,6 +24,8 @@ from kvobj.api.http.tls_listener import TlsListener, TlsServing
 from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
+from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.receive_check import choose_receive_mode
 
 
 def plain_refusal(refusal: Refusal) -> Reply:

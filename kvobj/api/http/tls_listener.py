@@ -20,9 +20,9 @@ from functools import partial
 from typing import Final
 
 from kvobj.api.http.admission import Admission, Place
-from kvobj.api.http.body_handover import Wire
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings
+from kvobj.wire.body_handover import Wire
 
 _ACCEPTED_A_TURN: Final = 64
 _PAUSE_SECONDS: Final = 1.0

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, cast
 
-from kvobj.api.http.body_handover import Wire
 from kvobj.api.lm.commands import LmCommands, OpenChunk
 from kvobj.api.lm.instruments import LmInstruments
 from kvobj.api.lm.protocol import (
@@ -26,6 +25,7 @@ from kvobj.api.lm.protocol import (
 )
 from kvobj.clock import Clock
 from kvobj.errors import BodyTimeoutError, IncompleteBodyError, InvalidRequestError, KvobjError
+from kvobj.wire.body_handover import Wire
 
 PROGRESS_BYTES: Final = 8 * 1024
 PARTING_STALL_SECONDS: Final = 5.0

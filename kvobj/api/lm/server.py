@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvobj.api.access.source_address import Network, parse_address
-from kvobj.api.http.body_handover import ReceiveMode, Wire
 from kvobj.api.http.limits import HttpSettings
-from kvobj.api.http.receive_check import choose_receive_mode
 from kvobj.api.lm.commands import LmCommands
 from kvobj.api.lm.connection import LmConnection, LmServing
 from kvobj.api.lm.instruments import LmInstruments
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
+from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.receive_check import choose_receive_mode
 
 _WIRE: Final = HttpSettings()
 """Buffers, low water and the sweep's interval are those of the HTTP server, which tells why."""

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from kvobj.api.http.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_handover import ReceiveMode, Wire
 
 _BODY_BYTES = 300_000
 _SHARED_BYTES = 16 * 1024
