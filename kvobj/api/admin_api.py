@@ -17,13 +17,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from kvobj.api.admin_namespaces import AdminNamespaces
 from kvobj.api.admin_verification import Verification
 from kvobj.api.admin_view import AdminView, BlobStatus
 from kvobj.api.errors import describe
+from kvobj.api.kv_store import ChunkStore
 from kvobj.api.message import Reply, RequestBody, RequestHead
 from kvobj.api.request import parse_query
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.clock import Clock
 from kvobj.config.bucket_name import bucket_name_problem
 from kvobj.config.credential_rules import access_key_problem, secret_key_problem
@@ -37,6 +40,7 @@ from kvobj.errors import (
     NoSuchKeyError,
     NoSuchUserError,
     NotFoundError,
+    UnavailableError,
 )
 from kvobj.gc.recall import RecallQuery
 from kvobj.ids import RandomBytes
@@ -44,6 +48,8 @@ from kvobj.metrics import Metrics
 
 BODY_BYTES_MAX: Final = 64 * 1024
 LIST_LIMIT_MAX: Final = 1000
+FLUSH_SECONDS: Final = 600.0
+"""What a flush has at most."""
 
 Authenticate = Callable[[RequestHead], Awaitable[UserRow]]
 """Checks a request's SigV4 signature and returns who signed it; raises a typed error otherwise."""
@@ -62,6 +68,12 @@ class _CreateBucket(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     codec: str = "raw"
     owner: str = ""
     """A user's id; without, the root user."""
+    remote: RemoteRule = RemoteRule.NEVER
+
+
+class _UpdateBucket(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: str
+    remote: RemoteRule
 
 
 class _AddUser(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -71,8 +83,22 @@ class _AddUser(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     secret_key: str = ""
 
 
+class _Flush(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    local: bool = False
+    timeout_seconds: float | None = None
+    """None: as long as it takes, up to `FLUSH_SECONDS`, and an error where that is not enough."""
+
+
 class _Verify(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     bucket: str | None = None
+
+
+class _ImportNamespace(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    bucket: str
+    name: str
+    declaration: dict[str, object]
+    key: str
+    fingerprint: str = ""
 
 
 class _Recall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -123,7 +149,10 @@ class AdminService:
         region: str,
         logger: logging.Logger,
         random_bytes: RandomBytes = os.urandom,
+        has_remote: bool = False,
+        chunks: ChunkStore | None = None,
     ) -> None:
+        """`chunks` is behind the calls about namespaces; without it there are none."""
         self._view = view
         self._catalog = catalog
         self._authenticate = authenticate
@@ -132,12 +161,14 @@ class AdminService:
         self._region = region
         self._logger = logger
         self._random_bytes = random_bytes
+        self._has_remote = has_remote
         self._verification = Verification(view.verify)
         self._calls: dict[tuple[str, str], Callable[[_Call], Awaitable[object]]] = {
             ("GET", "status"): self._status,
             ("GET", "inspect"): self._inspect,
             ("GET", "buckets"): self._list_buckets,
             ("POST", "buckets"): self._create_bucket,
+            ("PUT", "buckets"): self._update_bucket,
             ("GET", "objects"): self._list_objects,
             ("POST", "verify"): self._start_verification,
             ("GET", "verify"): self._report_verification,
@@ -152,6 +183,14 @@ class AdminService:
             ("POST", "users"): self._add_user,
             ("DELETE", "users"): self._remove_user,
         }
+        if chunks is not None:
+            self._namespaces = AdminNamespaces(catalog, chunks)
+            self._calls |= {
+                ("GET", "namespaces"): self._list_namespaces,
+                ("GET", "namespace"): self._show_namespace,
+                ("GET", "namespace-export"): self._export_namespace,
+                ("POST", "namespace-import"): self._import_namespace,
+            }
 
     async def aclose(self) -> None:
         """Stop what runs in the background."""
@@ -204,8 +243,16 @@ class AdminService:
     async def _status(self, _call: _Call) -> object:
         return await self._view.status()
 
-    async def _flush(self, _call: _Call) -> object:
-        return await self._view.flush()
+    async def _flush(self, call: _Call) -> object:
+        asked = call.request(_Flush)
+        seconds = FLUSH_SECONDS if asked.timeout_seconds is None else asked.timeout_seconds
+        if not 0 <= seconds <= FLUSH_SECONDS:
+            raise InvalidRequestError(f"timeout_seconds is from 0 to {FLUSH_SECONDS:.0f}", given=asked.timeout_seconds)
+        outcome = await self._view.flush(local=asked.local, timeout_seconds=seconds)
+        if not outcome.is_done and asked.timeout_seconds is None:
+            left = outcome.left_in_memory + outcome.left_to_upload
+            raise UnavailableError("not everything could be written down in time", left=left)
+        return outcome
 
     async def _start_verification(self, call: _Call) -> object:
         bucket = call.request(_Verify).bucket
@@ -255,8 +302,9 @@ class AdminService:
             raise InvalidRequestError(f"the bucket's name {problem}", name=asked.name)
         if asked.codec not in ("raw", "zp"):
             raise InvalidRequestError("the codec must be one of raw, zp", codec=asked.codec)
-        if asked.durability is Durability.SHARED:
+        if asked.durability is Durability.SHARED and not self._has_remote:
             raise InvalidRequestError("durability shared needs a remote tier, which this store has not")
+        self._check_rule(asked.remote)
         default = Durability.MEMORY if asked.kind is BucketKind.KV else Durability.LOCAL
         users = await self._catalog.users()
         if asked.owner and all(user.id != asked.owner for user in users):
@@ -269,9 +317,19 @@ class AdminService:
             durability=asked.durability or default,
             codec=asked.codec,
             region=self._region,
+            remote=asked.remote,
         )
         await self._catalog.create_bucket(row)
         return _bucket_document(row)
+
+    async def _update_bucket(self, call: _Call) -> object:
+        asked = call.request(_UpdateBucket)
+        self._check_rule(asked.remote)
+        return _bucket_document(await self._catalog.update_bucket(asked.name, BucketUpdate(remote=asked.remote)))
+
+    def _check_rule(self, rule: RemoteRule) -> None:
+        if rule is not RemoteRule.NEVER and not self._has_remote:
+            raise InvalidRequestError("a rule for the remote tier needs one, which this store has not", remote=rule)
 
     async def _list_objects(self, call: _Call) -> object:
         page = await self._catalog.list_objects(
@@ -301,6 +359,22 @@ class AdminService:
             "parts": len(row.parts),
             "blobs": [_blob_document(ref, status) for ref, status in zip(row.blobs, statuses, strict=True)],
         }
+
+    # -- namespaces ----------------------------------------------------------------------------------------------
+    async def _list_namespaces(self, call: _Call) -> object:
+        return await self._namespaces.page(call.parameter("bucket"), after=call.query.get("after", ""))
+
+    async def _show_namespace(self, call: _Call) -> object:
+        return await self._namespaces.show(call.parameter("bucket"), call.parameter("name"))
+
+    async def _export_namespace(self, call: _Call) -> object:
+        return await self._namespaces.export(call.parameter("bucket"), call.parameter("name"))
+
+    async def _import_namespace(self, call: _Call) -> object:
+        asked = call.request(_ImportNamespace)
+        return await self._namespaces.import_(
+            asked.bucket, asked.name, asked.declaration, key=asked.key, fingerprint=asked.fingerprint
+        )
 
     # -- users ---------------------------------------------------------------------------------------------------
     async def _list_users(self, _call: _Call) -> object:
@@ -374,6 +448,7 @@ def _bucket_document(row: BucketRow) -> dict[str, object]:
         "created_ms": row.created_ms,
         "durability": row.durability,
         "codec": row.codec,
+        "remote": row.remote,
     }
 
 

@@ -24,11 +24,13 @@ from kvobj.api.routing import encode_token
 from kvobj.api.settings.acls import acl_of_bucket
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability
+from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.config.bucket_name import bucket_name_problem
-from kvobj.errors import AccessDeniedError, BucketExistsError
+from kvobj.errors import AccessDeniedError, BucketExistsError, InvalidRequestError
 
 MAX_DOCUMENT_BYTES: Final = 64 * 1024
 _KIND_HEADER: Final = "x-kvobj-bucket-kind"
+_REMOTE_HEADER: Final = "x-kvobj-remote"
 
 
 class Buckets:
@@ -72,14 +74,18 @@ class Buckets:
         document = await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES)
         region = _parse_location(document, exchange)
         default = Durability.MEMORY if kind is BucketKind.KV else Durability.LOCAL
+        durability, remote = parse_durability(fields) or default, _parse_remote(fields.get(_REMOTE_HEADER))
+        if not exchange.settings.has_remote and (durability is Durability.SHARED or remote is not RemoteRule.NEVER):
+            raise InvalidRequestError("what goes to a remote tier needs one, and none is configured")
         row = BucketRow(
             name=operation.bucket,
             kind=kind,
             owner=exchange.authentication.user.id,
             created_ms=exchange.clock.now_ms(),
-            durability=parse_durability(fields) or default,
+            durability=durability,
             region=region,
             acl=acl,
+            remote=remote,
         )
         try:
             await self._store.catalog.create_bucket(row)
@@ -93,7 +99,8 @@ class Buckets:
             await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.LIST_BUCKET
         )
         headers = [("x-amz-bucket-region", row.region), ("content-type", "application/xml")]
-        return exchange.reply(200, [*headers, (_KIND_HEADER, row.kind.value)])
+        rule = [] if row.remote is RemoteRule.NEVER else [(_REMOTE_HEADER, row.remote.value)]
+        return exchange.reply(200, [*headers, (_KIND_HEADER, row.kind.value), *rule])
 
     async def delete(self, exchange: Exchange, operation: DeleteBucket) -> Reply:
         """Remove an empty bucket."""
@@ -133,6 +140,16 @@ def _parse_kind(value: str | None) -> BucketKind:
         raise S3Error("InvalidArgument", f"{_KIND_HEADER} is kv or ordinary.", ArgumentName=_KIND_HEADER) from error
 
 
+def _parse_remote(value: str | None) -> RemoteRule:
+    if value is None:
+        return RemoteRule.NEVER
+    try:
+        return RemoteRule(value.strip().lower())
+    except ValueError as error:
+        problem = f"{_REMOTE_HEADER} is never, reused, evicted or always."
+        raise S3Error("InvalidArgument", problem, ArgumentName=_REMOTE_HEADER) from error
+
+
 def _check_bucket_headers(fields: dict[str, str]) -> None:
     if fields.get("x-amz-bucket-object-lock-enabled", "false").lower() == "true":
         raise S3Error("NotImplemented", "Object lock is not implemented.", Header="x-amz-bucket-object-lock-enabled")
@@ -155,5 +172,6 @@ def _check_same_bucket(error: BucketExistsError, row: BucketRow) -> None:
     existing = error.data.get("existing")
     if not isinstance(existing, BucketRow) or existing.owner != row.owner or existing.acl != row.acl:
         raise S3Error("BucketAlreadyExists", BucketName=row.name) from error
-    if (existing.kind, existing.durability, existing.region) != (row.kind, row.durability, row.region):
+    settings = [(each.kind, each.durability, each.region, each.remote) for each in (existing, row)]
+    if settings[0] != settings[1]:
         raise S3Error("BucketAlreadyOwnedByYou", BucketName=row.name) from error

@@ -18,8 +18,7 @@ from kvobj.catalog.encoding import (
     encode_row,
     number_key,
 )
-from kvobj.catalog.log_entries import encode_row_removed
-from kvobj.catalog.object_rows import ObjectRows, RowPair
+from kvobj.catalog.object_rows import ObjectRows, RowPair, tell_removed
 from kvobj.catalog.rows import ObjectRow, ObjectState, QueueEntry
 from kvobj.database import WriteView
 
@@ -61,7 +60,7 @@ class BatchRemoval:
         view = self._view
         for root, (volatile, durable) in self._taken:
             if durable is not None:
-                view.log(encode_row_removed(durable.bucket, durable.key))
+                tell_removed(view, durable)
                 count(root, durable, -1, volatile=False)
                 self._queue(durable, (), volatile=False)
             if volatile is not None:

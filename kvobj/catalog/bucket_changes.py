@@ -25,7 +25,7 @@ from kvobj.catalog.encoding import (
     encode_stored_bucket,
     number_key,
 )
-from kvobj.catalog.log_entries import BucketRemoved, UserRemoved, encode_entry
+from kvobj.catalog.log_entries import BucketRemoved, NamespaceRemoved, UserRemoved, encode_entry, tell
 from kvobj.catalog.namespace_changes import drop_namespaces
 from kvobj.catalog.object_changes import AT_ONCE_MS
 from kvobj.catalog.object_rows import NO_ROWS
@@ -76,8 +76,11 @@ class AddUser:
                 raise UserExistsError("a user with this id exists", id=other.id)
             if other.id != self.user.id and other.access_key == self.user.access_key:
                 raise UserExistsError("a user with this access key exists", id=other.id)
-        view.put(USERS, self.user.id.encode(), encode_row(self.user))
-        view.log(encode_entry(self.user))
+        value = encode_row(self.user)
+        if view.get(USERS, self.user.id.encode()) == value:
+            return  # each start declares the configuration's users again
+        view.put(USERS, self.user.id.encode(), value)
+        tell(view, self.user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class RemoveUser:
         """Run it."""
         if not self.user_id or not view.delete(USERS, self.user_id.encode()):
             raise NoSuchUserError("no such user", id=self.user_id)
-        view.log(encode_entry(UserRemoved(self.user_id)))
+        tell(view, UserRemoved(self.user_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class CreateBucket:
             raise BucketExistsError("the bucket exists", bucket=self.bucket.name, existing=existing)
         stored = StoredBucket(number_key(self.allocate()), self.bucket)
         view.put(BUCKETS, name, encode_stored_bucket(stored))
-        view.log(encode_entry(self.bucket))
+        tell(view, self.bucket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class UpdateBucket:
         stored = decode_stored_bucket(value)
         row = msgspec.structs.replace(stored.row, **changes_of(self.update))
         view.put(BUCKETS, name, encode_stored_bucket(StoredBucket(stored.root, row)))
-        view.log(encode_entry(row))
+        tell(view, row)
         return row
 
 
@@ -167,6 +170,7 @@ class DeleteBucket:
             before = objects.pair(view, root, key)
             objects.change(view, root, key, before, NO_ROWS)
             objects.queue_replaced(view, before, NO_ROWS, now_ms=AT_ONCE_MS, may_be_pinned=True)
-        drop_namespaces(view, self.name)
+        for namespace in drop_namespaces(view, self.name):
+            view.publish(encode_entry(NamespaceRemoved(self.name, namespace)))
         view.delete(BUCKETS, self.name.encode())
-        view.log(encode_entry(BucketRemoved(self.name)))
+        tell(view, BucketRemoved(self.name))

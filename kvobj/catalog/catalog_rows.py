@@ -1,4 +1,5 @@
-"""What the catalog's changes work on: the tables of objects, uploads and history, and the guard of pins, as one value."""
+"""What the catalog's changes work on: the tables of objects, uploads and history, the guard of pins, and the
+remote queue where there is a remote, as one value."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from kvobj.catalog.encoding import BUCKETS, ROOT_BYTES, StoredBucket, decode_sto
 from kvobj.catalog.history_rows import HistoryRows
 from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.remote_rows import RemoteRows
 from kvobj.catalog.upload_rows import UploadRows
 from kvobj.database import ReadView
 from kvobj.errors import NoSuchBucketError
@@ -23,12 +25,14 @@ class CatalogRows:
     uploads: UploadRows
     history: HistoryRows
     guard: PinGuard
+    remote: RemoteRows | None = None
 
     @classmethod
-    def over(cls, allocate: Callable[[], int]) -> Self:
+    def over(cls, allocate: Callable[[], int], *, has_remote: bool = False) -> Self:
         """All of them, drawing numbers by `allocate`, which any thread may call."""
         guard = PinGuard()
-        return cls(ObjectRows(allocate, guard), UploadRows(allocate), HistoryRows(allocate), guard)
+        remote = RemoteRows(allocate) if has_remote else None
+        return cls(ObjectRows(allocate, guard), UploadRows(allocate), HistoryRows(allocate), guard, remote)
 
 
 def bucket_of(view: ReadView, name: str) -> StoredBucket | None:

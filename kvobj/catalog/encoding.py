@@ -59,6 +59,13 @@ CATALOG_TABLES: Final = (
 )  # fmt: skip
 """What the catalog needs of the database it is opened on."""
 
+REMOTE_QUEUE: Final = Table("remote_queue", volatile=False)
+REMOTE_QUEUE_ROWS: Final = Table("remote_queue_rows", volatile=False)
+REMOTE_QUEUE_BYTES: Final = Table("remote_queue_bytes", volatile=False)
+
+REMOTE_TABLES: Final = (REMOTE_QUEUE, REMOTE_QUEUE_ROWS, REMOTE_QUEUE_BYTES)
+"""What it needs beside them where the database is opened with an outbox."""
+
 EPOCH: Final = b"epoch"
 INCARNATION: Final = b"incarnation"
 INCARNATION_SHIFT: Final = 40

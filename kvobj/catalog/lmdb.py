@@ -48,6 +48,7 @@ from kvobj.catalog.lmdb_gc import LmdbGc
 from kvobj.catalog.lmdb_history import DEFAULT_MAX_EVENTS, LmdbHistory
 from kvobj.catalog.lmdb_leases import LmdbLeases
 from kvobj.catalog.lmdb_namespaces import LmdbNamespaces
+from kvobj.catalog.lmdb_remote import LmdbOutbox, LmdbRemoteQueue
 from kvobj.catalog.lmdb_removals import LmdbRemovals
 from kvobj.catalog.lmdb_uploads import LmdbUploads
 from kvobj.catalog.namespace_protocol import Namespaces
@@ -60,6 +61,7 @@ from kvobj.catalog.object_changes import (
     Refusal,
     UpdateObject,
 )
+from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
@@ -105,6 +107,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         )
         self._namespaces = LmdbNamespaces(database, on_changed=self._note_change)
         self._history: LmdbHistory
+        self._outbox = LmdbOutbox(database, self._objects, executor=self._readers)
+        self._remote_queue = LmdbRemoteQueue(database, self._tables)
         self.on_settings_changed: Callable[[], None] = _nothing
         """Called when a bucket or a namespace has changed or gone, before who asked for that is told: for who remembers rows of
         them in another process."""
@@ -147,6 +151,16 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     def history(self) -> History:
         """See `Catalog.history`."""
         return self._history
+
+    @property
+    def outbox(self) -> Outbox:
+        """See `Catalog.outbox`."""
+        return self._outbox
+
+    @property
+    def remote_queue(self) -> RemoteQueue:
+        """See `Catalog.remote_queue`."""
+        return self._remote_queue
 
     def _note_change(self) -> None:
         self.on_settings_changed()
@@ -278,10 +292,20 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         now_ms: int,
+        to_remote: bool = False,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
         change = partial(
-            CommitChange, self._tables, row, mode, condition, upload_id, quota, now_ms, parent_tokens=parent_tokens
+            CommitChange,
+            self._tables,
+            row,
+            mode,
+            condition,
+            upload_id,
+            quota,
+            now_ms,
+            parent_tokens=parent_tokens,
+            to_remote=to_remote,
         )
         self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
         in_memory = row.durability is Durability.MEMORY
@@ -303,7 +327,13 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         return outcome
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
+        self,
+        rows: Sequence[ObjectRow],
+        *,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
         """See `Catalog.commit_chain`."""
         if not rows:
@@ -317,7 +347,9 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         parents = {row.parent for row in rows if row.parent} - given
         self._marks.forget(bucket, [*given, *parents])
         keys = [row_key(bucket, key) for key in given] + [reliance_key(bucket, parent) for parent in parents]
-        change = partial(CommitChainChange, self._tables, rows, quota, now_ms, parent_tokens=parent_tokens)
+        change = partial(
+            CommitChainChange, self._tables, rows, quota, now_ms, parent_tokens=parent_tokens, to_remote=to_remote
+        )
         in_memory = all(row.durability is Durability.MEMORY for row in rows)
         if in_memory and len(rows) <= INLINE_ROWS:
             shared = [removal_key(bucket, key) for key in (*parents, *given)]
@@ -383,10 +415,11 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     async def scan_named_blobs(self) -> AsyncIterator[bytes]:
         """See `Catalog.scan_named_blobs`."""
         tables: tuple[tuple[Table, Callable[[bytes, bytes], Iterable[bytes]]], ...] = (
-            (OBJECTS_VOLATILE, _blobs_of_row),
-            (OBJECTS, _blobs_of_row),
+            # In the order in which a blob goes from one to the next, so that none slips through between two pages.
             (PARTS_VOLATILE, _blobs_of_part),
             (PARTS, _blobs_of_part),
+            (OBJECTS_VOLATILE, _blobs_of_row),
+            (OBJECTS, _blobs_of_row),
             (DELETE_QUEUE_VOLATILE, _blob_of_queue_entry),
             (DELETE_QUEUE, _blob_of_queue_entry),
         )

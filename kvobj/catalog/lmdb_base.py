@@ -27,7 +27,7 @@ class LmdbBase:
     def __init__(self, database: Database, numbers: NumberLine) -> None:
         self._database = database
         self._numbers = numbers
-        self._tables = CatalogRows.over(numbers.allocate)
+        self._tables = CatalogRows.over(numbers.allocate, has_remote=database.has_outbox)
         self._objects = self._tables.objects
         self._uploads = self._tables.uploads
         self._marks = Marks()

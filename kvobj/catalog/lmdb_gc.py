@@ -122,14 +122,14 @@ class LmdbGc(LmdbBase):
 
         await self._database.write(change, synced=False)
 
-    async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
+    async def due(self, *, now_ms: int, limit: int = 1000, after: int = 0) -> list[QueueEntry]:
         """See `Catalog.due`."""
-        return await self._on_thread(self._due, now_ms, limit)
+        return await self._on_thread(self._due, now_ms, limit, after)
 
-    def _due(self, now_ms: int, limit: int) -> list[QueueEntry]:
-        guard = self._tables.guard
+    def _due(self, now_ms: int, limit: int, after: int) -> list[QueueEntry]:
+        guard, start = self._tables.guard, number_key(after + 1)
         with self._database.read() as view:
-            queues = heapq.merge(view.range(DELETE_QUEUE), view.range(DELETE_QUEUE_VOLATILE))
+            queues = heapq.merge(view.range(DELETE_QUEUE, start), view.range(DELETE_QUEUE_VOLATILE, start))
             entries = (decode_queue_entry(value) for _, value in queues)
             due = (
                 entry

@@ -21,6 +21,7 @@ from kvobj.catalog.encoding import (
 )
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import BucketRow, ObjectRow, PartRow, UploadRow, UserRow
+from kvobj.database import WriteView
 from kvobj.errors import CorruptionError
 
 _ROW_PUT: Final = 0x01
@@ -131,6 +132,13 @@ _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
 def encode_entry(entry: LogEntry) -> bytes:
     """The entry as it stands in the log."""
     return bytes([_KINDS[type(entry)]]) + encode_row(entry)
+
+
+def tell(view: WriteView, entry: LogEntry) -> None:
+    """Write the entry to the record log, and publish it."""
+    content = encode_entry(entry)
+    view.log(content)
+    view.publish(content)
 
 
 def encode_row_removed(bucket: str, key: str) -> bytes:

@@ -7,17 +7,19 @@ power loss does. Every verb runs without a pause: nothing interleaves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
 from kvobj.catalog import chain_rows
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.lease_protocol import LeaseLimits, Leases
+from kvobj.catalog.log_entries import BucketRemoved, LogEntry, UserRemoved
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, is_put_again, same_blobs
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
+from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
     DEFAULT_NAMESPACES,
     BucketKind,
@@ -61,12 +63,12 @@ _CHAIN_ROWS_MAX = 1000
 class MemoryCatalog(MemoryUploads):
     """See the module's text and `protocol.Catalog`."""
 
-    def __init__(self, limits: LeaseLimits | None = None) -> None:
-        super().__init__(limits if limits is not None else LeaseLimits())
+    def __init__(self, limits: LeaseLimits | None = None, *, has_remote: bool = False) -> None:
+        super().__init__(limits if limits is not None else LeaseLimits(), has_remote=has_remote)
         self._users: dict[str, UserRow] = {}
         # Rows of a batch whose event is still to be written; None outside of one.
         self._untold: list[ObjectRow] | None = None
-        self._namespaces = MemoryNamespaces(self._buckets.__contains__, self._namespace_usage)
+        self._namespaces = MemoryNamespaces(self._buckets.__contains__, self._namespace_usage, self._outbox.publish)
 
     @property
     def leases(self) -> Leases:
@@ -82,6 +84,21 @@ class MemoryCatalog(MemoryUploads):
     def history(self) -> History:
         """See `Catalog.history`."""
         return self._history
+
+    @property
+    def outbox(self) -> Outbox:
+        """See `Catalog.outbox`."""
+        return self._outbox
+
+    @property
+    def remote_queue(self) -> RemoteQueue:
+        """See `Catalog.remote_queue`."""
+        return self._remote_queue
+
+    def _told_state(self) -> Iterable[LogEntry]:
+        yield from self._users.values()
+        yield from self._namespaces.rows()
+        yield from super()._told_state()
 
     def lose_power(self, *, now_boot_ms: int = 0) -> None:
         """Forget what is of class `memory` and was not written down, marks, sessions and pins; quiet time may begin."""
@@ -115,12 +132,15 @@ class MemoryCatalog(MemoryUploads):
         for other in self._users.values():
             if other.id != user.id and other.access_key == user.access_key:
                 raise UserExistsError("a user with this access key exists", id=other.id)
-        self._users[user.id] = user
+        if self._users.get(user.id) != user:
+            self._users[user.id] = user
+            self._outbox.publish(user)
 
     async def remove_user(self, user_id: str) -> None:
         """See `Catalog.remove_user`."""
         if self._users.pop(user_id, None) is None:
             raise NoSuchUserError("no such user", id=user_id)
+        self._outbox.publish(UserRemoved(user_id))
 
     async def create_bucket(self, bucket: BucketRow) -> None:
         """See `Catalog.create_bucket`."""
@@ -129,6 +149,7 @@ class MemoryCatalog(MemoryUploads):
             raise BucketExistsError("the bucket exists", bucket=bucket.name, existing=existing)
         self._buckets[bucket.name] = bucket
         self._born[bucket.name] = next(self._numbers)
+        self._outbox.publish(bucket)
 
     async def bucket(self, name: str) -> BucketRow | None:
         """See `Catalog.bucket`."""
@@ -142,6 +163,7 @@ class MemoryCatalog(MemoryUploads):
         """See `Catalog.update_bucket`."""
         self._require_bucket(name)
         row = self._buckets[name] = msgspec.structs.replace(self._buckets[name], **changes_of(update))
+        self._outbox.publish(row)
         return row
 
     async def delete_bucket(self, name: str) -> None:
@@ -159,6 +181,7 @@ class MemoryCatalog(MemoryUploads):
             await self.abort_upload(name, upload.key, upload.upload_id, now_ms=0)
         self._namespaces.forget_bucket(name)
         del self._buckets[name]
+        self._outbox.publish(BucketRemoved(name))
 
     async def bucket_usage(self, name: str) -> BucketUsage:
         """See `Catalog.bucket_usage`."""
@@ -189,6 +212,7 @@ class MemoryCatalog(MemoryUploads):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         now_ms: int,
+        to_remote: bool = False,
     ) -> CommitOutcome:
         """See `Catalog.commit`."""
         name = (row.bucket, row.key.encode())
@@ -216,6 +240,7 @@ class MemoryCatalog(MemoryUploads):
             self._change(name, stored, self._durable.get(name) if live is not None else None, now_ms=now_ms)
         else:
             self._change(name, None, stored, now_ms=now_ms)
+            self._remote_queue.put_by_rule(self._buckets[row.bucket], stored, now_ms, asked=to_remote)
         if self._buckets[row.bucket].kind is BucketKind.KV and self._untold is None:
             self._history.stored([stored], now_ms=now_ms, volatile=name in self._volatile)
         elif self._untold is not None:
@@ -225,7 +250,13 @@ class MemoryCatalog(MemoryUploads):
         return CommitOutcome(stored, existed=False)
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
+        self,
+        rows: Sequence[ObjectRow],
+        *,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
         """See `Catalog.commit_chain`."""
         if len(rows) > _CHAIN_ROWS_MAX:
@@ -236,10 +267,15 @@ class MemoryCatalog(MemoryUploads):
         self._untold = []
         for row in rows:
             try:
-                mode = CommitMode.FIRST_WRITER_WINS
-                outcomes.append(
-                    await self.commit(row, mode=mode, quota=quota, parent_tokens=parent_tokens, now_ms=now_ms)
+                outcome = await self.commit(
+                    row,
+                    mode=CommitMode.FIRST_WRITER_WINS,
+                    quota=quota,
+                    parent_tokens=parent_tokens,
+                    now_ms=now_ms,
+                    to_remote=to_remote,
                 )
+                outcomes.append(outcome)
             except KvobjError as error:
                 outcomes.append(error)
         stored, self._untold = self._untold, None
@@ -283,7 +319,11 @@ class MemoryCatalog(MemoryUploads):
         if live is None or sequence not in (None, live.sequence):
             return None
         row = msgspec.structs.replace(live, **changes_of(update))
-        (self._volatile if name in self._volatile else self._durable)[name] = row
+        if name in self._volatile:
+            self._volatile[name] = row
+        else:
+            self._outbox.publish_row(self._durable[name], row)
+            self._durable[name] = row
         return row
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
@@ -293,15 +333,19 @@ class MemoryCatalog(MemoryUploads):
             name = (row.bucket, row.key.encode())
             top = self._top(name)
             is_same = top is not None and same_blobs(top, row)
+            if top is not None and Durability.SHARED in (top.durability, row.durability):
+                is_same = is_same and top.blob_ids == row.blob_ids
             results.append(is_same)
             if top is not None and is_same:
-                changed = {
-                    field: getattr(row, field) for field in ("blobs", "durability", "digest", "checksums", "lossy")
-                }
-                raised = msgspec.structs.replace(top, **changed)
+                raised = _raised(top, row)
                 self._change(name, None, raised, now_ms=0)
-                if self._buckets[row.bucket].kind is BucketKind.KV:
+                bucket = self._buckets[row.bucket]
+                if bucket.kind is BucketKind.KV:
                     self._history.made_durable(raised)
+                if raised.durability is Durability.SHARED:
+                    self._remote_queue.raised(raised)
+                elif top.durability is Durability.MEMORY and raised.state is ObjectState.LIVE:
+                    self._remote_queue.put_by_rule(bucket, raised, raised.modified_ms)
         return results
 
     async def scan_objects(self, *, volatile_only: bool = False, with_hidden: bool = False) -> AsyncIterator[ObjectRow]:
@@ -328,9 +372,10 @@ class MemoryCatalog(MemoryUploads):
             waits_for = holder if self._leases.holds_blob(holder) else b""
             self._append(QueueEntry(blob_id, now_ms, "", "", pinned=bool(waits_for), pinned_blob=waits_for))
 
-    async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
+    async def due(self, *, now_ms: int, limit: int = 1000, after: int = 0) -> list[QueueEntry]:
         """See `Catalog.due`."""
-        due = [entry for _, entry in sorted(self._queue.items()) if entry.not_before_ms <= now_ms]
+        queue = sorted(self._queue.items())
+        due = [entry for position, entry in queue if position > after and entry.not_before_ms <= now_ms]
         return [entry for entry in due if not self._is_waiting(entry)][:limit]
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:
@@ -411,6 +456,16 @@ class MemoryCatalog(MemoryUploads):
         if quota.size_bytes is not None and size_bytes > quota.size_bytes:
             return QuotaExceededError("the namespace holds as many bytes as it may", size_bytes=quota.size_bytes)
         return None
+
+
+def _raised(top: ObjectRow, row: ObjectRow) -> ObjectRow:
+    """The row under its better class. What comes with an upload of what is written down is nothing but the class."""
+    if row.durability is Durability.SHARED and top.durability is not Durability.MEMORY:
+        return msgspec.structs.replace(top, durability=Durability.SHARED)
+    changed = {field: getattr(row, field) for field in ("blobs", "durability", "digest", "checksums", "lossy")}
+    if top.durability is Durability.SHARED:
+        changed["durability"] = Durability.SHARED
+    return msgspec.structs.replace(top, **changed)
 
 
 def _replaces(live: ObjectRow, row: ObjectRow, mode: CommitMode, condition: WriteCondition | None) -> bool:

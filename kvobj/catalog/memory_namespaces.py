@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvobj.catalog.log_entries import NamespaceRemoved
 from kvobj.catalog.namespace_changes import equally_declared, no_such_namespace, require_empty, with_settings
 from kvobj.catalog.namespace_protocol import NAMESPACES_PER_BUCKET, NamespaceRow, NamespaceUsage
 from kvobj.errors import NoSuchBucketError, QuotaExceededError
 
 
 class MemoryNamespaces:
-    """See `Namespaces`. `has_bucket` and `usage_of` (bucket, namespace) ask the catalog that it belongs to."""
+    """See `Namespaces`. `has_bucket` and `usage_of` (bucket, namespace) ask the catalog that it belongs to, `publish` tells its
+    outbox."""
 
-    def __init__(self, has_bucket: Callable[[str], bool], usage_of: Callable[[str, str], NamespaceUsage]) -> None:
+    def __init__(
+        self,
+        has_bucket: Callable[[str], bool],
+        usage_of: Callable[[str, str], NamespaceUsage],
+        publish: Callable[[NamespaceRow | NamespaceRemoved], None] = lambda _: None,
+    ) -> None:
         self._has_bucket = has_bucket
+        self._publish = publish
         self._usage_of = usage_of
         self._rows: dict[tuple[str, str], NamespaceRow] = {}
 
@@ -26,6 +34,7 @@ class MemoryNamespaces:
         if sum(bucket == row.bucket for bucket, _ in self._rows) >= NAMESPACES_PER_BUCKET:
             raise QuotaExceededError("the bucket has as many namespaces as it may", limit=NAMESPACES_PER_BUCKET)
         self._rows[row.bucket, row.name] = row
+        self._publish(row)
         return row, True
 
     async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
@@ -33,6 +42,7 @@ class MemoryNamespaces:
         self._require_bucket(row.bucket)
         changed = with_settings(self._rows.get((row.bucket, row.name)), row)
         self._rows[row.bucket, row.name] = changed
+        self._publish(changed)
         return changed
 
     async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
@@ -52,6 +62,11 @@ class MemoryNamespaces:
             raise no_such_namespace(bucket, name)
         require_empty(self._usage_of(bucket, name), name)
         del self._rows[bucket, name]
+        self._publish(NamespaceRemoved(bucket, name))
+
+    def rows(self) -> list[NamespaceRow]:
+        """All of them."""
+        return list(self._rows.values())
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:
         """See `Namespaces.usage`."""
@@ -62,6 +77,7 @@ class MemoryNamespaces:
         """See `Namespaces.forget_bucket`."""
         for place in [place for place in self._rows if place[0] == bucket]:
             del self._rows[place]
+            self._publish(NamespaceRemoved(*place))
 
     def _require_bucket(self, bucket: str) -> None:
         if not self._has_bucket(bucket):

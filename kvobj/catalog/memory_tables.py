@@ -8,12 +8,15 @@ from itertools import count
 import msgspec
 
 from kvobj.catalog.lease_protocol import LeaseLimits
+from kvobj.catalog.log_entries import LogEntry
 from kvobj.catalog.memory_history import MemoryHistory
 from kvobj.catalog.memory_leases import MemoryLeases
+from kvobj.catalog.memory_remote import MemoryOutbox, MemoryRemoteQueue
 from kvobj.catalog.rows import (
     BucketKind,
     BucketRow,
     ChunkName,
+    Durability,
     ObjectRow,
     ObjectState,
     PartRow,
@@ -30,7 +33,7 @@ Name = tuple[str, bytes]
 class MemoryTables:
     """See the module's text. `_marks` are those of policy: (not before, chunk) by (bucket, key), in the order of condemning."""
 
-    def __init__(self, limits: LeaseLimits) -> None:
+    def __init__(self, limits: LeaseLimits, *, has_remote: bool = False) -> None:
         self._buckets: dict[str, BucketRow] = {}
         self._born: dict[str, int] = {}
         self._durable: dict[Name, ObjectRow] = {}
@@ -46,6 +49,15 @@ class MemoryTables:
             forget_marks=self._forget_marks,
             limits=limits,
         )
+        self._outbox = MemoryOutbox(self._told_state, has_remote=has_remote)
+        self._remote_queue = MemoryRemoteQueue(
+            lambda bucket, key: self._live((bucket, key.encode())), self._numbers.__next__, has_remote=has_remote
+        )
+
+    def _told_state(self) -> Iterable[LogEntry]:
+        """What a snapshot for the remote tells; who keeps users and namespaces adds them."""
+        yield from self._buckets.values()
+        yield from (row for row in self._durable.values() if row.durability is Durability.SHARED)
 
     def _born_at(self, bucket: str) -> int | None:
         return self._born.get(bucket) if bucket in self._buckets else None
@@ -72,6 +84,7 @@ class MemoryTables:
     ) -> None:
         """Make the rows of a name these, and queue what they do not name any more. `is_lost`: no pin can want the bytes."""
         before = ((self._durable.pop(name, None), False), (self._volatile.pop(name, None), True))
+        self._outbox.publish_row(before[0][0], durable)
         if durable is not None:
             self._durable[name] = durable
         if volatile is not None:

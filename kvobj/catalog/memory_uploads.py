@@ -16,8 +16,8 @@ from kvobj.ids import BlobId
 class MemoryUploads(MemoryChains):
     """See the module's text and `protocol.Catalog`."""
 
-    def __init__(self, limits: LeaseLimits) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: LeaseLimits, *, has_remote: bool = False) -> None:
+        super().__init__(limits, has_remote=has_remote)
         self._epoch: int | None = None
         self._uploads: dict[tuple[str, bytes, str], UploadRow] = {}
         self._parts: dict[tuple[str, int], PartRow] = {}

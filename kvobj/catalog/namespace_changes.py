@@ -19,7 +19,7 @@ from kvobj.catalog.encoding import (
     decode_namespace,
     encode_row,
 )
-from kvobj.catalog.log_entries import NamespaceRemoved, encode_entry
+from kvobj.catalog.log_entries import NamespaceRemoved, tell
 from kvobj.catalog.namespace_protocol import NAMESPACES_PER_BUCKET, NamespaceRow, NamespaceUsage
 from kvobj.database import ReadView, WriteView
 from kvobj.errors import BusyError, NamespaceConflictError, NoSuchNamespaceError, QuotaExceededError
@@ -59,13 +59,16 @@ def replay_namespace(view: WriteView, entry: NamespaceRow | NamespaceRemoved) ->
         view.delete(NAMESPACES, _place(root, entry.name))
 
 
-def drop_namespaces(view: WriteView, bucket: str) -> None:
-    """Take away all rows of a bucket that is being removed. The log's entry of the bucket's removal stands for theirs."""
+def drop_namespaces(view: WriteView, bucket: str) -> list[str]:
+    """Take away all rows of a bucket that is being removed; their names. The log's entry of the bucket's removal stands for theirs:
+    the log is read in order."""
     root = root_of(view, bucket)
     if root is None:
-        return
-    for key in [key for key, _ in view.range(NAMESPACES, root, _end_of(root))]:
+        return []
+    keys = [key for key, _ in view.range(NAMESPACES, root, _end_of(root))]
+    for key in keys:
         view.delete(NAMESPACES, key)
+    return [key[len(root) :].decode() for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class RemoveNamespace:
             raise no_such_namespace(self.bucket, self.name)
         require_empty(stored_usage(view, root, self.name), self.name)
         view.delete(NAMESPACES, _place(root, self.name))
-        view.log(encode_entry(NamespaceRemoved(self.bucket, self.name)))
+        tell(view, NamespaceRemoved(self.bucket, self.name))
 
 
 def equally_declared(existing: NamespaceRow, row: NamespaceRow) -> NamespaceRow:
@@ -148,7 +151,7 @@ def no_such_namespace(bucket: str, name: str) -> NoSuchNamespaceError:
 
 def _write(view: WriteView, root: bytes, row: NamespaceRow) -> None:
     view.put(NAMESPACES, _place(root, row.name), encode_row(row))
-    view.log(encode_entry(row))
+    tell(view, row)
 
 
 def _place(root: bytes, name: str) -> bytes:

@@ -17,15 +17,18 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.catalog_rows import CatalogRows, bucket_of
 from kvobj.catalog.encoding import EPOCH, META, StoredBucket
 from kvobj.catalog.object_rows import NO_ROWS, RowPair
+from kvobj.catalog.remote_rows import RemoteRows, reason_to_queue
 from kvobj.catalog.rows import (
     DEFAULT_NAMESPACES,
     BlobRef,
     BucketKind,
+    BucketRow,
     CommitMode,
     CommitOutcome,
     Durability,
     NamespaceQuota,
     ObjectRow,
+    ObjectState,
     PartRow,
     WriteCondition,
     is_same_namespace,
@@ -109,6 +112,7 @@ class CommitChange:
     parent_tokens: int = 0
     tells: bool = True
     """Whether to write the event; who commits many rows tells of them together."""
+    to_remote: bool = False
 
     def __call__(self, view: WriteView) -> CommitOutcome | Refusal:
         """Run it."""
@@ -174,6 +178,10 @@ class CommitChange:
             objects.queue_replaced(view, before, after, now_ms=self.now_ms, may_be_pinned=is_kv)
         if is_kv and self.tells:
             self.tables.history.stored(view, [stored], now_ms=self.now_ms, volatile=is_memory)
+        if self.tables.remote is not None and not is_memory:
+            reason = reason_to_queue(bucket.row, stored, asked=self.to_remote)
+            if reason is not None:
+                self.tables.remote.add(view, stored, reason, now_ms=self.now_ms)
         return CommitOutcome(stored, existed=False), after
 
     def _replaces(self, live: ObjectRow) -> bool:
@@ -262,14 +270,24 @@ class CommitChainChange:
     now_ms: int
     durable: bool
     parent_tokens: int = 0
+    to_remote: bool = False
 
     def __call__(self, view: WriteView) -> list[CommitOutcome | KvobjError]:
         """Run it."""
         outcomes: list[CommitOutcome | KvobjError] = []
         for row in self.rows:
-            mode, needed = CommitMode.FIRST_WRITER_WINS, self.parent_tokens
             commit = CommitChange(
-                self.tables, row, mode, None, None, self.quota, self.now_ms, self.durable, needed, tells=False
+                self.tables,
+                row,
+                CommitMode.FIRST_WRITER_WINS,
+                condition=None,
+                upload_id=None,
+                quota=self.quota,
+                now_ms=self.now_ms,
+                durable=self.durable,
+                parent_tokens=self.parent_tokens,
+                tells=False,
+                to_remote=self.to_remote,
             )
             try:
                 outcome = commit(view)
@@ -293,7 +311,8 @@ class CommitChainChange:
 @dataclass(frozen=True, slots=True)
 class RaiseChange:
     """`Catalog.raise_durability` as a change; the durable writer's. A row that was hidden meanwhile and is kept for its pins
-    is raised too, and stays hidden: what it names must not be taken for a leftover."""
+    is raised too, and stays hidden: what it names must not be taken for a leftover. What the remote has is what the row named when
+    it was uploaded, so a SHARED row, and one that becomes it, names the same before and after."""
 
     tables: CatalogRows
     rows: Sequence[ObjectRow]
@@ -312,9 +331,36 @@ class RaiseChange:
         top = before.top
         if top is None or not same_blobs(top, row):
             return False
-        # Place, state and number are the catalog's: `row` is as old as the moment when it was read.
-        raised = msgspec.structs.replace(
+        if Durability.SHARED in (row.durability, top.durability) and row.blob_ids != top.blob_ids:
+            return False
+        raised = self._raised(row, top)
+        after = RowPair(None, raised)
+        objects.change(view, bucket.root, key, before, after)
+        objects.queue_replaced(view, before, after, now_ms=AT_ONCE_MS, may_be_pinned=bucket.row.kind is BucketKind.KV)
+        if bucket.row.kind is BucketKind.KV:
+            self.tables.history.made_durable(view, raised)
+        if self.tables.remote is not None:
+            self._queue(view, self.tables.remote, bucket.row, top, raised)
+        return True
+
+    @staticmethod
+    def _queue(view: WriteView, queue: RemoteRows, bucket: BucketRow, top: ObjectRow, raised: ObjectRow) -> None:
+        if raised.durability is Durability.SHARED:
+            queue.remove_row(view, raised)
+        elif top.durability is Durability.MEMORY and raised.state is ObjectState.LIVE:
+            reason = reason_to_queue(bucket, raised)
+            if reason is not None:
+                queue.add(view, raised, reason, now_ms=raised.modified_ms)
+
+    @staticmethod
+    def _raised(row: ObjectRow, top: ObjectRow) -> ObjectRow:
+        """Place, state and number are the catalog's: `row` is as old as the moment when it was read. What was written down already
+        is as it is, but for its class: an upload brings nothing else."""
+        if row.durability is Durability.SHARED and top.durability is not Durability.MEMORY:
+            return msgspec.structs.replace(top, durability=Durability.SHARED)
+        return msgspec.structs.replace(
             row,
+            durability=Durability.SHARED if top.durability is Durability.SHARED else row.durability,
             sequence=top.sequence,
             state=top.state,
             parent=top.parent,
@@ -327,12 +373,6 @@ class RaiseChange:
             acl=top.acl,
             tags=top.tags,
         )
-        after = RowPair(None, raised)
-        objects.change(view, bucket.root, key, before, after)
-        objects.queue_replaced(view, before, after, now_ms=AT_ONCE_MS, may_be_pinned=bucket.row.kind is BucketKind.KV)
-        if bucket.row.kind is BucketKind.KV:
-            self.tables.history.made_durable(view, raised)
-        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from kvobj.catalog.key_tree import STRIDE_BYTES, KeyTree
 from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.listing import merged
 from kvobj.catalog.log_entries import encode_object_value, encode_row_removed
-from kvobj.catalog.rows import BucketUsage, ObjectRow, ObjectState, QueueEntry
+from kvobj.catalog.rows import BucketUsage, Durability, ObjectRow, ObjectState, QueueEntry
 from kvobj.database import ReadView, Table, WriteView
 
 
@@ -150,7 +150,7 @@ class ObjectRows:
         if after.durable is None and before.durable is not None:
             self.durable.delete(view, root, key)
             chain_rows.relink(view, root, key, before.durable, None, volatile=False)
-            view.log(encode_row_removed(before.durable.bucket, before.durable.key))
+            tell_removed(view, before.durable)
         if after.volatile is None and before.volatile is not None:
             self.volatile.delete(view, root, key)
             chain_rows.relink(view, root, key, before.volatile, None, volatile=True)
@@ -167,7 +167,12 @@ class ObjectRows:
     ) -> None:
         value = encode_row(after)
         self.durable.put(view, root, key, value, headroom=after.state is ObjectState.CONDEMNED)
-        view.log(encode_object_value(value))
+        entry = encode_object_value(value)
+        view.log(entry)
+        if after.durability is Durability.SHARED:
+            view.publish(entry)
+        elif before is not None and before.durability is Durability.SHARED:
+            view.publish(encode_row_removed(after.bucket, after.key))
         chain_rows.relink(view, root, key, before, after, volatile=False)
         if before is None:
             chain_rows.settle(view, root, key)
@@ -214,6 +219,14 @@ class ObjectRows:
             position = self.allocate()
             entry = QueueEntry(blob_id, now_ms, bucket, key, position, volatile, bool(waits_for), waits_for)
             view.put(table, number_key(position), encode_row(entry), headroom=True)
+
+
+def tell_removed(view: WriteView, row: ObjectRow) -> None:
+    """Write to the record log that a durable row went, and publish it where the remote has the row."""
+    entry = encode_row_removed(row.bucket, row.key)
+    view.log(entry)
+    if row.durability is Durability.SHARED:
+        view.publish(entry)
 
 
 _Shares = list[tuple[int, ObjectRow | None]]

@@ -15,6 +15,7 @@ from typing import Protocol
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.lease_protocol import Leases
 from kvobj.catalog.namespace_protocol import Namespaces
+from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
@@ -62,6 +63,16 @@ class Catalog(Protocol):
     @property
     def unfinished(self) -> UnfinishedBytes:
         """What uploads in progress hold, of each user. In a worker process nobody asks for it: uploads are the store process's."""
+        ...
+
+    @property
+    def outbox(self) -> Outbox:
+        """Changes of users, buckets, namespaces and rows of class SHARED, to be told to the remote; empty where there is none."""
+        ...
+
+    @property
+    def remote_queue(self) -> RemoteQueue:
+        """Rows that are to go to the remote; empty where there is none."""
         ...
 
     # -- sessions of writers -------------------------------------------------------------------------------------
@@ -137,6 +148,7 @@ class Catalog(Protocol):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         now_ms: int,
+        to_remote: bool = False,
     ) -> CommitOutcome:
         """Make an object visible, whole, in one step; `row.sequence` is assigned here, and so are a chunk's depth and totals.
 
@@ -153,11 +165,20 @@ class Catalog(Protocol):
         Errors: `NoSuchBucketError`, `NoSuchUploadError`, `PreconditionFailedError`, `NoSuchKeyError` (If-Match on an
         absent key), `ImmutableChunkError`, `FencedError`. Where the row exists and the condition is If-None-Match `*`
         the answer is `PreconditionFailedError` in both modes. A refused commit leaves its upload in place.
+
+        Where there is a remote, a LOCAL row that is stored goes into the remote queue in the same step if `to_remote`, or if its
+        bucket's rule (`always`) or default class (`shared`) says so.
         """
         ...
 
     async def commit_chain(
-        self, rows: Sequence[ObjectRow], *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, now_ms: int
+        self,
+        rows: Sequence[ObjectRow],
+        *,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
         """Commit chunks of one bucket in one step, first writer wins, each with its parent live or earlier in the list.
 
@@ -236,7 +257,13 @@ class Catalog(Protocol):
 
     async def raise_durability(self, rows: Sequence[ObjectRow]) -> list[bool]:
         """Write-behind reached a better class: store each given row (with its new `durability` and digests) if the live
-        row still names the same blobs, keeping its sequence. Durable before it returns. False: the row was gone or replaced."""
+        row still names the same blobs, keeping its sequence. Durable before it returns. False: the row was gone or replaced.
+
+        To LOCAL: where there is a remote, a row whose bucket's rule or default class says so goes into the remote queue in the same
+        step. To SHARED: the row is published and its queue entry goes, in the same step; False also where its lossy copy is
+        another by now, so that what the remote has is not what the row names. A SHARED row stays SHARED, and what it names
+        stays too: False where a given row has another lossy copy.
+        """
         ...
 
     async def drop_rows(self, rows: Sequence[ObjectRow], *, now_ms: int = 0) -> None:
@@ -303,8 +330,8 @@ class Catalog(Protocol):
         `pinned_by`: the blob that a pin of all of them names, the first of the row that they were of; b"": each by itself."""
         ...
 
-    async def due(self, *, now_ms: int, limit: int = 1000) -> list[QueueEntry]:
-        """Entries whose `not_before_ms` has passed and whose blob nobody pins, oldest first."""
+    async def due(self, *, now_ms: int, limit: int = 1000, after: int = 0) -> list[QueueEntry]:
+        """Entries behind the position `after` whose `not_before_ms` has passed and whose blob nobody pins, oldest first."""
         ...
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:

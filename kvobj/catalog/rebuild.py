@@ -1,4 +1,5 @@
-"""Makes a lost catalog anew from the record log: equal listing, metadata and digests; what was deleted stays deleted.
+"""Makes a lost catalog anew from log entries, those of the record log or of the remote's manifests: equal listing, metadata and
+digests; what was deleted stays deleted.
 
 The database is one opened with `rebuild=True`; until `Database.finish_rebuild` it is refused by an ordinary open, so a crash in
 between only means to start over. Rows of class `memory` that were not written down are not in the log and are gone.
@@ -6,7 +7,7 @@ between only means to start over. Rows of class `memory` that were not written d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Final
@@ -40,6 +41,7 @@ from kvobj.catalog.object_rows import NO_ROWS, ObjectRows, RowPair
 from kvobj.catalog.rows import BucketRow, ObjectRow, UploadRow, UserRow
 from kvobj.catalog.upload_rows import UploadRows
 from kvobj.database import Database, WriteView
+from kvobj.database.outbox import begin_above, marked_position
 from kvobj.record_log import RecordLog
 
 _BATCH: Final = 1000
@@ -122,23 +124,76 @@ async def rebuild_catalog(record_log: RecordLog, database: Database) -> RebuildR
     database, then calls `Database.finish_rebuild`. Raises `CorruptionError` for damage in the middle of the log."""
     report = RebuildReport()
     replay = record_log.replay()
-    target = CatalogReplay()
+    target = _Target(database)
+    next_position = None
     contents = iter(replay)
     while batch := list(islice(contents, _BATCH)):
         entries = [decode_entry(content) for content in batch]
         report.foreign_entries += entries.count(None)
         known = [entry for entry in entries if entry is not None]
         report.entries += len(known)
-        await database.write(_Batch(target, known), synced=False)
-    await database.write(target.finish)
+        for content in batch:
+            # Positions ascend: the last mark is the highest.
+            next_position = marked_position(content) or next_position
+        await target.apply(known)
+    await target.finish(next_position)
     report.torn_bytes = replay.torn_bytes
     return report
+
+
+async def rebuild_from_entries(
+    entries: Iterable[LogEntry] | AsyncIterable[LogEntry], database: Database, *, next_position: int | None = None
+) -> int:
+    """Make the catalog of a database opened with `rebuild=True` from entries that come from elsewhere; how many there were.
+
+    Buckets come before what lies in them (what is in none is skipped); else the order is free where each subject is told of once,
+    and of two entries about one the later counts. Rows keep their sequences, chunks may come before their parents
+    (`Catalog.drop_orphans` takes those whose parents never came). `next_position`: where the outbox goes on, above all
+    that was ever told. The caller then calls `Database.finish_rebuild(..., log_is_whole=False)`. ~1,000 entries are in memory.
+    """
+    target = _Target(database)
+    count_all = 0
+    batch: list[LogEntry] = []
+    if isinstance(entries, AsyncIterable):
+        async for entry in entries:
+            batch.append(entry)
+            if len(batch) == _BATCH:
+                count_all += await target.apply(batch)
+                batch = []
+    else:
+        rest = iter(entries)
+        while batch := list(islice(rest, _BATCH)):
+            count_all += await target.apply(batch)
+    count_all += await target.apply(batch)
+    await target.finish(next_position)
+    return count_all
+
+
+class _Target:
+    """A database that a replay goes into, batch by batch, each of them one unsynced write."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._replay = CatalogReplay()
+
+    async def apply(self, entries: Sequence[LogEntry]) -> int:
+        if entries:
+            await self._database.write(_Batch(self._replay, entries), synced=False)
+        return len(entries)
+
+    async def finish(self, next_position: int | None) -> None:
+        def change(view: WriteView) -> None:
+            self._replay.finish(view)
+            if next_position is not None:
+                begin_above(view, next_position)
+
+        await self._database.write(change)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     target: CatalogReplay
-    entries: Iterable[LogEntry]
+    entries: Sequence[LogEntry]
 
     def __call__(self, view: WriteView) -> None:
         for entry in self.entries:

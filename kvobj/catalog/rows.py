@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.setting_rows import CorsRule, Grant, LifecycleRule
+from kvobj.catalog.setting_rows import CorsRule, Grant, LifecycleRule, RemoteRule
 
 MAX_KEY_BYTES: Final = 1024
 MAX_PARTS: Final = 10_000
@@ -75,7 +75,7 @@ class BucketRow(_Row, frozen=True, array_like=True):
     """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store.
 
     `acl` None: private, full control for the owner alone. `policy` is the document as it was put (b"": none), `tags`,
-    `lifecycle` and `cors` are empty where nobody has set them. `Catalog.update_bucket` changes these five.
+    `lifecycle` and `cors` are empty where nobody has set them. `Catalog.update_bucket` changes these five, and `remote`.
     """
 
     name: str
@@ -90,6 +90,7 @@ class BucketRow(_Row, frozen=True, array_like=True):
     tags: dict[str, str] = {}
     lifecycle: tuple[LifecycleRule, ...] = ()
     cors: tuple[CorsRule, ...] = ()
+    remote: RemoteRule = RemoteRule.NEVER
 
 
 class BlobRef(_Row, frozen=True, array_like=True, gc=False):

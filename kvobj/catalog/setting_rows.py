@@ -1,4 +1,5 @@
-"""What can be said about a bucket or an object after it was made: who may use it, tags, expiration, cross-origin rules.
+"""What can be said about a bucket or an object after it was made: who may use it, tags, expiration, cross-origin rules, and
+what of it goes to the remote tier.
 
 Values as the catalog keeps them: frozen, encoded as msgpack arrays (append fields, never reorder). What the S3 documents they come
 from look like is the API's business; what they do is that of the API (grants, cross-origin rules) and of gc (expiration).
@@ -77,6 +78,16 @@ class CorsRule(_Row, frozen=True, array_like=True):
     max_age_seconds: int | None = None
 
 
+class RemoteRule(StrEnum):
+    """What of a bucket is written to the remote tier beside class `shared`: nothing; what is read again; what the collector
+    wants room of; everything, behind the acknowledgement."""
+
+    NEVER = "never"
+    REUSED = "reused"
+    EVICTED = "evicted"
+    ALWAYS = "always"
+
+
 class BucketUpdate(msgspec.Struct, frozen=True):
     """What to change of a bucket; a field left out stays as it is. See `rows.BucketRow` for what the values mean."""
 
@@ -85,6 +96,7 @@ class BucketUpdate(msgspec.Struct, frozen=True):
     tags: dict[str, str] | UnsetType = UNSET
     lifecycle: tuple[LifecycleRule, ...] | UnsetType = UNSET
     cors: tuple[CorsRule, ...] | UnsetType = UNSET
+    remote: RemoteRule | UnsetType = UNSET
 
 
 class ObjectUpdate(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ import lmdb
 from kvobj.clock import Clock
 from kvobj.database.effects import Effects
 from kvobj.database.environment import Environment, translate, translated
-from kvobj.database.group import LOG_END, META, GroupWriter, Pending, pack_log_end
+from kvobj.database.group import LOG_END, GroupWriter, Pending, pack_log_end
 from kvobj.database.lmdb_types import Transaction
 from kvobj.database.opening import (
     APPLIED,
@@ -38,8 +38,9 @@ from kvobj.database.opening import (
     this_boot,
     wipe_durable,
 )
+from kvobj.database.outbox import OUTBOX, GapWriter, OutboxWriter, open_outbox, position_mark
 from kvobj.database.reader_watch import ReaderWatch
-from kvobj.database.table import Table
+from kvobj.database.table import META, Table
 from kvobj.database.views import ReadView, Snapshot, VolatileWriteView, WriteView
 from kvobj.errors import BusyError, KvobjError, StoreFullError, UnavailableError
 from kvobj.record_log import RecordLog, SnapshotWriter
@@ -69,7 +70,9 @@ class Database:
         record_log: RecordLog | None,
         sync: bool,
         redo_number: int,
+        outbox: OutboxWriter | GapWriter | None,
     ) -> None:
+        self.has_outbox = isinstance(outbox, OutboxWriter)
         self._durable = durable
         self._volatile = volatile
         self._identity = identity
@@ -87,7 +90,9 @@ class Database:
             flusher=self._flusher,
             sync=sync,
             redo_number=redo_number,
+            outbox=outbox,
         )
+        self._settled_position = self._writer.published
         self._queue: deque[Pending] = deque()
         self._in_flight: dict[bytes, int] = {}
         self._draining: asyncio.Task[None] | None = None
@@ -110,17 +115,21 @@ class Database:
         store_id: bytes | None = None,
         boot_id: str | None = None,
         rebuild: bool = False,
+        outbox: Clock | None = None,
     ) -> Self:
         """Open both environments, making what is missing. Blocking; tens of milliseconds.
 
         `tables` are all tables of all users. Maps are sparse files that grow up to their sizes. `sync=False` flushes nothing
         (tests, imports). `store_id` is checked against the one recorded; `boot_id` defaults to the kernel's. `rebuild` starts
-        over with an empty durable environment beside the record log, which stays as it is until `finish_rebuild`.
+        over with an empty durable environment beside the record log, which stays as it is until `finish_rebuild`. `outbox`: keep
+        what changes publish (`outbox` of this package), with this clock's wall time; a rebuild publishes nothing.
         Raises `CorruptionError`, `StoreFullError`, `UnavailableError`.
         """
         if rebuild:
             wipe_durable(durable)
         names = [table.name for table in tables if not table.volatile]
+        if outbox is not None:
+            names.append(OUTBOX.name)
         volatile_names = [table.name for table in tables if table.volatile]
         below = Environment(durable, tables=[META.name, *names], map_bytes=map_bytes, durable=True, sync=sync)
         above: Environment | None = None
@@ -136,6 +145,7 @@ class Database:
                 identity=identity,
             )
             redo_number = finish_redo(below, above, identity=identity, is_fresh=is_fresh)
+            outbox_writer = open_outbox(below, None if rebuild else outbox)
         except BaseException:
             if above is not None:
                 above.close()
@@ -149,7 +159,13 @@ class Database:
             record_log=None if rebuild else record_log,
             sync=sync,
             redo_number=redo_number,
+            outbox=outbox_writer,
         )
+
+    @property
+    def published(self) -> int:
+        """The last position given out in the outbox by groups that have settled; 0: none ever, or there is no outbox."""
+        return self._settled_position
 
     @property
     def store_id(self) -> bytes:
@@ -250,13 +266,16 @@ class Database:
         self._enqueue(Pending(change, keys=keys, synced=synced, future=future))
         return future
 
-    async def finish_rebuild(self, record_log: RecordLog) -> None:
-        """Make a rebuilt environment the log's own. From the next open on it is an ordinary database."""
+    async def finish_rebuild(self, record_log: RecordLog, *, log_is_whole: bool = True) -> None:
+        """Make a rebuilt environment the log's own. From the next open on it is an ordinary database. `log_is_whole=False`: it
+        was made from elsewhere, so that the log needs a snapshot (`log_snapshot_due`)."""
         end = await asyncio.get_running_loop().run_in_executor(self._executor, record_log.recover)
 
         def change(view: WriteView) -> None:
             view.put(META, LOG_END, pack_log_end(end, end), headroom=True)
             view.delete(META, REBUILDING)
+            if not log_is_whole:
+                view.put(META, SNAPSHOT_DUE, b"1", headroom=True)
 
         await self.write(change)
 
@@ -298,6 +317,7 @@ class Database:
         with ThreadPoolExecutor(1, "database-snapshot") as executor:
             try:
                 writer, view = await loop.run_in_executor(self._executor, self._begin_snapshot, self._log)
+                sources = [*sources, position_mark]
                 number = await loop.run_in_executor(executor, _write_snapshot, writer, view, sources)
             finally:
                 self._compacting = False
@@ -366,6 +386,7 @@ class Database:
                     started()
                 effects = await loop.run_in_executor(self._executor, self._writer.commit, group)
                 self._apply(effects)
+                self._settled_position = self._writer.published
                 for _, settled in self._group_watchers:
                     settled()
                 self._settle(group)

@@ -20,12 +20,12 @@ import msgspec
 from kvobj.database.effects import Effects, Redo
 from kvobj.database.environment import Environment, translate
 from kvobj.database.lmdb_types import Handle, Transaction
-from kvobj.database.table import Table
+from kvobj.database.outbox import GapWriter, OutboxWriter
+from kvobj.database.table import META
 from kvobj.database.views import DurableWriteView, WriteView
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.record_log import LogPosition, RecordLog
 
-META: Final = Table("database_meta", volatile=False)
 LOG_END: Final = b"log_end"
 REDO: Final = b"redo"
 _LOG_END: Final = struct.Struct(">QQQQ")
@@ -61,6 +61,7 @@ class GroupWriter:
         flusher: Executor,
         sync: bool,
         redo_number: int,
+        outbox: OutboxWriter | GapWriter | None = None,
     ) -> None:
         self._durable = durable
         self._volatile = volatile
@@ -69,7 +70,14 @@ class GroupWriter:
         self._flusher = flusher
         self._sync = sync
         self._failed = False
+        self._outbox = outbox
+        self._has_published = False
         self.redo_number = redo_number
+
+    @property
+    def published(self) -> int:
+        """The last position of the outbox; to be read between groups."""
+        return self._outbox.position if isinstance(self._outbox, OutboxWriter) else 0
 
     def commit(self, group: Sequence[Pending]) -> Effects:
         """Commit what can be committed; each change gets its value or its error. Returns the effects, which must be applied
@@ -78,11 +86,13 @@ class GroupWriter:
             _fail_all(group, UnavailableError("the database failed earlier", directory=self._durable.directory))
             return Effects()
         effects = Effects()
+        self._has_published = False
         try:
             flush = self._attempt(group, effects, may_flush=True)
         except Exception:  # noqa: BLE001 - whatever one change did wrong, the others are entitled to their own try
             effects, flush = self._attempt_each(group), None
-        if any(pending.synced and pending.error is None for pending in group) and self._sync:
+        is_promised = self._has_published or any(pending.synced and pending.error is None for pending in group)
+        if is_promised and self._sync:
             try:
                 self._durable.flush()
                 if flush is not None:
@@ -117,14 +127,18 @@ class GroupWriter:
         log_before = self._log.end if self._log is not None else None
         flush: Future[None] | None = None
         try:
-            entries = self._run(group, effects, transaction=transaction, snapshot=snapshot)
+            entries, published = self._run(group, effects, transaction=transaction, snapshot=snapshot)
+            if published and self._outbox is not None:
+                mark = self._outbox.write(transaction, published)
+                if mark is not None:
+                    entries.append(mark)
             if not effects.is_empty():
                 redo = _encode(Redo(self.redo_number + 1, effects))
                 transaction.put(REDO, redo, db=self._handles[META.name])
             if self._log is not None and entries:
                 end = self._log.append(entries)
                 transaction.put(LOG_END, pack_log_end(end, self._log.synced), db=self._handles[META.name])
-                if may_flush and self._sync and any(pending.synced for pending in group):
+                if may_flush and self._sync and (published or any(pending.synced for pending in group)):
                     flush = self._flusher.submit(self._log.sync)
             transaction.commit()
         except BaseException:
@@ -136,6 +150,9 @@ class GroupWriter:
             raise
         finally:
             snapshot.abort()
+        if published and self._outbox is not None:
+            self._outbox.committed()
+            self._has_published = True
         return flush
 
     def _run(
@@ -145,15 +162,17 @@ class GroupWriter:
         *,
         transaction: Transaction,
         snapshot: Transaction,
-    ) -> list[bytes]:
-        """Run the changes over one view; returns their log entries."""
+    ) -> tuple[list[bytes], Sequence[bytes]]:
+        """Run the changes over one view; returns their log entries, and what they publish."""
         self._durable.refresh_room(transaction)
         entries: list[bytes] = []
+        published: list[bytes] | None = None if self._outbox is None else []
         view = DurableWriteView(
             transaction,
             snapshot,
             effects=effects,
             entries=entries,
+            published=published,
             handles=self._handles,
             durable_is_full=self._durable.is_full or (self._log is not None and self._log.is_short),
             volatile_is_full=self._volatile.is_full,
@@ -161,13 +180,16 @@ class GroupWriter:
         for pending in group:
             pending.value = pending.error = None
             before = len(entries)
+            told_before = 0 if published is None else len(published)
             try:
                 pending.value = pending.change(view)
             except KvobjError as error:
                 pending.error = error
                 del entries[before:]
+                if published:
+                    del published[told_before:]
         view.finish()
-        return entries
+        return entries, published or ()
 
 
 def pack_log_end(end: LogPosition, synced: LogPosition) -> bytes:

@@ -18,8 +18,8 @@ import msgspec
 
 from kvobj.database.effects import Redo
 from kvobj.database.environment import Environment, translated
-from kvobj.database.group import LOG_END, META, REDO, pack_log_end, unpack_log_end
-from kvobj.database.table import Table
+from kvobj.database.group import LOG_END, REDO, pack_log_end, unpack_log_end
+from kvobj.database.table import META, Table
 from kvobj.errors import CorruptionError
 from kvobj.record_log import LogPosition, RecordLog
 

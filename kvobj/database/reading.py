@@ -62,6 +62,8 @@ class ReadDatabase(Database):
         self._read_durable = durable
         self._read_volatile = volatile
         self._handles = {**durable.handles, **volatile.handles}
+        self.has_outbox = False
+        self._settled_position = 0
 
     @classmethod
     def open_for_reading(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +12,7 @@ class Table:
 
     name: str
     volatile: bool
+
+
+META: Final = Table("database_meta", volatile=False)
+"""What the database keeps about itself."""

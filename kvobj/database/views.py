@@ -72,6 +72,10 @@ class WriteView(ReadView, Protocol):
         """Append an entry to the record log with this change, if the database keeps one. Durable changes only."""
         ...
 
+    def publish(self, content: bytes) -> None:
+        """Put an entry into the outbox with this change, if the database was opened with one. Durable changes only."""
+        ...
+
 
 class ReadEnvironment(Protocol):
     """As much of an environment as a snapshot needs."""
@@ -203,12 +207,26 @@ class VolatileWriteView:
         """Refuse: what is volatile is not rebuilt."""
         raise RuntimeError(f"a volatile change has no record log ({len(entry)} bytes)")
 
+    def publish(self, content: bytes) -> None:
+        """Refuse: nobody is told of what is volatile."""
+        raise RuntimeError(f"a volatile change has no outbox ({len(content)} bytes)")
+
 
 class DurableWriteView:
     """The `WriteView` of a change on the writer thread: durable tables in the group's transaction, volatile ones through
     the group's overlay over a snapshot."""
 
-    __slots__ = ("_effects", "_entries", "_handles", "_is_full", "_order", "_snapshot", "_sums", "_transaction")
+    __slots__ = (
+        "_effects",
+        "_entries",
+        "_handles",
+        "_is_full",
+        "_order",
+        "_published",
+        "_snapshot",
+        "_sums",
+        "_transaction",
+    )
 
     def __init__(
         self,
@@ -217,6 +235,7 @@ class DurableWriteView:
         *,
         effects: Effects,
         entries: list[bytes],
+        published: list[bytes] | None,
         handles: Handles,
         durable_is_full: bool,
         volatile_is_full: bool,
@@ -225,6 +244,7 @@ class DurableWriteView:
         self._snapshot = snapshot
         self._effects = effects
         self._entries = entries
+        self._published = published
         self._handles = handles
         self._is_full = (durable_is_full, volatile_is_full)
         # The overlay's keys of a table in order, from the first range over it on: a group may ask for thousands of ranges.
@@ -316,6 +336,11 @@ class DurableWriteView:
     def log(self, entry: bytes) -> None:
         """See `WriteView.log`."""
         self._entries.append(entry)
+
+    def publish(self, content: bytes) -> None:
+        """See `WriteView.publish`."""
+        if self._published is not None:
+            self._published.append(content)
 
 
 def _under(transaction: Transaction, handle: Handle, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:

@@ -1,8 +1,9 @@
 """What the power-loss test records: a catalog on a directory, changed in small groups; every change is said before and after.
 
 `DIRECTORY SEED STEPS`: it prints "ready" when its first state lies on the disk, waits for a line, and then works. Lines on stdout:
-"begin N" before change number N is given to the catalog, "done N" when it was acknowledged. `changes` says what the changes are,
-here and to who checks.
+"begin N" before change number N is given to the catalog, "done N" when it was acknowledged, "told P" where a manifest could have
+told of position P of the outbox (which is then discarded up to there). `changes` says what the changes are, here and to who
+checks. Chains with odd numbers are raised to class SHARED once they are committed, and were queued for the remote until then.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvobj.catalog.encoding import CATALOG_TABLES
+import msgspec
+
+from kvobj.catalog.encoding import CATALOG_TABLES, REMOTE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow
+from kvobj.clock import SystemClock
 from kvobj.database import Database
 from kvobj.record_log import RecordLog
 
@@ -93,13 +97,14 @@ def opened(directory: Path, *, sync: bool, boot_id: str, rebuild: bool = False) 
     return Database.open(
         durable=directory / "durable",
         volatile=directory / "volatile",
-        tables=CATALOG_TABLES,
+        tables=[*CATALOG_TABLES, *REMOTE_TABLES],
         map_bytes=MAP_BYTES,
         volatile_map_bytes=MAP_BYTES,
         record_log=RecordLog.open(directory / "log", rotate_bytes=LOG_BYTES),
         sync=sync,
         boot_id=boot_id,
         rebuild=rebuild,
+        outbox=SystemClock(),
     )
 
 
@@ -113,6 +118,9 @@ async def _work(directory: Path, steps: list[list[Change]]) -> None:
     for step in steps:
         await asyncio.gather(*(_do(catalog, change) for change in step))
         await catalog.reap(await catalog.due(now_ms=1 << 60))
+        position = catalog.outbox.position
+        _say(f"told {position}")
+        await catalog.outbox.discard(position - WIDTH)
     _say("end")
     sys.stdin.readline()  # nothing more is written: what is recorded ends in the middle of a running process
 
@@ -122,9 +130,15 @@ async def _do(catalog: LmdbCatalog, change: Change) -> None:
     if None in change.blobs.values():
         await catalog.delete(BUCKET, [next(iter(change.blobs))], now_ms=1)
     else:
-        for outcome in await catalog.commit_chain(rows_of(change), now_ms=1):
+        is_shared = change.chain % 2 == 1
+        stored: list[ObjectRow] = []
+        for outcome in await catalog.commit_chain(rows_of(change), now_ms=1, to_remote=is_shared):
             if isinstance(outcome, Exception):
                 raise outcome
+            stored.append(outcome.row)
+        if is_shared:
+            raised = [msgspec.structs.replace(row, durability=Durability.SHARED) for row in stored]
+            assert all(await catalog.raise_durability(raised))
     _say(f"done {change.number}")
 
 

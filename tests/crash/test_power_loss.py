@@ -21,7 +21,11 @@ from power_loss_writer import BUCKET, CHAINS, LENGTH, Change, changes, key_of, o
 from recorded_writes import PAGE_BYTES, Flush, Recording, Write, strace_command
 
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.log_entries import RowRemoved, decode_entry
 from kvobj.catalog.rebuild import rebuild_catalog
+from kvobj.catalog.rows import Durability, ObjectRow
+from kvobj.database import Database
+from kvobj.database.outbox import marked_position, position_mark
 from kvobj.errors import CorruptionError
 from kvobj.record_log import RecordLog
 
@@ -67,8 +71,11 @@ class Expected:
         by_number = {change.number: change for step in changes(SEED, STEPS) for change in step}
         self._known: dict[str, bytes | None] = dict.fromkeys(KEYS)
         self._may_be: dict[str, bytes | None] = {}
+        self.told = 0
         for line in said:
             word, _, number = line.partition(" ")
+            if word == "told":
+                self.told = int(number)
             if word in {"begin", "done"}:
                 self._take(by_number[int(number)], is_done=word == "done")
 
@@ -104,12 +111,30 @@ async def blobs_in(catalog: LmdbCatalog) -> dict[str, bytes | None]:
     return {key: row.blobs[0].blob_id if row is not None else None for key, row in zip(KEYS, rows, strict=True)}
 
 
-async def found_after_a_start(directory: Path) -> dict[str, bytes | None]:
+def assert_told_apart(catalog: LmdbCatalog, rows: list[ObjectRow], told: int) -> None:
+    """What waits for the remote are the LOCAL rows of chains that were queued; what the outbox says last of a row is what the row
+    is; and no position that anybody was told is given out again."""
+    local = {row.key for row in rows if row.durability is Durability.LOCAL and int(row.key[:2]) % 2 == 1}
+    entries = catalog.remote_queue.entries(limit=10**6)
+    assert {row.key for row in rows for entry in entries if entry.is_of(row)} == local
+    assert catalog.outbox.position >= told
+    by_key = {row.key: row for row in rows if row.durability is Durability.SHARED}
+    last = {}
+    for entry in catalog.outbox.entries(limit=10**6):
+        content = decode_entry(entry.content)
+        if isinstance(content, ObjectRow | RowRemoved):
+            last[content.key] = content
+    for key, content in last.items():
+        assert by_key.get(key) == (content if isinstance(content, ObjectRow) else None)
+
+
+async def found_after_a_start(directory: Path, *, told: int = 0) -> dict[str, bytes | None]:
     """What a start in another boot finds. It checks the tables, and that the catalog goes on."""
     database = opened(directory, sync=False, boot_id="after")
     try:
         catalog = await LmdbCatalog.open(database, now_boot_ms=0)
         try:
+            assert_told_apart(catalog, [row async for row in catalog.scan_objects(with_hidden=True)], told)
             await catalog.drop_orphans(now_ms=1)
             assert_consistent(database)
             found = await blobs_in(catalog)
@@ -122,13 +147,14 @@ async def found_after_a_start(directory: Path) -> dict[str, bytes | None]:
         await database.aclose()
 
 
-async def found_in_the_log(directory: Path) -> dict[str, bytes | None]:
+async def found_in_the_log(directory: Path, *, told: int = 0) -> dict[str, bytes | None]:
     """What a rebuild from the record log alone finds."""
     log = RecordLog.open(directory / "log", rotate_bytes=1 << 18)
     database = opened(directory, sync=False, boot_id="after", rebuild=True)
     try:
         await rebuild_catalog(log, database)
         await database.finish_rebuild(log)
+        assert max(_next_positions(database), default=1) > told
         catalog = await LmdbCatalog.open(database, now_boot_ms=0)
         try:
             assert_consistent(database)
@@ -139,13 +165,18 @@ async def found_in_the_log(directory: Path) -> dict[str, bytes | None]:
         await database.aclose()
 
 
+def _next_positions(database: Database) -> list[int]:
+    with database.read() as view:
+        return [position for mark in position_mark(view) if (position := marked_position(mark)) is not None]
+
+
 async def test_after_a_loss_of_power_the_catalog_opens_and_holds_what_was_acknowledged(
     recording: Recording, shm_path: Path
 ) -> None:
     kinds: dict[str, int] = {}
     for upto, how, files in recording.states(random.Random(SEED), STATES):
         expected = Expected(recording.said(upto))
-        found = await found_after_a_start(laid_out(files, shm_path / "state"))
+        found = await found_after_a_start(laid_out(files, shm_path / "state"), told=expected.told)
         assert not expected.wrong(found), f"{how} of what was written before event {upto} and not flushed"
         kinds[how] = kinds.get(how, 0) + 1
     assert len(kinds) == 7
@@ -157,7 +188,7 @@ async def test_after_a_loss_of_power_the_record_log_alone_holds_what_was_acknowl
 ) -> None:
     for upto, how, files in recording.states(random.Random(SEED + 1), STATES // 10):
         expected = Expected(recording.said(upto))
-        found = await found_in_the_log(laid_out(files, shm_path / "state"))
+        found = await found_in_the_log(laid_out(files, shm_path / "state"), told=expected.told)
         assert not expected.wrong(found), f"{how} of what was written before event {upto} and not flushed"
 
 

@@ -1,4 +1,4 @@
-"""The LMDB catalog against the reference, verb by verb, over restarts and power losses."""
+"""The LMDB catalog of a node with a remote against the reference, verb by verb, over restarts and power losses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvobj.catalog.encoding import CATALOG_TABLES
+from kvobj.catalog.encoding import CATALOG_TABLES, REMOTE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.log_entries import BucketRemoved, RowRemoved, decode_entry
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.remote_protocol import QueueReason
 from kvobj.catalog.rows import (
     BlobRef,
     BucketKind,
@@ -30,6 +32,8 @@ from kvobj.catalog.rows import (
     UploadRow,
     WriteCondition,
 )
+from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
+from kvobj.clock import SystemClock
 from kvobj.database import Database
 from kvobj.errors import KvobjError
 from kvobj.ids import BlobId
@@ -43,6 +47,8 @@ LEADS = st.sampled_from(["", "a", "a/", "é", STEM, STEM + "a", "zz"])
 DELIMITERS = st.sampled_from(["", "/", "b", "s"])
 BUCKETS = st.sampled_from(["one", "two"])
 DURABILITIES = st.sampled_from([Durability.MEMORY, Durability.LOCAL])
+CLASSES = st.sampled_from([Durability.MEMORY, Durability.LOCAL, Durability.LOCAL, Durability.SHARED])
+BETTER = st.sampled_from([Durability.LOCAL, Durability.SHARED, Durability.SHARED])
 SIZES = st.sampled_from([0, 1, 7])
 UPLOADS = st.sampled_from(["u1", "u2"])
 CONDITIONS = st.sampled_from(
@@ -67,7 +73,9 @@ class CatalogMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="kvobj-machine-", dir="/dev/shm"))
         self.runner = asyncio.Runner()
-        self.model = MemoryCatalog()
+        self.model = MemoryCatalog(has_remote=True)
+        # What those who are told by the outbox know: every subject as it was told of last.
+        self.known: dict[tuple[str, ...], ObjectRow | BucketRow] = {}
         self.boots = count(1)
         self.boot = next(self.boots)
         self.sequence = count(1)
@@ -83,12 +91,13 @@ class CatalogMachine(RuleBasedStateMachine):
         self.database = Database.open(
             durable=self.directory / "durable",
             volatile=self.directory / "volatile",
-            tables=CATALOG_TABLES,
+            tables=[*CATALOG_TABLES, *REMOTE_TABLES],
             map_bytes=1 << 26,
             volatile_map_bytes=1 << 26,
             record_log=RecordLog.open(self.directory / "log", rotate_bytes=4096),
             sync=False,
             boot_id=str(self.boot),
+            outbox=SystemClock(),
         )
         self.catalog = self.runner.run(LmdbCatalog.open(self.database))
 
@@ -131,10 +140,11 @@ class CatalogMachine(RuleBasedStateMachine):
         bucket=BUCKETS,
         key=KEYS,
         size_bytes=SIZES,
-        durability=DURABILITIES,
+        durability=CLASSES,
         mode=st.sampled_from(CommitMode),
         condition=CONDITIONS,
         epoch=EPOCHS,
+        to_remote=st.booleans(),
     )
     def commit(  # noqa: PLR0917 - Hypothesis passes them by name
         self,
@@ -145,26 +155,77 @@ class CatalogMachine(RuleBasedStateMachine):
         mode: CommitMode,
         condition: WriteCondition | None,
         epoch: int,
+        to_remote: bool,  # noqa: FBT001
     ) -> None:
         blobs = self.blobs(size_bytes, epoch)
         row = ObjectRow(bucket, key, blobs, size_bytes, f"t{size_bytes}", 1, "main", durability)
-        self.same(lambda catalog: catalog.commit(row, mode=mode, condition=condition, now_ms=5))
+        self.same(lambda catalog: catalog.commit(row, mode=mode, condition=condition, now_ms=5, to_remote=to_remote))
 
+    def names(self) -> list[tuple[str, str]]:
+        return sorted(
+            {(row.bucket, row.key) for row in [*self.model._durable.values(), *self.model._volatile.values()]}
+        )
+
+    @precondition(lambda self: self.names())
+    @rule(data=st.data(), durability=BETTER)
+    def raise_one(self, data: st.DataObject, durability: Durability) -> None:
+        bucket, key = data.draw(st.sampled_from(self.names()))
+        self.raise_rows(bucket, [key], durability)
+
+    @precondition(lambda self: self.names())
+    @rule(data=st.data(), is_lost=st.booleans())
+    def remove_one(self, data: st.DataObject, is_lost: bool) -> None:  # noqa: FBT001
+        bucket, key = data.draw(st.sampled_from(self.names()))
+
+        async def verb(catalog: Catalog) -> object:
+            if is_lost:
+                await catalog.drop_rows([row for row in await catalog.lookup(bucket, [key]) if row is not None])
+                return None
+            return await catalog.delete(bucket, [key], now_ms=6)
+
+        self.same(verb)
+
+    @rule(name=BUCKETS, remote=st.sampled_from(RemoteRule))
+    def set_rule(self, name: str, remote: RemoteRule) -> None:
+        self.same(lambda catalog: catalog.update_bucket(name, BucketUpdate(remote=remote)))
+
+    @precondition(lambda self: self.names())
+    @rule(bucket=BUCKETS, keys=st.lists(KEYS, max_size=4, unique=True))
+    def queue_for_the_remote(self, bucket: str, keys: list[str]) -> None:
+        async def verb(catalog: Catalog) -> list[bool]:
+            rows = [row for row in await catalog.lookup(bucket, keys) if row is not None]
+            return await catalog.remote_queue.add(rows, QueueReason.REUSED, now_ms=7)
+
+        self.same(verb)
+
+    @precondition(lambda self: self.model.remote_queue.entries())
+    @rule(every=st.integers(1, 3))
+    def give_up_uploads(self, every: int) -> None:
+        async def verb(catalog: Catalog) -> None:
+            positions = [entry.position for entry in catalog.remote_queue.entries()]
+            await catalog.remote_queue.remove(positions[::every])
+
+        self.same(verb)
+
+    @precondition(lambda self: self.names())
     @rule(bucket=BUCKETS, keys=st.lists(KEYS, max_size=4), condition=CONDITIONS)
     def delete(self, bucket: str, keys: list[str], condition: WriteCondition | None) -> None:
         conditions = [condition] * len(keys)
         self.same(lambda catalog: catalog.delete(bucket, keys, conditions=conditions, now_ms=6))
 
-    @rule(bucket=BUCKETS, keys=st.lists(KEYS, max_size=4, unique=True))
-    def raise_durability(self, bucket: str, keys: list[str]) -> None:
+    @precondition(lambda self: self.names())
+    @rule(bucket=BUCKETS, keys=st.lists(KEYS, max_size=4, unique=True), durability=BETTER)
+    def raise_durability(self, bucket: str, keys: list[str], durability: Durability) -> None:
+        self.raise_rows(bucket, keys, durability)
+
+    def raise_rows(self, bucket: str, keys: list[str], durability: Durability) -> None:
         async def verb(catalog: Catalog) -> list[bool]:
             rows = [row for row in await catalog.lookup(bucket, keys) if row is not None]
-            return await catalog.raise_durability(
-                [msgspec.structs.replace(row, durability=Durability.LOCAL) for row in rows]
-            )
+            return await catalog.raise_durability([msgspec.structs.replace(row, durability=durability) for row in rows])
 
         self.same(verb)
 
+    @precondition(lambda self: self.names())
     @rule(bucket=BUCKETS, keys=st.lists(KEYS, max_size=3, unique=True))
     def drop_rows(self, bucket: str, keys: list[str]) -> None:
         async def verb(catalog: Catalog) -> None:
@@ -251,6 +312,42 @@ class CatalogMachine(RuleBasedStateMachine):
         self.runner.run(self.catalog.compact_log())
 
     @invariant()
+    def the_same_waits_for_the_remote(self) -> None:
+        async def waiting(catalog: Catalog) -> object:
+            entries = catalog.remote_queue.entries(limit=10**6)
+            assert catalog.remote_queue.totals.objects == len(entries)
+            return [
+                (entry.bucket, entry.key, entry.blob_id, entry.size_bytes, entry.since_ms, entry.reason)
+                for entry in entries
+            ]
+
+        self.same(waiting)
+        self.same(_size_of)
+
+    @invariant()
+    def what_is_told_is_what_is_shared(self) -> None:
+        """Whoever keeps the last that was told of each subject, in whatever order, knows the shared rows and the buckets."""
+        outbox = self.catalog.outbox
+        for entry in outbox.entries(limit=10**6):
+            told = decode_entry(entry.content)
+            match told:
+                case ObjectRow():
+                    self.known[told.bucket, told.key] = told
+                case RowRemoved():
+                    self.known.pop((told.bucket, told.key), None)
+                case BucketRow():
+                    self.known[(told.name,)] = told
+                case BucketRemoved():
+                    self.known.pop((told.name,), None)
+                case _:
+                    raise AssertionError(f"nobody changed that: {told}")
+        self.runner.run(outbox.discard(outbox.position))
+        rows = [row for row in self.model._durable.values() if row.durability is Durability.SHARED]
+        expected: dict[tuple[str, ...], object] = {(row.bucket, row.key): plain(row) for row in rows}
+        expected.update({(name,): plain(row) for name, row in self.model._buckets.items()})
+        assert {place: plain(row) for place, row in self.known.items()} == expected
+
+    @invariant()
     def both_hold_the_same(self) -> None:
         async def rows(catalog: Catalog) -> object:
             return [row async for row in catalog.scan_objects()], [
@@ -265,6 +362,10 @@ class CatalogMachine(RuleBasedStateMachine):
         self.same(queue)
         self.same(lambda catalog: catalog.bucket_usage("one"))
         self.same(lambda catalog: catalog.bucket_usage("two"))
+
+
+async def _size_of(catalog: Catalog) -> object:
+    return catalog.remote_queue.totals
 
 
 CatalogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
