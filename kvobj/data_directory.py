@@ -28,6 +28,7 @@ _LOCK: Final = "lock"
 _STORE_KEY: Final = "store_key"
 _CREDENTIALS: Final = "credentials"
 _ENDPOINTS: Final = "endpoints"
+_REMOTE_CLAIM: Final = "remote"
 _BEFORE_FORMAT: Final = frozenset({_LOCK, _STORE_KEY, _STORE_KEY + ".new", _FORMAT + ".new"})
 _ACCESS_KEY_RANDOM_BYTES: Final = 10
 _SECRET_KEY_RANDOM_BYTES: Final = 30
@@ -49,6 +50,12 @@ class DataDirectory:
         self.store_key = store_key
         self._lock: int | None = lock
         self._random_bytes = random_bytes
+
+    def adopt(self, store_id: bytes) -> None:
+        """Become the directory of another store: what lies in it is going to be made anew from that store's remote tier. The
+        store key and the credentials stay."""
+        write_private(self.path / _FORMAT, _format_text(store_id))
+        self.store_id = store_id
 
     @classmethod
     def open(cls, path: Path, *, random_bytes: RandomBytes = os.urandom, create: bool = True) -> Self:
@@ -109,12 +116,17 @@ class DataDirectory:
         if override is not None:
             return override
         if not self.credentials_path.exists():
-            _write_private(self.credentials_path, _new_credentials(self._random_bytes))
+            write_private(self.credentials_path, _new_credentials(self._random_bytes))
         return read_credentials(self.path)
+
+    @property
+    def remote_claim_path(self) -> Path:
+        """What the store has written down of its place on the remote (`tiers.remote.identity`)."""
+        return self.path / _REMOTE_CLAIM
 
     def write_endpoints(self, *, s3: str, admin: str) -> None:
         """Write down where the running server answers, for `kvobj-admin --data`; `close()` takes it away."""
-        _write_private(self.path / _ENDPOINTS, f's3 = "{s3}"\nadmin = "{admin}"\n'.encode())
+        write_private(self.path / _ENDPOINTS, f's3 = "{s3}"\nadmin = "{admin}"\n'.encode())
 
     def close(self) -> None:
         """Free the lock. Idempotent."""
@@ -187,9 +199,12 @@ def _begin(path: Path, random_bytes: RandomBytes) -> None:
     if strangers:
         raise ConfigurationError([f"{path}: is neither empty nor a kvobj data directory (it holds {strangers[0]})"])
     path.chmod(0o700)
-    _write_private(path / _STORE_KEY, random_bytes(STORE_KEY_BYTES))
-    store_id = random_bytes(STORE_ID_BYTES).hex()
-    _write_private(path / _FORMAT, f'version = {FORMAT_VERSION}\nstore_id = "{store_id}"\n'.encode())
+    write_private(path / _STORE_KEY, random_bytes(STORE_KEY_BYTES))
+    write_private(path / _FORMAT, _format_text(random_bytes(STORE_ID_BYTES)))
+
+
+def _format_text(store_id: bytes) -> bytes:
+    return f'version = {FORMAT_VERSION}\nstore_id = "{store_id.hex()}"\n'.encode()
 
 
 def _read_format(file: Path) -> bytes:
@@ -231,7 +246,7 @@ def _new_credentials(random_bytes: RandomBytes) -> bytes:
     return f'access_key = "{access_key}"\nsecret_key = "{secret_key}"\n'.encode()
 
 
-def _write_private(file: Path, content: bytes) -> None:
+def write_private(file: Path, content: bytes) -> None:
     """Write a file of mode 0600 whole or not at all, durably: temporary file, fsync, rename, fsync of the directory."""
     temporary = file.with_name(file.name + ".new")
 

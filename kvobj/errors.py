@@ -184,6 +184,20 @@ class TierUnavailableError(UnavailableError):
     """A tier's medium failed or missed its deadline; on the read path this counts as a miss there."""
 
 
+class RemoteRefusedError(TierUnavailableError):
+    """The remote tier's server refuses what no repeat will cure: credentials, bucket, clock, region. `reason` is a word for it, the
+    message a sentence for the operator."""
+
+    def __init__(self, message: str, *, reason: str, **data: object) -> None:
+        super().__init__(message, reason=reason, **data)
+        self.reason = reason
+
+
+class NotSharedError(TierUnavailableError):
+    """Class `shared` was asked for by name and cannot be had, or was not reached in time (503). Then what was written is stored, of
+    the class `reached`, and goes to the remote tier later; without `reached` nothing was stored."""
+
+
 class DeviceError(UnavailableError):
     """A GPU, or what drives it, is not there, failed, or missed its deadline."""
 

@@ -53,10 +53,13 @@ def _with_absolute_paths(settings: Settings) -> Settings:
     server, tls = settings.server, settings.server.tls
     if tls is not None:
         tls = replace(tls, certificate=tls.certificate.absolute(), key=tls.key.absolute())
-    dram, nvme = settings.dram, settings.nvme
+    dram, nvme, remote = settings.dram, settings.nvme, settings.remote
+    if remote is not None and remote.ca_bundle is not None:
+        remote = replace(remote, ca_bundle=remote.ca_bundle.absolute())
     return replace(
         settings,
         server=replace(server, data=server.data.absolute(), tls=tls),
         dram=replace(dram, path=dram.path and dram.path.absolute()),
         nvme=replace(nvme, path=nvme.path and nvme.path.absolute()),
+        remote=remote,
     )

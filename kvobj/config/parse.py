@@ -30,6 +30,7 @@ from kvobj.config.settings import (
     Network,
     PolicySettings,
     RegionsName,
+    RemoteRuleName,
     RootCredentials,
     SameHostName,
     SameHostSettings,
@@ -41,6 +42,7 @@ from kvobj.config.settings import (
 )
 from kvobj.config.table_reader import TableReader
 from kvobj.config.tiers import read_tiers
+from kvobj.config.upstreams import check_upstreams, read_upstream
 from kvobj.errors import ConfigurationError
 
 ACCESS_KEY_VARIABLE: Final = "KVOBJ_ACCESS_KEY"
@@ -64,9 +66,10 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
     admin_reader.finish()
     buckets = tuple(_read_bucket(reader) for reader in root.tables("buckets"))
     users = tuple(_read_user(reader, environment) for reader in root.tables("users"))
+    upstreams = tuple(read_upstream(reader, environment) for reader in root.tables("upstreams"))
     catalog = _read_catalog(root.table("catalog"))
     tier_readers = root.tables("tiers")
-    hbm, dram, nvme = read_tiers(tier_readers if root.has("tiers") else None, problems)
+    tiers = read_tiers(tier_readers if root.has("tiers") else None, problems, environment=environment)
     settings = Settings(
         server=server,
         admin=admin,
@@ -74,9 +77,11 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
         users=users,
         root_credentials=_root_credentials(environment, problems),
         catalog=catalog,
-        hbm=hbm,
-        dram=dram,
-        nvme=nvme,
+        hbm=tiers.hbm,
+        dram=tiers.dram,
+        nvme=tiers.nvme,
+        remote=tiers.remote,
+        upstreams=upstreams,
         gc=_read_gc(root.table("gc")),
         policy=_read_policy(root.table("policy")),
         events=_read_events(root.table("events")),
@@ -90,6 +95,8 @@ def parse_settings(document: Mapping[str, object], *, environment: Mapping[str, 
     root.finish()
     _check_names_are_unique(settings, problems)
     _check_owners(settings, problems)
+    _check_shared(settings, problems)
+    check_upstreams(settings.upstreams, settings.buckets, problems)
     if settings.server.listen == settings.admin.listen and settings.admin.listen.port != 0:
         problems.append(f"admin.listen: is the same as server.listen ({settings.admin.listen})")
     if problems:
@@ -159,13 +166,14 @@ def _read_bucket(reader: TableReader) -> BucketSettings:
     durability: DurabilityName = reader.choice(
         "durability", ("memory", "local", "shared"), "memory" if kind == "kv" else "local"
     )
-    if durability == "shared":
-        reader.report("durability", "shared needs a remote tier, which is not available in this version")
     codec: CodecName = reader.choice("codec", ("raw", "zp"), "raw")
     regions: RegionsName = reader.choice("regions", ("shared", "own"), "shared")
     owner = reader.text("owner", ROOT_USER_ID)
+    remote: RemoteRuleName = reader.choice("remote", ("never", "reused", "evicted", "always"), "never")
     reader.finish()
-    return BucketSettings(name=name, kind=kind, durability=durability, codec=codec, regions=regions, owner=owner)
+    return BucketSettings(
+        name=name, kind=kind, durability=durability, codec=codec, regions=regions, owner=owner, remote=remote
+    )
 
 
 def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSettings:
@@ -395,6 +403,17 @@ def _check_owners(settings: Settings, problems: list[str]) -> None:
     for position, bucket in enumerate(settings.buckets):
         if bucket.owner not in known:
             problems.append(f"buckets[{position}].owner: {bucket.owner} is no user of this file")
+
+
+def _check_shared(settings: Settings, problems: list[str]) -> None:
+    if settings.remote is not None:
+        return
+    needed = 'needs a remote tier ([[tiers]] kind = "remote")'
+    for position, bucket in enumerate(settings.buckets):
+        if bucket.durability == "shared":
+            problems.append(f"buckets[{position}].durability: shared {needed}")
+        if bucket.remote != "never":
+            problems.append(f"buckets[{position}].remote: {bucket.remote} {needed}")
 
 
 def _check_names_are_unique(settings: Settings, problems: list[str]) -> None:

@@ -19,6 +19,9 @@ HbmMemoryName = Literal["device", "host"]
 PolicyName = Literal["gipe", "lru"]
 RegionsName = Literal["shared", "own"]
 SameHostName = Literal["no", "all", "trusted"]
+RemoteRuleName = Literal["never", "reused", "evicted", "always"]
+AddressingName = Literal["path", "virtual"]
+RemoteChecksumsName = Literal["auto", "sha256", "crc32c", "none"]
 LogLevelName = Literal["debug", "info", "warning", "error"]
 Network = IPv4Network | IPv6Network
 
@@ -69,7 +72,7 @@ class AdminSettings:
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
     """A bucket that a start makes if it is absent. An existing bucket of this name is left as it is, but for `regions`: whether
-    its chunks lie in regions of the arena that are its alone."""
+    its chunks lie in regions of the arena that are its alone. `remote`: what of it goes to the remote tier beside class shared."""
 
     name: str
     kind: BucketKindName = "ordinary"
@@ -77,6 +80,7 @@ class BucketSettings:
     codec: CodecName = "raw"
     regions: RegionsName = "shared"
     owner: str = "root"
+    remote: RemoteRuleName = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,54 @@ class NvmeSettings:
     path: Path | None = None
     high_watermark: float = 0.9
     segment_bytes: int = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """The remote tier: a bucket of an S3 server, and in it the keys that begin with `prefix` (empty, or with a slash at its end).
+
+    `endpoint` has no slash behind it. `connections`: to the server at once. A request has `request_timeout_seconds`, an operation
+    of many requests, repeats included, `operation_timeout_seconds`; a body that does not move for `stall_timeout_seconds` is given
+    up and gone on with on another connection. `hedge_seconds`: when a read is asked for a second time, None: by what answers
+    usually take, 0: never. `checksums`: how bytes are checked on their way up; "auto": as the server can. `queue_bytes`: of
+    objects that wait to be uploaded; beyond, writes wait. `manifest_interval_seconds`: how long names and removals wait for
+    company before they are written. `share_timeout_seconds`: how long a write of class `shared` waits until it is that, less than
+    S3 clients wait for an answer.
+    """
+
+    endpoint: str
+    bucket: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    kind: Literal["remote"] = "remote"
+    prefix: str = ""
+    region: str = "us-east-1"
+    addressing: AddressingName = "path"
+    part_bytes: int = 8 * 2**20
+    connections: int = 32
+    connect_timeout_seconds: float = 5.0
+    request_timeout_seconds: float = 30.0
+    operation_timeout_seconds: float = 120.0
+    stall_timeout_seconds: float = 1.0
+    hedge_seconds: float | None = None
+    ca_bundle: Path | None = None
+    checksums: RemoteChecksumsName = "auto"
+    queue_bytes: int = 64 * 2**30
+    manifest_interval_seconds: float = 1.0
+    share_timeout_seconds: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSettings:
+    """Another kvobj that is asked for the chunks of the KV bucket `bucket`, at the bucket that `server` names; of that the fields
+    about addresses, credentials and times count. `timeout_seconds`: what one question has, repeats included. `durability`: the
+    class that writes of class `shared` get there.
+    """
+
+    bucket: str
+    server: RemoteSettings
+    timeout_seconds: float = 10.0
+    durability: DurabilityName = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +312,7 @@ class DebugSettings:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A whole configuration, checked across its fields. Tiers are fast to slow: hbm where there is one, dram, then nvme, the home
-    tier."""
+    tier, and remote where there is one."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
@@ -271,6 +323,8 @@ class Settings:
     hbm: HbmSettings | None = None
     dram: DramSettings = field(default_factory=DramSettings)
     nvme: NvmeSettings = field(default_factory=NvmeSettings)
+    remote: RemoteSettings | None = None
+    upstreams: tuple[UpstreamSettings, ...] = ()
     gc: GcSettings = field(default_factory=GcSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
     events: EventSettings = field(default_factory=EventSettings)

@@ -1,61 +1,76 @@
-"""Reads `[[tiers]]`: an hbm tier where there is a GPU for it, one dram tier, then one nvme tier, which is home.
+"""Reads `[[tiers]]`: an hbm tier where there is a GPU for it, one dram tier, then one nvme tier, then a remote tier or none.
 
-Bodies are received into the arena that the dram tier holds, and durability rests on the last tier, so neither can be left out here.
-Kinds of later versions are known by name, so that a configuration ahead of its server is told so.
+Bodies are received into the arena that the dram tier holds, and every write comes to nvme first, so neither can be left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kvobj.config.settings import DramSettings, HbmCodecName, HbmMemoryName, HbmSettings, NvmeSettings
+from kvobj.config.remote import read_remote
+from kvobj.config.settings import (
+    DramSettings,
+    HbmCodecName,
+    HbmMemoryName,
+    HbmSettings,
+    NvmeSettings,
+    RemoteSettings,
+)
 from kvobj.config.table_reader import TableReader
 
 _MIB: Final = 2**20
 _TIB: Final = 2**40
-_AVAILABLE: Final = ("hbm", "dram", "nvme")
-_NEEDED: Final = ("dram", "nvme")
-_LATER: Final = ("remote",)
+_KINDS: Final = ("hbm", "dram", "nvme", "remote")
+_NEEDED: Final = ["dram", "nvme"]
 _WATERMARK_LOW: Final = 0.1
 _WATERMARK_HIGH: Final = 0.99
 
 
-def read_tiers(
-    readers: list[TableReader] | None, problems: list[str]
-) -> tuple[HbmSettings | None, DramSettings, NvmeSettings]:
-    """Settings of the tiers. None: nothing was written down, dram and nvme are sized by the machine and there is no hbm."""
+@dataclass(slots=True)
+class TierTables:
+    """The settings of each kind of tier."""
+
     hbm: HbmSettings | None = None
-    dram, nvme = DramSettings(), NvmeSettings()
+    dram: DramSettings = field(default_factory=DramSettings)
+    nvme: NvmeSettings = field(default_factory=NvmeSettings)
+    remote: RemoteSettings | None = None
+
+
+def read_tiers(readers: list[TableReader] | None, problems: list[str], *, environment: Mapping[str, str]) -> TierTables:
+    """Settings of the tiers. None: nothing was written down, dram and nvme are sized by the machine and there is no other."""
+    tiers = TierTables()
     if readers is None:
-        return hbm, dram, nvme
+        return tiers
     kinds: list[str] = []
     for reader in readers:
-        match reader.required_text("kind"):
+        kind = reader.required_text("kind")
+        match kind:
             case "hbm":
-                kinds.append("hbm")
-                hbm = _read_hbm(reader)
+                tiers.hbm = _read_hbm(reader)
             case "dram":
-                kinds.append("dram")
-                dram = _read_dram(reader)
+                tiers.dram = _read_dram(reader)
             case "nvme":
-                kinds.append("nvme")
-                nvme = _read_nvme(reader)
-            case later if later in _LATER:
-                reader.report("kind", f"{later} is not available in this version (available: {', '.join(_AVAILABLE)})")
-                reader.ignore_rest()
+                tiers.nvme = _read_nvme(reader)
+            case "remote":
+                tiers.remote = read_remote(reader, environment)
             case unknown:
                 if unknown:
-                    reader.report("kind", f"must be one of {', '.join(_AVAILABLE)}, not {unknown!r}")
+                    reader.report("kind", f"must be one of {', '.join(_KINDS)}, not {unknown!r}")
                 reader.ignore_rest()
+        if kind in _KINDS:
+            kinds.append(kind)
         reader.finish()
-    if len(kinds) == len(readers) and kinds not in (list(_AVAILABLE), list(_NEEDED)):
+    before, behind = ["hbm"] * ("hbm" in kinds), ["remote"] * ("remote" in kinds)
+    if len(kinds) == len(readers) and kinds != [*before, *_NEEDED, *behind]:
         written = ", ".join(kinds) or "none"
         problems.append(
-            "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none; "
-            f"written: {written}"
+            "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none, and one "
+            f"remote tier behind them or none; written: {written}"
         )
-    return hbm, dram, nvme
+    return tiers
 
 
 def _read_hbm(reader: TableReader) -> HbmSettings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kvobj.arena import PinnedFrame
 from kvobj.errors import CapacityError, CorruptionError, KvobjError, UnavailableError
@@ -32,15 +32,30 @@ def admit_all(_blob_id: BlobId, _frame_bytes: int) -> bool:
     return True
 
 
+class Admission(Protocol):
+    """Who decides what rises into a fast tier that is more than memory: its room is somebody's to give, and what lies there is
+    written under its names."""
+
+    async def admit(self, blob_id: BlobId, frame_bytes: int) -> BlobNames | None:
+        """The names to put the blob under; None: it is not worth a place, or is nobody's any more."""
+        ...
+
+    async def promoted(self, blob_id: BlobId) -> None:
+        """The fast tier holds the blob from now on."""
+        ...
+
+
 class Cascade:
     """See `Tier`. `admit(blob_id, frame_bytes)` says whether a frame read from the slow tier is worth a place in the
     fast one.
 
     `stored` is where frames are read undecoded. Only whole frames are promoted, once they are filled. `put` writes to both; what
-    it was told to be called travels to both, while a promoted blob has no names: a cache needs none.
+    it was told to be called travels to both, while a promoted blob has no names, since a cache in memory needs none, unless
+    `admission` gives it some: that is asked for every frame that `admit` lets pass, once it is filled.
     """
 
     __slots__ = (
+        "_admission",
         "_admit",
         "_deleted_while_read",
         "_fast",
@@ -49,6 +64,7 @@ class Cascade:
         "_promotions",
         "_promotions_max",
         "_reading",
+        "_risen",
         "_slow",
         "_stored",
     )
@@ -62,10 +78,12 @@ class Cascade:
         admit: Callable[[BlobId, int], bool] = admit_all,
         promotions_max: int = PROMOTIONS_MAX,
         stored: StoredFrames | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._fast = fast
         self._slow = slow
         self._admit = admit
+        self._admission = admission
         self._stored = stored
         self._promotions_max = promotions_max
         self._promotions: dict[BlobId, asyncio.Task[None]] = {}
@@ -73,6 +91,7 @@ class Cascade:
         self._deleted_while_read: set[BlobId] = set()
         self._passed_over = {tier: instruments.passed_over.labels(tier.name) for tier in (fast, slow)}
         self._promoted = instruments.promotions
+        self._risen = instruments.promoted_blobs.labels(fast.name)
 
     @property
     def name(self) -> str:
@@ -132,13 +151,22 @@ class Cascade:
         task.add_done_callback(lambda _: self._end_promotion(blob_id, rising))
 
     async def _promote_filled(self, blob_id: BlobId, frame: PinnedFrame) -> None:
+        outcome = "done"
         try:
             await frame.complete()
-            await self._fast.put(blob_id, frame, _UNNAMED)
+            admission = self._admission
+            if admission is None:
+                await self._fast.put(blob_id, frame, _UNNAMED)
+            elif (names := await admission.admit(blob_id, frame.frame_bytes)) is not None:
+                await self._fast.put(blob_id, frame, names)
+                await admission.promoted(blob_id)
+            else:
+                outcome = "refused"
         except KvobjError:
-            self._promoted.labels("failed").inc()
-        else:
-            self._promoted.labels("done").inc()
+            outcome = "failed"
+        if outcome == "done":
+            self._risen.inc()
+        self._promoted.labels(outcome).inc()
 
     def _end_promotion(self, blob_id: BlobId, frame: PinnedFrame) -> None:
         # Here and not in the task: one that is cancelled before its first step never gets to its `finally`.

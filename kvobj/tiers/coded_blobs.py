@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from kvobj.database import Database, Table, WriteView
 from kvobj.errors import CorruptionError
@@ -87,7 +87,15 @@ class CodecTotals:
         return [CodecUsage(codec, *sums) for codec, sums in sorted(self._sums.items()) if sums[0]]
 
 
-def codec_families(tiers: Mapping[str, CodecTotals]) -> list[Family]:
+class CodecSums(Protocol):
+    """Who knows what a tier holds in which codec."""
+
+    def usage(self) -> list[CodecUsage]:
+        """By name, without those of which there is nothing."""
+        ...
+
+
+def codec_families(tiers: Mapping[str, CodecSums]) -> list[Family]:
     """What tiers hold coded, by tier and codec, as gauges."""
     usages = [(tier, usage) for tier, totals in tiers.items() for usage in totals.usage()]
     figures: tuple[tuple[str, str, Callable[[CodecUsage], int]], ...] = (

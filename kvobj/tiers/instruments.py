@@ -40,3 +40,6 @@ class TierInstruments:
             "Frames copied up after a slow hit, by outcome (done, refused, skipped, failed).",
             ["outcome"],
         )
+        self.promoted_blobs = metrics.counter(
+            "kvobj_tier_promoted_blobs", "Blobs copied up after a slow hit, by the tier that holds them now.", ["tier"]
+        )

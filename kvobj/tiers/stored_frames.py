@@ -15,10 +15,12 @@ from kvobj.tiers.protocol import Tier
 
 @dataclass(frozen=True, slots=True)
 class StoredTier:
-    """A tier that checks what it hands out and decodes nothing, and who knows which of its blobs lie coded."""
+    """A tier that checks what it hands out and decodes nothing, and who knows which of its blobs lie coded. `known` is asked
+    instead of the tier what it holds, where that may have to ask somebody far away."""
 
     tier: Tier
     index: CodedIndex
+    known: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class StoredFrames:
         found: list[CodedBlob | None] = []
         for each in self._tiers:
             try:
-                if not await each.tier.missing([blob_id]):
+                if not await (each.known or each.tier).missing([blob_id]):
                     found.append(each.index.find(blob_id))
             except UnavailableError:
                 continue

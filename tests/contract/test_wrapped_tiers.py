@@ -17,9 +17,12 @@ from kvobj.metrics import Metrics
 from kvobj.tiers.cascade import Cascade
 from kvobj.tiers.coded import Coded
 from kvobj.tiers.coded_blobs import CodedBlob
+from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.instruments import TierInstruments
+from kvobj.tiers.layered_home import LayeredHome
 from kvobj.tiers.metered import Metered
 from kvobj.tiers.protocol import Tier
+from kvobj.tiers.reread import Reread
 from kvobj.tiers.single_flight import SingleFlight
 from kvobj.tiers.verified import Verified
 
@@ -103,6 +106,29 @@ class TestCascadeWithoutRoomInFront(WrapperContract):
         full = FaultyTier(DictTier(arena, name="fast"), arena)
         full.faults["put", 0] = Fault(error=StoreFullError("full"))
         return Cascade(full, medium, instruments=instruments)
+
+
+class TestReread(WrapperContract):
+    @pytest.fixture
+    def tier(self, medium: DictTier, instruments: TierInstruments) -> Tier:
+        return Reread(verified(medium, instruments), corrupt=CorruptBlobs())
+
+
+class HeldBy:
+    """A directory that knows what a tier in a dict holds."""
+
+    def __init__(self, tier: DictTier) -> None:
+        self._tier = tier
+
+    def find(self, blob_id: BlobId) -> object | None:
+        return self._tier.frames.get(blob_id)
+
+
+class TestLayeredHome(WrapperContract):
+    @pytest.fixture
+    def tier(self, arena: Arena, medium: DictTier) -> Tier:
+        remote = DictTier(arena, name="remote")
+        return LayeredHome(medium, remote, blobs=HeldBy(remote))
 
 
 class TestAllOfThem(WrapperContract):

@@ -11,13 +11,13 @@ import pytest
 from fakes import DictTier, Fault, FaultyTier
 from fakes_arena import NAMES, frame_of, plain_of, put_plain, read_whole, small_arena
 
-from kvobj.arena import Arena
+from kvobj.arena import Arena, PinnedFrame
 from kvobj.errors import BusyError, FrameCorruptError, KvobjError, StoreFullError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 from kvobj.tiers.cascade import Cascade
 from kvobj.tiers.instruments import TierInstruments
-from kvobj.tiers.protocol import ByteRange
+from kvobj.tiers.protocol import BlobNames, ByteRange
 
 BLOB = BlobId.of(1, 1)
 PLAIN = plain_of(1, 300_000)
@@ -215,3 +215,73 @@ async def test_a_silent_tier_makes_missing_an_error(stack: Stack) -> None:
     stack.slow_faults.faults["missing", 1] = Fault(error=TierUnavailableError("down"))
     with pytest.raises(TierUnavailableError):
         await stack.tier.missing([BLOB])
+
+
+class Names:
+    """Admits under names of its own, or nothing."""
+
+    def __init__(self, *, admits: bool = True) -> None:
+        self.admits = admits
+        self.asked: list[tuple[BlobId, int]] = []
+        self.told: list[BlobId] = []
+
+    async def admit(self, blob_id: BlobId, frame_bytes: int) -> BlobNames | None:
+        self.asked.append((blob_id, frame_bytes))
+        return BlobNames("own", "name") if self.admits else None
+
+    async def promoted(self, blob_id: BlobId) -> None:
+        self.told.append(blob_id)
+
+
+class NamedTier(DictTier):
+    """Remembers under which names it was given blobs."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena, name="fast")
+        self.named: dict[BlobId, BlobNames] = {}
+
+    async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:
+        await super().put(blob_id, frame, names)
+        self.named[blob_id] = names
+
+
+async def test_what_rises_into_a_tier_that_is_somebodys_rises_under_the_names_that_it_is_admitted_with(
+    stack: Stack,
+) -> None:
+    encoded = await put_plain(stack.slow, stack.arena, BLOB, PLAIN)
+    fast, admission = NamedTier(stack.arena), Names()
+    tier = Cascade(fast, stack.slow, instruments=TierInstruments(Metrics()), admission=admission)
+    assert await read_whole(tier, BLOB) == encoded
+    await tier.promotions_done()
+    assert fast.named == {BLOB: BlobNames("own", "name")}
+    assert admission.asked == [(BLOB, len(encoded))]
+    assert admission.told == [BLOB]
+    await fast.aclose()
+
+
+async def test_what_is_not_admitted_does_not_rise(stack: Stack) -> None:
+    await put_plain(stack.slow, stack.arena, BLOB, PLAIN)
+    fast, admission, metrics = NamedTier(stack.arena), Names(admits=False), Metrics()
+    tier = Cascade(fast, stack.slow, instruments=TierInstruments(metrics), admission=admission)
+    await read_whole(tier, BLOB)
+    await tier.promotions_done()
+    assert not fast.frames
+    assert not admission.told
+    assert metrics.registry.get_sample_value("kvobj_tier_promotions_total", {"outcome": "refused"}) == 1
+
+
+async def test_nobody_is_asked_before_the_frame_is_whole(stack: Stack) -> None:
+    await put_plain(stack.slow, stack.arena, BLOB, PLAIN)
+    stack.slow.fill_gates = gates = [asyncio.Event(), asyncio.Event()]
+    gates[0].set()
+    fast, admission = NamedTier(stack.arena), Names()
+    tier = Cascade(fast, stack.slow, instruments=TierInstruments(Metrics()), admission=admission)
+    frame = await tier.get(BLOB)
+    assert frame is not None
+    await frame.ready(1)
+    assert not admission.asked
+    gates[1].set()
+    await tier.promotions_done()
+    assert admission.told == [BLOB]
+    frame.release()
+    await fast.aclose()

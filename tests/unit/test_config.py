@@ -18,6 +18,7 @@ from kvobj.config import (
     ListenAddress,
     LmSettings,
     PolicySettings,
+    RemoteSettings,
     RootCredentials,
     Settings,
     UserSettings,
@@ -28,6 +29,7 @@ from kvobj.config import (
 from kvobj.errors import ConfigurationError
 
 SECRET = "a-secret-of-some-length"
+REMOTE = '[[tiers]]\nkind="remote"\n'
 
 
 def parse(text: str, **environment: str) -> Settings:
@@ -46,7 +48,13 @@ def test_the_example_states_the_defaults() -> None:
 
 def test_the_example_is_valid_with_everything_uncommented() -> None:
     lines = [re.sub(r"^# (?=[a-z\"\[].*(?:=|\]\]))", "", line) for line in example_text().splitlines()]
-    settings = parse("\n".join(lines), KVOBJ_MAIN_SECRET=SECRET, KVOBJ_WRAPPING_KEY="0f" * 32)
+    settings = parse(
+        "\n".join(lines),
+        KVOBJ_MAIN_SECRET=SECRET,
+        KVOBJ_REMOTE_SECRET=SECRET,
+        KVOBJ_UPSTREAM_SECRET=SECRET,
+        KVOBJ_WRAPPING_KEY="0f" * 32,
+    )
     assert settings.security.wrapping_key == b"\x0f" * 32
     assert settings.server.default_bucket == "cache"
     assert settings.server.tls is not None
@@ -59,6 +67,32 @@ def test_the_example_is_valid_with_everything_uncommented() -> None:
     assert settings.dram.capacity_bytes == 4 * 2**30
     assert settings.dram.path == Path("/dev/shm/kvobj")
     assert settings.nvme.capacity_bytes == 64 * 2**30
+    assert settings.remote == RemoteSettings(
+        "https://s3.example.com",
+        "kvobj-cache",
+        "remote-access",
+        SECRET,
+        prefix="cluster-1/",
+        ca_bundle=Path("/etc/kvobj/remote-ca.pem"),
+    )
+
+
+def test_the_remote_tier_stands_behind_nvme_and_makes_shared_a_class_to_ask_for() -> None:
+    tiers = (
+        '[[tiers]]\nkind="dram"\n[[tiers]]\nkind="nvme"\n'
+        f'{REMOTE}endpoint="http://127.0.0.1:7480/"\nbucket="far"\naccess_key="AKIAIOSFODNN7EXAMPLE"\nsecret_key="their/own+rules="\n'
+    )
+    settings = parse(
+        f'{tiers}prefix="a/b"\nhedge="off"\n[[buckets]]\nname="abc"\ndurability="shared"\nremote="evicted"'
+    )
+    assert settings.buckets == (BucketSettings("abc", durability="shared", remote="evicted"),)
+    assert settings.remote == RemoteSettings(
+        "http://127.0.0.1:7480", "far", "AKIAIOSFODNN7EXAMPLE", "their/own+rules=", prefix="a/b/", hedge_seconds=0.0
+    )
+    assert "their/own" not in repr(settings)
+    assert parse(f'{tiers}hedge="200 ms"').remote == RemoteSettings(
+        "http://127.0.0.1:7480", "far", "AKIAIOSFODNN7EXAMPLE", "their/own+rules=", hedge_seconds=0.2
+    )
 
 
 def test_the_wrapping_key_comes_from_the_environment_and_has_32_bytes() -> None:
@@ -153,14 +187,30 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[[tiers]]\nkind="nvme"\n[[tiers]]\nkind="dram"', "tiers: must be one dram tier and then one nvme tier"),
         ('[[tiers]]\nkind="dram"', "tiers: must be one dram tier and then one nvme tier"),
         ("tiers = []", "tiers: must be one dram tier and then one nvme tier"),
-        ('[[tiers]]\nkind="remote"\nendpoint="x"', "tiers[0].kind: remote is not available in this version"),
+        (f'{REMOTE}endpoint="x"', "tiers[0].endpoint: must be like https://s3.example.com"),
+        (f'{REMOTE}endpoint="http://h:1/path"', "tiers[0].endpoint: must be like https://s3.example.com"),
+        (f'{REMOTE}bucket="X"', "tiers[0].bucket: must be"),
+        (f'{REMOTE}prefix="a/../b"', "tiers[0].prefix: must be names"),
+        (f'{REMOTE}prefix="/a"', "tiers[0].prefix: must be names"),
+        (f'{REMOTE}access_key="a/b"', "tiers[0].access_key: must be printable"),
+        (f'{REMOTE}secret_key="a b"', "tiers[0].secret_key: must be printable"),
+        (f'{REMOTE}secret_key_env="NOT_THERE"', "tiers[0].secret_key_env: the environment has no NOT_THERE"),
+        (f'{REMOTE}region="r"', "tiers[0].secret_key: exactly one of secret_key and secret_key_env"),
+        (f'{REMOTE}part_size="1 MiB"', "tiers[0].part_size: must be from"),
+        (f'{REMOTE}hedge="soon"', "tiers[0].hedge: must be adaptive or off or a duration"),
+        (f'{REMOTE}hedge="2 weeks"', "tiers[0].hedge: has the unknown unit"),
+        (f'{REMOTE}checksums="none"\nendpoint="http://h"', "tiers[0].checksums: none is for https alone"),
+        (
+            '[[tiers]]\nkind="remote"\n[[tiers]]\nkind="dram"\n[[tiers]]\nkind="nvme"',
+            "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none",
+        ),
         ('[[tiers]]\nkind="hbm"', "tiers[0].capacity: is missing"),
         ('[[tiers]]\nkind="hbm"\ncapacity="1 GiB"\ncodec="eq4"', "tiers[0].codec: must be one of raw"),
         (
             '[[tiers]]\nkind="dram"\n[[tiers]]\nkind="nvme"\n[[tiers]]\nkind="hbm"\ncapacity="1 GiB"',
             "tiers: must be one dram tier and then one nvme tier, which is home, with one hbm tier before them or none",
         ),
-        ('[[tiers]]\nkind="tape"', "tiers[0].kind: must be one of hbm, dram, nvme, not 'tape'"),
+        ('[[tiers]]\nkind="tape"', "tiers[0].kind: must be one of hbm, dram, nvme, remote, not 'tape'"),
         ("[[tiers]]", "tiers[0].kind: is missing"),
         ('tiers = "dram"', "tiers: must be tables, written [[tiers]], not the text 'dram'"),
         ('[catalog]\nkind="postgres"\ndsn_env="DSN"', "catalog.kind: postgres is not available in this version"),
@@ -181,6 +231,11 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[[buckets]]\nname="UPPER"', "buckets[0].name: must be 3 to 63"),
         ('[[buckets]]\nname="abc"\n[[buckets]]\nname="abc"', "buckets[1].name: is used by buckets[0] already"),
         ('[[buckets]]\nname="abc"\ndurability="shared"', "buckets[0].durability: shared needs a remote tier"),
+        ('[[buckets]]\nname="abc"\nremote="always"', "buckets[0].remote: always needs a remote tier"),
+        (
+            '[[buckets]]\nname="abc"\nremote="sometimes"',
+            "buckets[0].remote: must be one of never, reused, evicted, always",
+        ),
         ('[[buckets]]\nname="abc"\ncodec="x3"', "buckets[0].codec: must be one of raw, zp"),
         ('[[tiers]]\nkind="dram"\ncapacity="8 MiB"\nregion_size="16 MiB"', "tiers[0].region_size: is larger"),
         ('[[tiers]]\nkind="dram"\nhigh_watermark=1.5', "tiers[0].high_watermark: must be from 0.1 to 0.99"),

@@ -34,7 +34,7 @@ class InlinePut:
 
 @dataclass(frozen=True, slots=True)
 class BlobsRemoved:
-    """Blobs, inline or in segments, that were deleted for good: their ids are never put again."""
+    """Blobs, inline or in segments, that were deleted: for good, or because the remote has them, or to be put again whole."""
 
     blob_ids: tuple[BlobId, ...]
 

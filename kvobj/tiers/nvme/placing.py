@@ -8,8 +8,7 @@ directory row is written holds nothing either, and that concurrent puts of one i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.database import Database, WriteView
@@ -22,39 +21,7 @@ from kvobj.tiers.nvme.log_entries import encode_inline_put
 from kvobj.tiers.nvme.record import Record
 from kvobj.tiers.nvme.space import SegmentSpace
 from kvobj.tiers.protocol import BlobNames
-
-
-class TasksInFlight:
-    """What must have ended before files are closed. Errors are for whoever awaits a task, if anybody still does."""
-
-    __slots__ = ("_futures",)
-
-    def __init__(self) -> None:
-        self._futures: set[asyncio.Future[Any]] = set()
-
-    def add(self, future: asyncio.Future[Any]) -> None:
-        """Count it until it is done."""
-        self._futures.add(future)
-        future.add_done_callback(self._ended)
-
-    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run as a task and count it until it is done."""
-        task = asyncio.get_running_loop().create_task(work)
-        self.add(task)
-        return task
-
-    async def wait(self, timeout_seconds: float) -> bool:
-        """Wait until none is left; False if some are after the deadline."""
-        while self._futures:
-            _, left = await asyncio.wait(set(self._futures), timeout=timeout_seconds)
-            if left:
-                return False
-        return True
-
-    def _ended(self, future: asyncio.Future[Any]) -> None:
-        self._futures.discard(future)
-        if not future.cancelled():
-            future.exception()
+from kvobj.tiers.tasks_in_flight import TasksInFlight
 
 
 class _Put:

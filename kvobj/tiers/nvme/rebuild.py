@@ -99,7 +99,9 @@ async def rebuild_directory(
 async def restore_inline(database: Database, entries: Iterable[bytes]) -> set[BlobId]:
     """Put small frames back from the record log's entries, in their order; returns the ids that the log says were removed.
 
-    Entries of other kinds are skipped. Nothing is logged: the log that the entries came from holds them already.
+    A small frame that was put again after its removal (a repaired one, or one that came back from the remote) is there again; of
+    one in a segment nobody can tell which came last, so it stays away. Entries of other kinds are skipped. Nothing is logged: the
+    log that the entries came from holds them already.
     """
     removed: set[BlobId] = set()
     batch: dict[BlobId, bytes] = {}
@@ -107,6 +109,7 @@ async def restore_inline(database: Database, entries: Iterable[bytes]) -> set[Bl
         decoded = decode_entry(entry)
         if isinstance(decoded, InlinePut):
             batch[decoded.blob_id] = bytes(entry)
+            removed.discard(decoded.blob_id)
             if len(batch) == _WRITTEN_AT_ONCE:
                 await database.write(_restoring(batch), synced=False)
                 batch = {}

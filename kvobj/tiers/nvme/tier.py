@@ -25,11 +25,12 @@ from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place, padded
 from kvobj.tiers.nvme.early_write import EarlyWrite
 from kvobj.tiers.nvme.io import Disk, SystemDisk
 from kvobj.tiers.nvme.log_entries import InlinePut, decode_entry, encode_removed
-from kvobj.tiers.nvme.placing import BlobPlacing, TasksInFlight
+from kvobj.tiers.nvme.placing import BlobPlacing
 from kvobj.tiers.nvme.record import RECORD_BYTES
 from kvobj.tiers.nvme.segment_file import SegmentFile, segment_paths
 from kvobj.tiers.nvme.space import SegmentSpace, SegmentStatus, default_segment_bytes, unavailable
 from kvobj.tiers.protocol import BlobNames, ByteRange, TierUsage
+from kvobj.tiers.tasks_in_flight import TasksInFlight
 
 _DELETED_AT_ONCE: Final = 1000
 _SCANNED_AT_ONCE: Final = 1000

@@ -1,0 +1,259 @@
+"""kvobj's way to a remote S3 server beside awscrt's own S3 client and plain aiobotocore: one radosgw, alternating, medians of
+rounds.
+
+GET and PUT of 8 and 32 MiB with 1 and 4 at a time, between memory and a Ceph RADOS Gateway that keeps its objects in memory, all on
+one machine: the clients' copies and hashes are paid for with the server's own cores. kvobj checks each body by this server's ETag,
+its MD5 sum; awscrt sends UNSIGNED-PAYLOAD and nothing is checked. `--stalls`: the same reads through a proxy that
+stalls 2 % of the requests for 2 s, with hedging and without. Exits 1 if a target is missed, 2 where radosgw is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import mmap
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+from bench_support import MIB, RawS3, Row, medians, report
+from radosgw_server import PACKAGES, is_installed, radosgw_server
+from remote_clients import BotoMover, CrtMover, KvobjMover, Mover
+from rich.console import Console
+
+from kvobj.config import RemoteSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SIZES: Final = (8 * MIB, 32 * MIB)
+WIDTHS: Final = (1, 4)
+BUCKET: Final = "bench"
+SHARE_OF_CRT: Final = 0.9
+STALLED_TAIL: Final = 0.5  # p99 of the healthy over p99 with stalls and hedging: within twice
+_OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
+_HTTP_OK: Final = 200
+_QUANTILE: Final = 0.99
+_PROXY: Final = Path(__file__).resolve().parent.parent / "tests" / "faults"
+_PROXY_SCRIPT: Final = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from s3_proxy import FaultProxy, Operation, Plan, Toxic
+async def main():
+    rate = float(sys.argv[4])
+    plan = Plan((Toxic.STALL_HEAD,), rate=rate, seed=7, operations=frozenset({Operation.GET}), stall_seconds=2.0)
+    async with FaultProxy(sys.argv[2], int(sys.argv[3]), plan) as proxy:
+        print(proxy.port, flush=True)
+        await asyncio.Event().wait()
+import uvloop
+uvloop.run(main())
+"""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What is measured, memory for the bodies, and the figures so far: one dictionary a round."""
+
+    movers: dict[str, Mover]
+    seconds: float
+    memory: list[memoryview]
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    serials: Iterator[int] = field(default_factory=count)
+
+    def name(self, operation: str, size: int, width: int) -> str:
+        """What a measurement is called."""
+        return f"{operation} {size // MIB} MiB x{width}"
+
+
+async def measure(bench: Bench, who: str, operation: str, size: int, width: int) -> float:
+    """Bytes a second, of as many as fit into the time."""
+    mover = bench.movers[who]
+    moved = 0
+    until = time.perf_counter() + bench.seconds
+
+    async def one(number: int) -> None:
+        nonlocal moved
+        view = bench.memory[number][:size]
+        while True:
+            if operation == "get":
+                await mover.get(f"get-{size}", view)
+            else:
+                await mover.put(f"put-{who}-{number}-{next(bench.serials) % 4}", view)
+            moved += size
+            if time.perf_counter() > until:
+                return
+
+    started = time.perf_counter()
+    await asyncio.gather(*[one(number) for number in range(width)])
+    return moved / (time.perf_counter() - started)
+
+
+async def run_rounds(bench: Bench, rounds: int, console: Console) -> None:
+    """Everything `rounds` times, each measurement with one client after the other."""
+    for index in range(rounds):
+        console.print(f"round {index + 1} of {rounds}")
+        bench.rounds.append({})
+        for size, operation, width in product(SIZES, ("get", "put"), WIDTHS):
+            for who in bench.movers:
+                rate = await measure(bench, who, operation, size, width)
+                bench.rounds[-1][f"{who} {bench.name(operation, size, width)}"] = rate
+
+
+def rows_of(bench: Bench) -> list[Row]:
+    """Medians as rows."""
+    figures = medians(bench.rounds)
+    return [
+        Row(
+            name=bench.name(operation, size, width),
+            value=figures[f"kvobj {bench.name(operation, size, width)}"] / 1e9,
+            limit=figures[f"{limit} {bench.name(operation, size, width)}"] / 1e9,
+            limit_name=limit,
+            unit="GB/s",
+            target=SHARE_OF_CRT if limit == "awscrt" else None,
+        )
+        for size, operation, width in product(SIZES, ("get", "put"), WIDTHS)
+        for limit in ("awscrt", "aiobotocore")
+    ]
+
+
+async def compare(settings: RemoteSettings, arguments: argparse.Namespace, console: Console) -> list[Row]:
+    """The three clients."""
+    ours, boto = await KvobjMover.open(settings), await BotoMover.open(settings)
+    try:
+        bench = Bench(
+            {"kvobj": ours, "awscrt": CrtMover(settings), "aiobotocore": boto},
+            arguments.seconds,
+            [room(max(SIZES)) for _ in range(max(WIDTHS))],
+        )
+        await prepare(ours, bench.memory[0])
+        await run_rounds(bench, arguments.rounds, console)
+        return rows_of(bench)
+    finally:
+        await ours.aclose()
+        await boto.aclose()
+
+
+async def prepare(mover: Mover, view: memoryview) -> None:
+    """The objects that the GETs read."""
+    for size in SIZES:
+        await mover.put(f"get-{size}", view[:size])
+
+
+async def stalled(
+    host: str, port: int, settings: RemoteSettings, arguments: argparse.Namespace, console: Console
+) -> list[Row]:
+    """Times of reads through the proxy: healthy, with stalls and hedging, with stalls and none."""
+    view = room(SIZES[0])
+    ways = (("healthy", 0.0, None), ("hedged", 0.02, None), ("not hedged", 0.02, 0.0))
+    rounds: list[dict[str, float]] = []
+    for _ in range(arguments.rounds):
+        rounds.append({})
+        for name, rate, hedge_seconds in ways:
+            with proxy(host, port, rate) as through:
+                mover = await KvobjMover.open(
+                    replace(settings, endpoint=f"http://127.0.0.1:{through}", hedge_seconds=hedge_seconds)
+                )
+                await mover.put("stalls", view)
+                times: list[float] = []
+                for _ in range(arguments.reads):
+                    started = time.perf_counter()
+                    await mover.get("stalls", view)
+                    times.append(time.perf_counter() - started)
+                await mover.aclose()
+            rounds[-1][name] = sorted(times)[int(len(times) * _QUANTILE)]
+            console.print(f"{name}: p99 {rounds[-1][name] * 1000:.1f} ms of {len(times)} reads")
+    figures = medians(rounds)
+    return [
+        Row(
+            name="p99 of GET 8 MiB without stalls",
+            value=figures["healthy"] * 1000,
+            limit=figures[way] * 1000,
+            limit_name=f"2 % stalled, {way}",
+            unit="ms",
+            target=STALLED_TAIL if way == "hedged" else None,
+        )
+        for way in ("hedged", "not hedged")
+    ]
+
+
+@contextmanager
+def proxy(host: str, port: int, rate: float) -> Iterator[int]:
+    """The tests' fault proxy as a process of its own; its port."""
+    command = [sys.executable, "-c", _PROXY_SCRIPT, str(_PROXY), host, str(port), str(rate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+def room(size: int) -> memoryview:
+    """Shared memory that is there, with bytes that differ."""
+    memory = mmap.mmap(-1, size)
+    view = memoryview(memory)
+    piece = secrets.token_bytes(MIB)
+    for start in range(0, size, MIB):
+        view[start : start + MIB] = piece
+    return view
+
+
+def markdown(title: str, rows: Sequence[Row]) -> str:
+    """The rows as a table for docs/benchmarks.md."""
+    lines = [
+        f"{title}.",
+        "",
+        "| what | kvobj | beside it | | ratio | target |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        target = "" if row.target is None else f"{row.target:.2f} {'met' if row.is_met else 'MISSED'}"
+        values = f"{row.value:.2f} {row.unit} | {row.limit:.2f} {row.unit} | {row.limit_name} | {row.ratio:.2f}"
+        lines.append(f"| {row.name} | {values} | {target} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Start radosgw, measure, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of one measurement")
+    parser.add_argument("--stalls", action="store_true", help="measure the tail under stalls instead")
+    parser.add_argument("--reads", type=int, default=500, help="of one measurement of the tail")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    if not is_installed():
+        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
+        return 2
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
+        server = stack.enter_context(radosgw_server(directory / "r", store_bytes=6 * 2**30, options=_OPTIONS))
+        pair = server.credentials()
+        with RawS3(server.host, server.port, pair) as raw:
+            if raw.request("PUT", f"/{BUCKET}").status != _HTTP_OK:
+                raise RuntimeError("the bucket was refused")
+        settings = RemoteSettings(f"http://{server.host}:{server.port}", BUCKET, pair.access_key, pair.secret_key)
+        if arguments.stalls:
+            title = f"GET of 8 MiB from radosgw through a proxy, medians of {arguments.rounds} rounds of {arguments.reads} reads"
+            rows = uvloop.run(stalled(server.host, server.port, settings, arguments, console))
+        else:
+            title = f"one radosgw in memory, medians of {arguments.rounds} alternating rounds"
+            rows = uvloop.run(compare(settings, arguments, console))
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(markdown(title, rows))
+    return report(title, rows, json_path=arguments.json, plot_path=arguments.plot)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
