@@ -17,8 +17,9 @@ from typing import Final
 from rich.console import Console
 
 from kvobj import __version__
-from kvobj.admin import offline, render
+from kvobj.admin import namespaces, offline, render
 from kvobj.admin.access import DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
+from kvobj.admin.flush import flush
 from kvobj.admin.output import Output
 from kvobj.admin.recall import recall, time_ms
 from kvobj.admin.verify import verify
@@ -30,6 +31,7 @@ Command = Callable[[AdminClient, Output, argparse.Namespace], int]
 _OFFLINE: Final = {"fsck": offline.fsck, "rebuild": offline.rebuild}
 # A flush or the status of a busy store may take longer than a request's usual deadline.
 _TIMEOUT_SECONDS: Final = 600.0
+_REMOTE_RULES: Final = ("never", "reused", "evicted", "always")
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None) -> int:
@@ -75,7 +77,11 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("bucket", metavar="BUCKET")
     inspect.add_argument("key", metavar="KEY")
     command("verify", "hash everything again").add_argument("bucket", nargs="?", metavar="BUCKET")
-    command("flush", "write down what is only in memory")
+    flush_ = command("flush", "write down what is only in memory, and upload what waits for the remote tier")
+    flush_.add_argument("--local", action="store_true", help="only write down, and upload nothing")
+    flush_.add_argument(
+        "--timeout", type=float, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="exit 1 where that is not enough"
+    )
     gc = command("gc", "remove now what policy does not want in the home tier any more")
     gc.add_argument("--dry-run", action="store_true", help="list what would go and why, and change nothing")
     recall_ = command("recall", "remove every chunk of a writer, a namespace or a span of time, with all descendants")
@@ -90,13 +96,21 @@ def parser() -> argparse.ArgumentParser:
     )
     recall_.add_argument("--dry-run", action="store_true", help="only count what fits")
     command("credentials", "print the root user's keys as shell exports")
-    bucket = command("bucket", "create buckets").add_subparsers(dest="action", required=True, metavar="ACTION")
+    bucket = command("bucket", "create and set up buckets").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
     create = bucket.add_parser("create", help="create a bucket", parents=[shared])
     create.add_argument("name", metavar="NAME")
     create.add_argument("--kind", choices=("ordinary", "kv"), default="ordinary")
-    create.add_argument("--durability", choices=("memory", "local"), help="default: memory for kv, local for ordinary")
+    create.add_argument(
+        "--durability", choices=("memory", "local", "shared"), help="default: memory for kv, local for ordinary"
+    )
+    create.add_argument("--remote", choices=_REMOTE_RULES, help="what else goes to the remote tier; default: never")
     create.add_argument("--codec", choices=("raw", "zp"), default="raw")
     create.add_argument("--owner", metavar="USER", help="default: root")
+    change = bucket.add_parser("set", help="change what of a bucket goes to the remote tier", parents=[shared])
+    change.add_argument("name", metavar="NAME")
+    change.add_argument("--remote", choices=_REMOTE_RULES, required=True)
     user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
     add = user.add_parser("add", help="add a user; keys that are not given are made and shown once", parents=[shared])
     add.add_argument("id", metavar="ID")
@@ -105,9 +119,73 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--user-secret-key", default="", metavar="SECRET")
     user.add_parser("list", help="list users", parents=[shared])
     user.add_parser("remove", help="remove a user", parents=[shared]).add_argument("id", metavar="ID")
-    for name, text in (("fsck", "check a stopped store"), ("rebuild", "make a stopped store's catalog again")):
-        command(name, text).add_argument("--config", type=Path, metavar="FILE", help="the server's configuration")
+    _add_namespace_commands(command, shared)
+    _add_offline_commands(command)
     return whole
+
+
+def _add_namespace_commands(
+    command: Callable[[str, str], argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    actions = command("namespace", "namespaces of KV buckets, and one from store to store").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    for name, text in (
+        ("list", "the namespaces of a bucket"),
+        ("show", "one namespace: declaration, settings, usage"),
+        ("export", "write one namespace with its key into a file that only you may read"),
+        ("import", "declare a namespace with the key that another store exported"),
+    ):
+        action = actions.add_parser(name, help=text, description=text, parents=[shared])
+        if name in ("show", "export"):
+            action.add_argument("name", metavar="NAME")
+        if name == "export":
+            action.add_argument("--output", type=Path, metavar="FILE", help="default: NAME.namespace.json")
+        if name == "import":
+            action.add_argument("file", type=Path, metavar="FILE")
+        action.add_argument("--bucket", required=True, metavar="BUCKET")
+
+
+def _add_offline_commands(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    fsck = command("fsck", "check a stopped store")
+    fsck.add_argument("--remote", action="store_true", help="against what lies on its remote tier")
+    fsck.add_argument("--read", action="store_true", help="with --remote: download every blob and check it")
+    rebuild = command("rebuild", "make a stopped store's catalog again")
+    rebuild.add_argument("--remote", action="store_true", help="from the remote tier alone: the node was lost")
+    rebuild.add_argument(
+        "--replace", action="store_true", help="with --remote: in place of the data directory there is"
+    )
+    rebuild.add_argument(
+        "--keep-missing", action="store_true", help="with --remote: keep objects whose bytes are not there"
+    )
+    rebuild.add_argument(
+        "--without-secrets",
+        action="store_true",
+        help="with --remote: leave out users and namespaces that the wrapping key does not open",
+    )
+    for parser_ in (fsck, rebuild):
+        parser_.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration")
+
+
+def _offline(options: argparse.Namespace, output: Output, environment: Mapping[str, str]) -> int:
+    if options.command == "fsck" and options.remote:
+        return offline.fsck_remote(
+            output, config=options.config, data=options.data, environment=environment, read=options.read
+        )
+    if options.command == "rebuild" and options.remote:
+        return offline.rebuild_remote(
+            output,
+            config=options.config,
+            data=options.data,
+            environment=environment,
+            replace=options.replace,
+            keep_missing=options.keep_missing,
+            without_secrets=options.without_secrets,
+        )
+    for flag in ("read", "replace", "keep_missing", "without_secrets"):
+        if getattr(options, flag, False):
+            raise ConfigurationError([f"--{flag.replace('_', '-')} is for --remote"])
+    return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)
 
 
 def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> None:
@@ -133,7 +211,7 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
 
 def _run(options: argparse.Namespace, output: Output, environment: Mapping[str, str]) -> int:
     if options.command in _OFFLINE:
-        return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)
+        return _offline(options, output, environment)
     if options.command == "credentials":
         return _credentials(output, options.data, environment)
     flags = AccessFlags(
@@ -165,6 +243,13 @@ def _command_of(options: argparse.Namespace) -> Command:
         "gc": _gc,
         "recall": _recall,
         "bucket create": _create_bucket,
+        "bucket set": _set_bucket,
+        "namespace list": lambda client, output, given: namespaces.list_namespaces(client, output, given.bucket),
+        "namespace show": lambda client, output, given: namespaces.show(client, output, given.bucket, given.name),
+        "namespace export": lambda client, output, given: namespaces.export(
+            client, output, given.bucket, given.name, given.output
+        ),
+        "namespace import": lambda client, output, given: namespaces.import_(client, output, given.bucket, given.file),
         "user add": _add_user,
         "user list": _list_users,
         "user remove": _remove_user,
@@ -202,11 +287,10 @@ def _verify(client: AdminClient, output: Output, options: argparse.Namespace) ->
     return verify(client, output, bucket=options.bucket, wait=time.sleep)
 
 
-def _flush(client: AdminClient, output: Output, _options: argparse.Namespace) -> int:
-    outcome = client.flush()
-    text = f"wrote down {outcome.get('blobs')} blobs, {render.size_text(outcome.get('size_bytes'))}"
-    output.show(outcome, lambda console: console.print(text, highlight=False))
-    return 0
+def _flush(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    return flush(
+        client, output, local=options.local, timeout_seconds=max(0.0, options.timeout), monotonic=time.monotonic
+    )
 
 
 def _gc(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
@@ -240,8 +324,19 @@ def _recall(client: AdminClient, output: Output, options: argparse.Namespace) ->
 
 def _create_bucket(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
     bucket = client.create_bucket(
-        options.name, kind=options.kind, durability=options.durability, codec=options.codec, owner=options.owner
+        options.name,
+        kind=options.kind,
+        durability=options.durability,
+        codec=options.codec,
+        owner=options.owner,
+        remote=options.remote,
     )
+    output.show(bucket, lambda console: render.print_values(console, "bucket", bucket))
+    return 0
+
+
+def _set_bucket(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    bucket = client.set_remote_rule(options.name, options.remote)
     output.show(bucket, lambda console: render.print_values(console, "bucket", bucket))
     return 0
 

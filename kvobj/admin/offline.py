@@ -1,4 +1,4 @@
-"""`fsck` and `rebuild`: a stopped store's data, through `kvobj.app.offline`, which is imported only here and only then.
+"""`fsck` and `rebuild`: a stopped store's data, through `kvobj.app.offline` and its kin, imported only here and only then.
 
 The store is locked while either runs, so a running server is refused. Results are dataclasses of the server's side; here
 they are shown by field name and never interpreted, but for `problems`, whose number decides the exit.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from kvobj.admin.output import Output
 from kvobj.admin.render import print_values
@@ -23,6 +23,65 @@ from kvobj.errors import ConfigurationError
 def fsck(output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str]) -> int:
     """Check a stopped store and change nothing. Returns 0, or 1 when something is wrong."""
     settings = _settings_of_existing(config, data, environment)
+    findings, report = _findings(output)
+    result = _fields_of(importlib.import_module("kvobj.app.offline").fsck(settings, report))
+    output.show({**result, "findings": findings}, lambda console: print_values(console, "fsck", result))
+    return 1 if _is_wrong(result) else 0
+
+
+def rebuild_remote(
+    output: Output,
+    *,
+    config: Path | None,
+    data: Path | None,
+    environment: Mapping[str, str],
+    replace: bool,
+    keep_missing: bool,
+    without_secrets: bool,
+) -> int:
+    """Make a store again from its remote tier alone. Returns 0, or 1 when something was lost or cannot be used."""
+    settings = load_settings(config, environment=environment, data=None if data is None else str(data))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    findings, report = _findings(output)
+    with Progress(*columns, console=Console(file=output.errors), transient=True, disable=output.is_json) as bars:
+        bar = bars.add_task("rebuild", total=None, rate="")
+
+        def progress(done: int, total: int, step: str) -> None:
+            speed = bars.tasks[0].speed
+            rate = "" if speed is None else f"{speed:,.0f}/s"
+            bars.update(bar, completed=done, total=total, description=step, rate=rate)
+
+        module = importlib.import_module("kvobj.app.offline_remote")
+        result = _fields_of(
+            module.rebuild_remote(
+                settings,
+                progress,
+                report,
+                replace=replace,
+                keep_missing=keep_missing,
+                without_secrets=without_secrets,
+            )
+        )
+    output.show({**result, "findings": findings}, lambda console: print_values(console, "rebuild", result))
+    if result.get("made_credentials") and not output.is_json:
+        output.console.print("root's keys are new: kvobj-admin credentials", markup=False, highlight=False)
+    return 1 if _is_wrong(result) else 0
+
+
+def fsck_remote(
+    output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str], read: bool
+) -> int:
+    """Compare a stopped store with its remote tier and change nothing. Returns 0, or 1 when something is lost."""
+    settings = _settings_of_existing(config, data, environment)
+    findings, report = _findings(output)
+    module = importlib.import_module("kvobj.app.offline_remote_check")
+    result = _fields_of(module.fsck_remote(settings, report, read=read))
+    output.show({**result, "findings": findings}, lambda console: print_values(console, "fsck", result))
+    return 1 if _is_wrong(result) else 0
+
+
+def _findings(output: Output) -> tuple[list[dict[str, object]], Callable[[str, dict[str, object]], None]]:
+    """A list, and what adds to it and tells people at once."""
     findings: list[dict[str, object]] = []
 
     def report(kind: str, finding: dict[str, object]) -> None:
@@ -31,9 +90,7 @@ def fsck(output: Output, *, config: Path | None, data: Path | None, environment:
             text = " ".join(f"{name}={value}" for name, value in finding.items())
             output.console.print(f"{kind}: {text}", markup=False, highlight=False, soft_wrap=True)
 
-    result = _fields_of(importlib.import_module("kvobj.app.offline").fsck(settings, report))
-    output.show({**result, "findings": findings}, lambda console: print_values(console, "fsck", result))
-    return 1 if _is_wrong(result) else 0
+    return findings, report
 
 
 def rebuild(output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str]) -> int:

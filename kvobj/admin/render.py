@@ -64,22 +64,11 @@ def print_status(console: Console, status: Document) -> None:
         markup=False,
         highlight=False,
     )
-    tiers = _table("tier", "capacity", "used", "full", "blobs", "hit ratio", "dirty", "I/O", "place")
-    for tier in _documents(status.get("tiers")):
-        name = f"{tier.get('name')} (home)" if tier.get("is_home") else str(tier.get("name"))
-        tiers.add_row(
-            name,
-            size_text(tier.get("capacity_bytes")),
-            size_text(tier.get("used_bytes")),
-            _share_text(tier.get("used_bytes"), tier.get("capacity_bytes")),
-            _text(tier.get("blobs")),
-            ratio_text(tier.get("hit_ratio")),
-            size_text(tier.get("dirty_bytes")),
-            _text(tier.get("mode")),
-            _text(tier.get("location")),
-        )
-    console.print(tiers)
+    _print_tiers(console, status)
     _print_codecs(console, status)
+    remote = status.get("remote")
+    if isinstance(remote, Mapping):
+        _print_remote(console, remote)
     for name in ("arena", "catalog", "queues", "gc", "leases", "rates", "gpu"):
         values = status.get(name)
         if isinstance(values, Mapping) and values:
@@ -116,6 +105,63 @@ def print_status(console: Console, status: Document) -> None:
         console.print(f"note: {note}", markup=False, highlight=False)
 
 
+def _print_tiers(console: Console, status: Document) -> None:
+    """One line a tier, and how full it is."""
+    tiers = _table("tier", "capacity", "used", "full", "blobs", "hit ratio", "dirty", "I/O", "place")
+    for tier in _documents(status.get("tiers")):
+        name = f"{tier.get('name')} (home)" if tier.get("is_home") else str(tier.get("name"))
+        is_unbounded = tier.get("mode") == "unbounded"
+        tiers.add_row(
+            name,
+            "-" if is_unbounded else size_text(tier.get("capacity_bytes")),
+            size_text(tier.get("used_bytes")),
+            "-" if is_unbounded else _share_text(tier.get("used_bytes"), tier.get("capacity_bytes")),
+            _text(tier.get("blobs")),
+            ratio_text(tier.get("hit_ratio")),
+            size_text(tier.get("dirty_bytes")),
+            _text(tier.get("mode")),
+            _text(tier.get("location")),
+        )
+    console.print(tiers)
+
+
+def _print_remote(console: Console, remote: Document) -> None:
+    """The remote tier: how it answers, whose it is, what waits to go there, and what it has cost."""
+    table = _table("remote", "")
+    table.add_row("server", _text(f"{remote.get('endpoint')}/{remote.get('bucket')}/{remote.get('prefix')}"))
+    table.add_row("state", _with_reason(remote.get("state"), remote.get("reason")))
+    table.add_row("since", time_text(remote.get("since_ms")))
+    table.add_row("circuit breaker", _text(remote.get("breaker")))
+    skew = remote.get("clock_skew_seconds")
+    table.add_row("clock ahead", f"{skew:.1f} s" if isinstance(skew, int | float) else "-")
+    table.add_row("prefix", _with_reason(remote.get("claim"), remote.get("claim_reason")))
+    table.add_row("lineage", _text(remote.get("lineage")))
+    capabilities = remote.get("capabilities")
+    if isinstance(capabilities, Mapping):
+        known = ", ".join(f"{name.replace('_', ' ')}: {_text(value)}" for name, value in capabilities.items())
+        table.add_row("the server can", known or "not known yet")
+    table.add_row("uploads", _text(remote.get("uploads_held_by") or "go on"))
+    if remote.get("manifests_problem"):
+        table.add_row("manifests", _text(remote.get("manifests_problem")))
+    for part in ("queue", "manifests"):
+        values = remote.get(part)
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            label, _, unit = str(name).rpartition("_")
+            is_size = unit == "bytes"
+            text = size_text(value) if is_size else _text(value)
+            table.add_row(f"{part}: {(label if is_size else str(name)).replace('_', ' ')}", text)
+    requests = remote.get("requests")
+    if isinstance(requests, Mapping):
+        table.add_row("requests", ", ".join(f"{name} {value:.0f}" for name, value in sorted(requests.items())))
+    table.add_row("sent", size_text(remote.get("sent_bytes")))
+    table.add_row("received", size_text(remote.get("received_bytes")))
+    console.print(table)
+
+
+def _with_reason(state: object, reason: object) -> str:
+    return f"{_text(state)}: {_text(reason)}" if reason else _text(state)
+
+
 def _print_codecs(console: Console, status: Document) -> None:
     """How each tier's blobs lie, where any lies otherwise than it was put."""
     codecs = _table("tier", "codec", "blobs", "plain", "stored", "ratio")
@@ -136,12 +182,13 @@ def _print_codecs(console: Console, status: Document) -> None:
 
 def print_buckets(console: Console, buckets: Iterable[Document]) -> None:
     """One line a bucket."""
-    table = _table("bucket", "kind", "durability", "codec", "objects", "size", "owner", "created")
+    table = _table("bucket", "kind", "durability", "remote", "codec", "objects", "size", "owner", "created")
     for bucket in buckets:
         table.add_row(
             _text(bucket.get("name")),
             _text(bucket.get("kind")),
             _text(bucket.get("durability")),
+            _text(bucket.get("remote")),
             _text(bucket.get("codec")),
             _text(bucket.get("objects")),
             size_text(bucket.get("size_bytes")),

@@ -2,8 +2,9 @@
 
 `rebuild` makes both LMDB environments anew from the home tier: rows, buckets, users and small frames from the record log, the
 places of large frames from the record pages in the segments. `fsck` compares catalog and tiers, reads every frame and
-changes nothing. What only an arena holds is not theirs to check or to bring back: after a rebuild, chunks of class `memory` that
-had not been written down are gone, as they are after power loss.
+changes nothing. What a row of class `shared` needs may have left this node for the remote tier: that is no loss here, and is
+counted (`kvobj-admin fsck --remote` looks there). What only an arena holds is not theirs to check or to bring back: after a
+rebuild, chunks of class `memory` that had not been written down are gone, as they are after power loss.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rebuild import rebuild_catalog
-from kvobj.catalog.rows import BlobRef, ObjectRow
+from kvobj.catalog.rows import BlobRef, Durability, ObjectRow
 from kvobj.codec.frame import MAX_HEAD_BYTES
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
@@ -45,7 +46,8 @@ CHECK_ARENA_BYTES = 320 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What was looked at and what was wrong: rows without blobs, corrupt frames, blobs without rows (harmless: swept)."""
+    """What was looked at and what was wrong: rows without blobs, corrupt frames, blobs without rows (harmless: swept).
+    `remote_blobs` are not here, and need not be."""
 
     objects: int
     blobs: int
@@ -53,6 +55,7 @@ class FsckReport:
     missing_blobs: int
     corrupt_blobs: int
     leftover_blobs: int
+    remote_blobs: int = 0
 
     @property
     def problems(self) -> int:
@@ -62,13 +65,15 @@ class FsckReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What was found again. `missing_blobs` are named by rows but are in no segment: `problems`."""
+    """What was found again. `missing_blobs` are named by rows but are in no segment: `problems`, but for the `remote_blobs`, which
+    rows of class `shared` name."""
 
     buckets: int
     users: int
     objects: int
     blobs: int
     missing_blobs: int
+    remote_blobs: int = 0
 
     @property
     def problems(self) -> int:
@@ -122,7 +127,7 @@ async def _fsck(settings: Settings, data: DataDirectory, report: Report) -> Fsck
 async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport:
     held = {blob_id async for blob_id in nvme.scan()}
     leftovers = set(held)
-    objects = blobs = checked_bytes = missing = corrupt = 0
+    objects = blobs = checked_bytes = missing = corrupt = remote = 0
     in_memory = {row.blobs[0].blob_id async for row in catalog.scan_objects(volatile_only=True)}
     async for row in catalog.scan_objects():
         objects += 1
@@ -132,6 +137,9 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
             if row.blobs[0].blob_id in in_memory:
                 continue  # adopted by the next start, not yet in the home tier
             finding: dict[str, object] = {"bucket": row.bucket, "key": row.key, "blob_id": str(blob_id)}
+            if blob_id not in held and row.durability is Durability.SHARED:
+                remote += 1
+                continue
             if blob_id not in held:
                 missing += 1
                 report("missing-blob", finding)
@@ -152,6 +160,7 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
         missing_blobs=missing,
         corrupt_blobs=corrupt,
         leftover_blobs=len(leftovers),
+        remote_blobs=remote,
     )
 
 
@@ -225,12 +234,16 @@ async def _note_codecs(row: ObjectRow, lasting: list[BlobRef], nvme: NvmeTier, c
 
 
 async def _count(catalog: LmdbCatalog, nvme: NvmeTier, coded: CodedBlobs) -> RebuildReport:
-    objects = blobs = missing = 0
+    objects = blobs = missing = remote = 0
     async for row in catalog.scan_objects():
         objects += 1
         lasting = _lasting(row)
         blobs += len(lasting)
-        missing += len(await nvme.missing([BlobId(blob.blob_id) for blob in lasting]))
+        absent = len(await nvme.missing([BlobId(blob.blob_id) for blob in lasting]))
+        if row.durability is Durability.SHARED:
+            remote += absent
+        else:
+            missing += absent
         await _note_codecs(row, lasting, nvme, coded)
     return RebuildReport(
         buckets=len(await catalog.buckets()),
@@ -238,6 +251,7 @@ async def _count(catalog: LmdbCatalog, nvme: NvmeTier, coded: CodedBlobs) -> Reb
         objects=objects,
         blobs=blobs,
         missing_blobs=missing,
+        remote_blobs=remote,
     )
 
 

@@ -1,4 +1,5 @@
-"""Namespace keys at rest: wrapped by AES key wrap (RFC 3394), so that a copy of the catalog or of the record log names no chunk.
+"""Namespace keys at rest: wrapped by AES key wrap (RFC 3394), so that a copy of the catalog or of the record log names no chunk;
+and users' secrets in manifests, sealed by AES key wrap with padding (RFC 5649).
 
 The wrapping key is the configuration's (`[security] wrapping_key_env`), or follows from the data directory's store key. This module
 alone uses the `cryptography` library.
@@ -9,7 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from blake3 import blake3
-from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+from cryptography.hazmat.primitives.keywrap import (
+    InvalidUnwrap,
+    aes_key_unwrap,
+    aes_key_unwrap_with_padding,
+    aes_key_wrap,
+    aes_key_wrap_with_padding,
+)
 
 from kvobj.errors import CorruptionError
 
@@ -46,3 +53,14 @@ class KeyWrapper:
                 bucket=bucket,
                 namespace=namespace,
             ) from error
+
+    def seal(self, content: bytes) -> bytes:
+        """A short secret, encrypted and authenticated; the same content is sealed to the same bytes."""
+        return aes_key_wrap_with_padding(self._wrapping_key, content)
+
+    def unseal(self, sealed: bytes) -> bytes | None:
+        """What was sealed; None where it was under another key, or is damaged."""
+        try:
+            return aes_key_unwrap_with_padding(self._wrapping_key, sealed)
+        except InvalidUnwrap:
+            return None
