@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
+import msgspec
+
 from kvobj.api.admin_api import AdminService, Authenticate
 from kvobj.api.admin_view import (
     BlobStatus,
@@ -25,6 +27,7 @@ from kvobj.api.message import Reply, RequestHead
 from kvobj.arena import ArenaUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, BucketUsage, ListPage, ObjectRow, UserRow
+from kvobj.catalog.setting_rows import BucketUpdate, changes_of
 from kvobj.clock import SystemClock
 from kvobj.errors import BucketExistsError, ConflictError, NoSuchBucketError, NoSuchUserError, UserExistsError
 from kvobj.gc.plan import GcPlan, GcReport, Reason, Victim
@@ -81,6 +84,12 @@ class FakeCatalog:
             raise BucketExistsError("the bucket exists", bucket=bucket.name)
         self.buckets_by_name[bucket.name] = bucket
 
+    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+        if name not in self.buckets_by_name:
+            raise NoSuchBucketError("no such bucket", bucket=name)
+        row = self.buckets_by_name[name] = msgspec.structs.replace(self.buckets_by_name[name], **changes_of(update))
+        return row
+
     async def bucket_usage(self, name: str) -> BucketUsage:
         if name not in self.buckets_by_name:
             raise NoSuchBucketError("no such bucket", bucket=name)
@@ -112,6 +121,8 @@ class FakeStore:
     gate: asyncio.Event | None = None
     recalled: list[tuple[RecallQuery, bool]] = field(default_factory=list)
     recall_steps: int = 2
+    flush_steps: int = 1
+    flushed: list[tuple[bool, float]] = field(default_factory=list)
     quiet: bool = False
 
     def is_ready(self) -> bool:
@@ -191,11 +202,21 @@ class FakeStore:
         self.recall_steps = 0
         return RecallReport("cancelled")
 
-    async def flush(self) -> FlushOutcome:
-        return FlushOutcome(blobs=3, size_bytes=3 * 2**20)
+    async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
+        self.flushed.append((local, timeout_seconds))
+        steps_left = max(0, self.flush_steps - len(self.flushed))
+        return FlushOutcome(
+            blobs=3,
+            size_bytes=3 * 2**20,
+            uploaded_objects=0 if local else 1,
+            is_done=not steps_left,
+            left_to_upload=steps_left,
+            left_to_upload_bytes=steps_left * 2**20,
+            held_by="the remote is full" if steps_left else "",
+        )
 
 
-def admin_service(store: FakeStore, authenticate: Authenticate) -> AdminService:
+def admin_service(store: FakeStore, authenticate: Authenticate, *, has_remote: bool = False) -> AdminService:
     """The service over a fake store."""
     return AdminService(
         view=store,
@@ -205,6 +226,7 @@ def admin_service(store: FakeStore, authenticate: Authenticate) -> AdminService:
         clock=SystemClock(),
         region="us-east-1",
         logger=logging.getLogger("kvobj.test"),
+        has_remote=has_remote,
     )
 
 
@@ -232,7 +254,7 @@ def running_admin_server(make_service: Callable[[], AdminService]) -> Iterator[s
             self.end_headers()
             self.wfile.write(reply.body)
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that the base class calls
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - the names that the base class calls
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             """Say nothing."""

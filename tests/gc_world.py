@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from fakes import ManualClock
 
 from kvobj.arena import PinnedFrame
@@ -18,7 +19,9 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, CommitMode, Durability, ObjectRow
 from kvobj.clock import boot_ms
 from kvobj.database import Database
+from kvobj.errors import TierUnavailableError
 from kvobj.gc.collector import Collector, CollectorLimits
+from kvobj.gc.eviction import RemoteSide
 from kvobj.gc.holds import Holds
 from kvobj.gc.pacing import Pace
 from kvobj.gc.reaper import Reaper
@@ -27,12 +30,42 @@ from kvobj.policy.chunk_policy import CacheTier
 from kvobj.policy.gipe import GipePolicy
 from kvobj.record_log import RecordLog
 from kvobj.store.commit import kv_etag
+from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import BlobNames, ByteRange, TierUsage
 
 LOG = logging.getLogger("test")
 GRACE_SECONDS = 30
 CHUNK = 100
+
+
+class SizedRemote:
+    """What gc sees of a remote tier, without a byte of it: blobs by size, and whether it answers."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[BlobId, int] = {}
+        self.is_available = True
+        self.asked: list[BlobId] = []
+
+    @property
+    def name(self) -> str:
+        return "remote"
+
+    def find(self, blob_id: BlobId) -> object | None:
+        return self.sizes.get(blob_id)
+
+    def may_hold(self, blob_ids: Sequence[BlobId]) -> set[BlobId]:
+        return {blob_id for blob_id in blob_ids if blob_id in self.sizes}
+
+    async def missing(self, blob_ids: Sequence[BlobId]) -> list[BlobId]:
+        self.asked += blob_ids
+        return [blob_id for blob_id in blob_ids if blob_id not in self.sizes]
+
+    async def delete(self, blob_ids: Sequence[BlobId]) -> None:
+        if not self.is_available and self.may_hold(blob_ids):
+            raise TierUnavailableError("the remote is away")
+        for blob_id in blob_ids:
+            self.sizes.pop(blob_id, None)
 
 
 class SizedTier:
@@ -105,8 +138,12 @@ class GcWorld:
         capacity_bytes: int = 10 * CHUNK,
         held_bytes_max: int = 10 * CHUNK,
         chunk_ttl_seconds: float | None = None,
+        remote: SizedRemote | None = None,
     ) -> None:
         self.clock = clock
+        self.remote = remote
+        self.remote_corrupt = CorruptBlobs()
+        self.uploaded: list[list[str]] = []
         self.catalog = catalog
         self.home = SizedTier(capacity_bytes)
         self.in_use = BlobsInUse()
@@ -140,9 +177,25 @@ class GcWorld:
             ),
             log=LOG,
             refused=lambda: self.refused,
+            remote=None if remote is None else RemoteSide(remote, remote, self.remote_corrupt, self.upload_now),
         )
         self._blob_ids = BlobIdAllocator(7)
         self._numbers = itertools.count()
+
+    async def upload_now(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+        """What the uploader does for rows whose room is wanted."""
+        self.uploaded.append([row.key for row in rows])
+        return [await self.share(row) for row in rows] if self.remote is not None and self.remote.is_available else []
+
+    async def share(self, row: ObjectRow) -> ObjectRow:
+        """The remote has the row's blobs from now on, and the catalog says so."""
+        assert self.remote is not None
+        for blob in row.blobs:
+            self.remote.sizes[BlobId(blob.blob_id)] = blob.frame_bytes
+        shared = msgspec.structs.replace(row, durability=Durability.SHARED)
+        assert await self.catalog.raise_durability([shared]) == [True]
+        self.collector.shared([shared])
+        return shared
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

@@ -6,7 +6,7 @@ import logging
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvobj.app.kv_api import make_kv_api
 from kvobj.app.node import Node
 from kvobj.catalog.rows import ObjectRow, UserRow
 from kvobj.clock import SystemClock, boot_ms
+from kvobj.config.settings import RemoteSettings
 from kvobj.gc.pacing import Pace
 from kvobj.store.request_feed import RequestTrace
 
@@ -267,9 +268,12 @@ def parse_stream(body: bytes) -> list[Item]:
 
 
 @asynccontextmanager
-async def kv_node(data: Path, memory: Path, *, dram_mib: int = 16) -> AsyncIterator[KvDriver]:
+async def kv_node(
+    data: Path, memory: Path, *, dram_mib: int = 16, remote: RemoteSettings | None = None
+) -> AsyncIterator[KvDriver]:
     """A node with Alice's KV bucket `cache` and her ordinary bucket `files`. Small, since populating an arena is what costs."""
-    async with running_node(node_settings(data, memory, dram_mib=dram_mib, nvme_mib=64)) as node:
+    settings = replace(node_settings(data, memory, dram_mib=dram_mib, nvme_mib=64), remote=remote)
+    async with running_node(settings) as node:
         clock = TurnedClock()
         waits: list[float] = []
 

@@ -20,6 +20,7 @@ from s3_driver import Answer
 
 from kvobj.app.node import flush
 from kvobj.catalog.rows import ObjectRow
+from kvobj.config.settings import RemoteSettings
 from kvobj.ids import BlobId
 from kvobj.tensors.codecs import unavailable
 from kvobj.tiers.coded_blobs import CodedBlob
@@ -118,10 +119,16 @@ class Coded:
 
 @asynccontextmanager
 async def coded_node(
-    data: Path, memory: Path, *, codecs: dict[str, str], lossy: bool = False, dram_mib: int = 16
+    data: Path,
+    memory: Path,
+    *,
+    codecs: dict[str, str],
+    lossy: bool = False,
+    dram_mib: int = 16,
+    remote: RemoteSettings | None = None,
 ) -> AsyncIterator[Coded]:
     """A node with a namespace `n` of these settings."""
-    async with kv_node(data, memory, dram_mib=dram_mib) as kv:
+    async with kv_node(data, memory, dram_mib=dram_mib, remote=remote) as kv:
         namespace = await kv.declare("n", layout=LAYOUT, chunk_tokens=TOKENS, codecs=codecs, lossy=lossy)
         yield Coded(kv, namespace)
 

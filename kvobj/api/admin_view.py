@@ -74,13 +74,45 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteStatus:
+    """The remote tier. `state` is ok, probing (not asked yet), degraded, down or refused, `reason` says why, `since_ms` since when
+    (wall time); `breaker` is closed, open or half-open; `capabilities` are what the server was found to do, empty before it
+    answered. `claim` is unclaimed, claimed, fenced or refused: whether the prefix is this store's to write to, in its `lineage`.
+
+    `queue` is what waits to be uploaded, and what was since the start, `uploads_held_by` why nothing goes up now; `manifests` is
+    what the remote is not told yet, and `manifests_problem` why; `requests` are counts since the start by operation, beside bytes.
+    """
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    state: str
+    reason: str
+    since_ms: int
+    breaker: str
+    clock_skew_seconds: float | None
+    capabilities: Mapping[str, str | bool | int]
+    lineage: int
+    claim: str
+    claim_reason: str
+    queue: Mapping[str, float]
+    uploads_held_by: str
+    manifests: Mapping[str, float]
+    manifests_problem: str
+    requests: Mapping[str, float]
+    sent_bytes: float
+    received_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `gc` and
     `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
     the last minute with their unit in their name (`get_per_second`, `sent_bytes_per_second` …); `notes` are what an
     operator should know: buffered I/O, an arena outside shared memory, orphaned arenas; `workers` are there where there are more
     processes than this one, and `cpu_seconds` are this one's; `gpu` says what of a GPU is here, or is missing; `unfinished`
-    are the bytes of parts of unfinished uploads by user, `unfinished_limit_bytes` is what one user but root may have of them."""
+    are the bytes of parts of unfinished uploads by user, `unfinished_limit_bytes` is what one user but root may have of them;
+    `remote` is there where a remote tier is configured."""
 
     version: str
     store_id: str
@@ -100,6 +132,7 @@ class StoreStatus:
     gpu: Mapping[str, str] = field(default_factory=dict)
     unfinished_limit_bytes: int = 0
     unfinished: Mapping[str, int] = field(default_factory=dict)
+    remote: RemoteStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +166,21 @@ class VerifiedObject:
 
 @dataclass(frozen=True, slots=True)
 class FlushOutcome:
-    """What a flush wrote down of what was only in memory."""
+    """What a flush wrote down of what was only in memory, and what was uploaded meanwhile; whether all of it is done, and what is
+    left otherwise: objects in memory, objects to upload and their bytes, and records that the remote is to be told."""
 
     blobs: int
     size_bytes: int
+    uploaded_objects: int = 0
+    uploaded_bytes: int = 0
+    is_done: bool = True
+    left_in_memory: int = 0
+    left_in_memory_bytes: int = 0
+    left_to_upload: int = 0
+    left_to_upload_bytes: int = 0
+    left_to_tell: int = 0
+    held_by: str = ""
+    """Why nothing goes to the remote now, if nothing does."""
 
 
 class AdminView(Protocol):
@@ -180,6 +224,7 @@ class AdminView(Protocol):
         """Stop the running recall, if any; what it hid stays hidden."""
         ...
 
-    async def flush(self) -> FlushOutcome:
-        """Write down everything that is only in memory; returns once it is durable. `StoreFullError`, `UnavailableError`."""
+    async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
+        """Write down everything that is only in memory and, unless `local`, upload what waits for it and tell the remote of all;
+        returns once that is done, or the time is over. `StoreFullError`, `UnavailableError`."""
         ...

@@ -43,6 +43,7 @@ from kvobj.errors import (
     NoSuchSessionError,
     NoSuchUploadError,
     NotFoundError,
+    NotSharedError,
     ParentNotFoundError,
     PinLimitExceededError,
     PreconditionFailedError,
@@ -275,7 +276,8 @@ def describe(error: KvobjError) -> tuple[str, int, str]:
         if isinstance(error, kind):
             status, message = _STATUS[code]
             # Only a request's own fault is told in the words of who refused it: the others could tell of the inside.
-            return code, status, error.message if code in _CODES_WITH_OWN_MESSAGE else message
+            is_own = code in _CODES_WITH_OWN_MESSAGE or isinstance(error, NotSharedError)
+            return code, status, error.message if is_own else message
     status, message = _STATUS["InternalError"]
     return "InternalError", status, message
 
@@ -377,6 +379,8 @@ def _reply(
     elif isinstance(error, LayoutMismatchError | NamespaceConflictError) and "differs" in error.data:
         differs = error.data["differs"]
         data = {"Differs": ",".join(differs) if isinstance(differs, list | tuple) else differs}
+    elif isinstance(error, NotSharedError) and "reached" in error.data:
+        headers.append(("x-kvobj-durability", str(error.data["reached"])))
     elif error is not None:
         data = {
             element: error.data[name]

@@ -40,7 +40,7 @@ class S3Settings:
 
     `unsigned_payload_needs_tls`: a signed request whose signature does not cover its body comes by TLS or is refused.
     `explain_signatures`: see `SignatureVerifier`. `trusted_proxies`: whose X-Forwarded-For and X-Forwarded-Proto are believed.
-    `bucket_uploads`: multipart uploads that a bucket may have in progress.
+    `bucket_uploads`: multipart uploads that a bucket may have in progress. `has_remote`: there is a remote tier to write to.
     """
 
     region: str = "us-east-1"
@@ -50,6 +50,7 @@ class S3Settings:
     explain_signatures: bool = False
     trusted_proxies: tuple[Network, ...] = ()
     bucket_uploads: int = 10_000
+    has_remote: bool = False
 
     @property
     def regions(self) -> frozenset[str]:

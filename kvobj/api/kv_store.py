@@ -22,9 +22,16 @@ class ChunkStore(Protocol):
     """Namespaces, sessions, pins and match; coordination over the catalog, the policy and the tiers."""
 
     async def declare_namespace(
-        self, bucket: BucketRow, name: str, declaration: Mapping[str, object], *, caller: Caller
+        self,
+        bucket: BucketRow,
+        name: str,
+        declaration: Mapping[str, object],
+        *,
+        caller: Caller,
+        key: bytes | None = None,
     ) -> tuple[OpenNamespace, bool]:
-        """Declare, or change the settings of what is declared equally; whether it is new. Only for owners."""
+        """Declare, or change the settings of what is declared equally; whether it is new. Only for owners. `key`: another store's,
+        which the API takes from administrators alone (`NamespaceBook.declare`)."""
         ...
 
     async def namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> OpenNamespace:

@@ -43,8 +43,8 @@ from kvobj.api.settings.lifecycle_headers import abort_headers
 from kvobj.api.settings.new_object import acl_of_object, tags_of_object
 from kvobj.api.timestamps import iso_time
 from kvobj.api.upload_bound import UploadBound
-from kvobj.catalog.rows import MAX_PARTS, BucketKind, Checksum, ObjectRow, UploadRow
-from kvobj.errors import NoSuchUploadError
+from kvobj.catalog.rows import MAX_PARTS, BucketKind, Checksum, Durability, ObjectRow, UploadRow
+from kvobj.errors import InvalidRequestError, NoSuchUploadError
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag
 
 MAX_COMPLETE_BYTES: Final = 4 * 1024 * 1024
@@ -74,13 +74,16 @@ class MultipartUploads:
             # Holds a live chunk, for which Complete answers; refuses what the commit would refuse, before any part is sent.
             await self._store.live_chunk(operation.bucket, operation.key, place)
         algorithm, kind = parse_upload_checksum(fields)
+        durability = parse_durability(fields) or bucket.durability
+        if durability is Durability.SHARED and not exchange.settings.has_remote:
+            raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
         upload = UploadRow(
             bucket=operation.bucket,
             key=operation.key,
             upload_id=self._new_upload_id(),
             initiated_ms=exchange.clock.now_ms(),
             owner=exchange.authentication.user.id,
-            durability=parse_durability(fields) or bucket.durability,
+            durability=durability,
             headers=parse_stored_headers(fields),
             metadata=parse_metadata(fields),
             checksum_algorithm=algorithm,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from time import process_time
 
@@ -20,22 +20,21 @@ from kvobj.api.admin_view import (
 )
 from kvobj.app.node import Node, flush
 from kvobj.app.rates import Rates
+from kvobj.app.remote_state import remote_place, remote_status
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.arena import orphaned_arenas
 from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.clock import Clock
 from kvobj.codec.frame import MAX_HEAD_BYTES, block_count
-from kvobj.errors import KvobjError, UnavailableError
+from kvobj.errors import KvobjError
 from kvobj.gc.plan import GcPlan, GcReport
 from kvobj.gc.recall import RecallQuery, RecallReport
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 from kvobj.tensors.kernels.load import status as kernels_status
-from kvobj.tiers.coded_blobs import CodecTotals
+from kvobj.tiers.coded_blobs import CodecUsage
 from kvobj.tiers.coded_frames import head_of, spoken_name
 from kvobj.tiers.protocol import Tier, TierUsage
-
-FLUSH_SECONDS = 600.0
 
 
 class NodeView:
@@ -76,13 +75,23 @@ class NodeView:
             await workers.refresh()
         backlog, demotion = node.write_behind.backlog, node.home_demotion.counts
         due = await node.catalog.due(now_ms=self._clock.now_ms(), limit=1000)
+        dram, nvme, remote = node.dram, node.nvme, node.remote
         tiers: tuple[TierStatus, ...] = (
-            await self._tier_status(node.dram, str(node.arena.directory), node.dram.coded_totals, is_home=False),
-            await self._tier_status(node.nvme, str(node.nvme_directory), node.coded_blobs.totals, is_home=True),
+            replace(
+                await self._tier_status(dram, str(node.arena.directory), dram.coded_totals.usage()),
+                dirty_bytes=dram.dirty_bytes,
+            ),
+            replace(
+                await self._tier_status(nvme, str(node.nvme_directory), node.coded_blobs.totals.usage()), is_home=True
+            ),
         )
+        if remote is not None:
+            tiers = (*tiers, await self._tier_status(remote.tier, remote_place(remote), remote.directory.usage()))
         if node.hbm is not None:
-            hbm_status = await self._tier_status(node.hbm, "device memory", node.hbm.coded_totals, is_home=False)
-            tiers = (replace(hbm_status, dirty_bytes=0), *tiers)
+            tiers = (
+                await self._tier_status(node.hbm, "device memory", node.hbm.coded_totals.usage()),
+                *tiers,
+            )
         return StoreStatus(
             version=__version__,
             store_id=node.data.store_id.hex(),
@@ -124,6 +133,7 @@ class NodeView:
             gpu=await asyncio.to_thread(_gpu_status),
             unfinished_limit_bytes=node.catalog.unfinished.limit_bytes or 0,
             unfinished=dict(node.catalog.unfinished.of_users),
+            remote=remote_status(node.remote, node.writing, self._metrics),
         )
 
     @staticmethod
@@ -134,7 +144,7 @@ class NodeView:
             if tier.mode == "buffered"
         )
 
-    async def _tier_status(self, tier: Tier, location: str, coded: CodecTotals, *, is_home: bool) -> TierStatus:
+    async def _tier_status(self, tier: Tier, location: str, coded: Sequence[CodecUsage]) -> TierStatus:
         usage = await tier.usage()
         codecs = _codec_statuses(usage, coded)
         hits = self._sample("kvobj_tier_gets_total", tier=tier.name, outcome="hit")
@@ -146,9 +156,7 @@ class NodeView:
             blobs=usage.blobs,
             mode=usage.mode,
             location=location,
-            is_home=is_home,
             hit_ratio=hits / (hits + misses) if hits + misses else None,
-            dirty_bytes=0 if is_home else self._node.dram.dirty_bytes,
             plain_bytes=sum(each.plain_bytes for each in codecs),
             codecs=codecs,
         )
@@ -180,7 +188,7 @@ class NodeView:
             "sent_bytes_per_second": self._sample("kvobj_s3_sent_bytes_total"),
             "written_behind_bytes_per_second": float(self._node.write_behind.written_bytes),
         }
-        for name in ("dram", "nvme"):
+        for name in ("dram", "nvme") if self._node.remote is None else ("dram", "nvme", "remote"):
             counters[f"{name}_hits_per_second"] = self._sample("kvobj_tier_gets_total", tier=name, outcome="hit")
         return counters
 
@@ -195,7 +203,8 @@ class NodeView:
         blob_id = BlobId(blob.blob_id)
         holding: list[str] = []
         frame_status: FrameStatus | None = None
-        tiers: tuple[Tier | None, ...] = (self._node.hbm, self._node.dram, self._node.nvme)
+        node = self._node
+        tiers: list[Tier | None] = [node.hbm, node.dram, node.nvme, None if node.remote is None else node.remote.tier]
         for tier in tiers:
             if tier is None:
                 continue
@@ -250,13 +259,36 @@ class NodeView:
         """See `AdminView.cancel_recall`."""
         return await self._node.upkeep.recall.cancel()
 
-    async def flush(self) -> FlushOutcome:
+    async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
         """See `AdminView.flush`."""
-        worker = self._node.write_behind
+        worker, remote = self._node.write_behind, self._node.remote
+        uploads = None if self._node.writing is None else self._node.writing.uploads
         objects, size_bytes = worker.written_objects, worker.written_bytes
-        if not await flush(self._node, timeout_seconds=FLUSH_SECONDS):
-            raise UnavailableError("not everything could be written down in time", left=worker.backlog.objects)
-        return FlushOutcome(worker.written_objects - objects, worker.written_bytes - size_bytes)
+        uploaded = (0, 0) if uploads is None else (uploads.uploaded_objects, uploads.uploaded_bytes)
+        until = self._clock.monotonic() + timeout_seconds
+        is_done = await flush(self._node, timeout_seconds=timeout_seconds)
+        if is_done and not local and uploads is not None:
+            is_done = await uploads.flush(timeout_seconds=max(0.0, until - self._clock.monotonic()))
+        left = worker.backlog
+        outcome = FlushOutcome(
+            worker.written_objects - objects,
+            worker.written_bytes - size_bytes,
+            is_done=is_done,
+            left_in_memory=left.objects,
+            left_in_memory_bytes=left.size_bytes,
+        )
+        if uploads is None or remote is None:
+            return outcome
+        to_upload = uploads.backlog
+        return replace(
+            outcome,
+            uploaded_objects=uploads.uploaded_objects - uploaded[0],
+            uploaded_bytes=uploads.uploaded_bytes - uploaded[1],
+            left_to_upload=to_upload.objects,
+            left_to_upload_bytes=to_upload.size_bytes,
+            left_to_tell=remote.manifests.lag.entries,
+            held_by=uploads.state or remote.manifests.lag.problem,
+        )
 
 
 def _gpu_status() -> dict[str, str]:
@@ -269,14 +301,14 @@ def _gpu_status() -> dict[str, str]:
     }
 
 
-def _codec_statuses(usage: TierUsage, coded: CodecTotals) -> tuple[CodecStatus, ...]:
+def _codec_statuses(usage: TierUsage, coded: Sequence[CodecUsage]) -> tuple[CodecStatus, ...]:
     """How a tier's blobs lie; what lies as it was put is the rest."""
     found = [
         CodecStatus(spoken_name(each.codec), each.blobs, each.plain_bytes, each.stored_bytes, each.ratio)
-        for each in coded.usage()
+        for each in coded
     ]
-    plain_blobs = usage.blobs - coded.blobs
-    plain_bytes = max(0, usage.used_bytes - coded.stored_bytes)
+    plain_blobs = usage.blobs - sum(each.blobs for each in coded)
+    plain_bytes = max(0, usage.used_bytes - sum(each.stored_bytes for each in coded))
     if plain_blobs > 0:
         found.insert(0, CodecStatus("raw", plain_blobs, plain_bytes, plain_bytes, 1.0))
     return tuple(found)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvobj.app.tiering import RemoteReading
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.config.settings import Settings
 from kvobj.gc.collector import Collector, CollectorLimits
-from kvobj.gc.copies import Copies, MarkedTier
+from kvobj.gc.copies import Copies, MarkedTier, RemoteCopies
+from kvobj.gc.eviction import RemoteSide, UploadNow
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.holds import Holds
 from kvobj.gc.home_chunks import plain_size
@@ -24,6 +26,8 @@ from kvobj.gc.pacing import Pace
 from kvobj.gc.reaper import Reaper
 from kvobj.gc.recall import Recall
 from kvobj.gc.reconcile import Reconcile
+from kvobj.gc.remote_reaping import RemoteReaping
+from kvobj.gc.remote_sweep import RemoteLeftovers, RemoteSweep
 from kvobj.gc.scrub import Scrub
 from kvobj.gc.state_files import StateFiles
 from kvobj.gc.sweep import Sweep
@@ -48,6 +52,10 @@ class Collection:
     reaper: Reaper
     holds: Holds
     pace: Pace
+
+
+async def _uploads_nothing(_: Sequence[ObjectRow]) -> Sequence[ObjectRow]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +89,20 @@ def make_collection(
     name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
     is_cached: Callable[[BlobId], bool] = lambda _: False,
     stored_bytes: Callable[[ObjectRow], int] = plain_size,
+    local: Sequence[Tier] = (),
+    remote: RemoteReading | None = None,
+    upload_now: UploadNow = _uploads_nothing,
 ) -> Collection:
     """The collector with its reaper. `tiers` is all of them as one; `on_freed` is told when blobs were deleted from them;
-    `refused`, `name_blob`, `is_cached` and `stored_bytes`: see `Collector`."""
+    `refused`, `name_blob`, `is_cached` and `stored_bytes`: see `Collector`. Where there is a `remote`, `home` is nvme as it is
+    written to (coded or not), `local` are the tiers of this node, and `upload_now` makes rows of class `local` shared."""
     gc = settings.gc
     grace_ms = int(gc.grace_seconds * 1000)
     pace = Pace(clock, chunks_per_second=gc.chunks_per_second)
+    reaping, side = None, None
+    if remote is not None:
+        reaping = RemoteReaping(remote.tier, catalog=catalog, tiers=tiers, local=local, clock=clock, log=log)
+        side = RemoteSide(remote.tier, remote.directory, remote.corrupt, upload_now)
     reaper = Reaper(
         catalog=catalog,
         tiers=tiers,
@@ -96,6 +112,7 @@ def make_collection(
         on_freed=on_freed,
         log=log,
         pace=pace,
+        remote=reaping,
     )
     holds = Holds(grace_ms=grace_ms, bytes_max=int(HELD_SHARE * home_capacity_bytes))
     collector = Collector(
@@ -118,7 +135,10 @@ def make_collection(
         is_cached=is_cached,
         stored_bytes=stored_bytes,
         spares=is_profile,
+        remote=side,
     )
+    if remote is not None:
+        remote.promotions.connect(collector)
     return Collection(collector, reaper, holds, pace)
 
 
@@ -142,12 +162,38 @@ def make_upkeep(
     clock: Clock,
     metrics: Metrics,
     log: logging.Logger,
+    remote: RemoteReading | None = None,
+    leftovers: RemoteLeftovers | None = None,
+    earlier_epochs: Sequence[int] = (),
+    is_uncommitted: Callable[[BlobId], bool] | None = None,
 ) -> Upkeep:
     """Everything else of gc. `tiers` is all of them as one; `directory` keeps the policy's tables and how far
-    scrub and lifecycle are."""
+    scrub and lifecycle are. `leftovers`: what finds those on the `remote`; `earlier_epochs` are those of this node's last
+    processes, whose leftovers a start looks for; `is_uncommitted`: whether a blob is on the remote for a row that comes yet."""
     gc = settings.gc
     lost = LostObjects(catalog=catalog, clock=clock, on_removed=on_removed, log=log)
-    copies = Copies(cache=cache, home=home, run=run, in_use=in_use, corrupt=corrupt, settled=settled)
+    remote_copies, remote_sweep = None, None
+    if remote is not None:
+        remote_copies = RemoteCopies(remote.read, remote.directory, remote.corrupt, remote.tier.replace)
+    if remote is not None and leftovers is not None:
+        is_put = remote.tier.is_in_flight
+
+        def under_way(blob_id: BlobId) -> bool:
+            return is_put(blob_id) or (is_uncommitted is not None and is_uncommitted(blob_id))
+
+        remote_sweep = RemoteSweep(
+            leftovers,
+            catalog=catalog,
+            names_of=remote.names_of,
+            being_written=under_way,
+            is_putting=remote.tier.is_in_flight,
+            earlier_epochs=earlier_epochs,
+            knows_nothing=lambda: remote.directory.totals[0] == 0,
+            log=log,
+        )
+    copies = Copies(
+        cache=cache, home=home, run=run, in_use=in_use, corrupt=corrupt, settled=settled, remote=remote_copies
+    )
     reconcile = Reconcile(catalog=catalog, tiers=tiers, lost=lost, clock=clock)
     scrub = Scrub(
         catalog=catalog, copies=copies, lost=lost, clock=clock, bytes_per_second=gc.scrub_bytes_per_second, log=log
@@ -166,6 +212,7 @@ def make_upkeep(
         reconcile=reconcile,
         reconcile_interval_seconds=gc.reconcile_interval_seconds,
         history_retention_seconds=settings.events.retention_seconds,
+        remote=remote_sweep,
     )
     lifecycle = Lifecycle(
         catalog=catalog,

@@ -15,6 +15,7 @@ from kvobj.app.fronting import http_settings, s3_settings
 from kvobj.app.log import line_writer
 from kvobj.app.node import Node
 from kvobj.app.same_host import SameHost
+from kvobj.app.upstreams import make_upstreams
 from kvobj.app.worker_orders import S3Orders, WorkerOrders
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.catalog.rows import ObjectRow
@@ -71,12 +72,21 @@ class OneProcess:
         self._listeners = listeners
         self._context = None if tls is None else tls.context
         host_id = node.data.store_id.hex()
-        service = S3Service(
+        self._upstreams = make_upstreams(
+            node.settings.upstreams,
             node.store,
+            node.kv.chunks,
+            has_remote=node.remote is not None,
+            clock=clock,
+            metrics=metrics,
+            log=log,
+        )
+        service = S3Service(
+            self._upstreams.store,
             s3_settings(node.settings, host_id=host_id),
             clock=clock,
             log=log,
-            chunks=node.kv.chunks,
+            chunks=self._upstreams.chunks,
             read_events=node.kv.events.stream,
             same_host=None if same_host is None else (same_host.grants, same_host.levels),
             executor=node.hash_executor,
@@ -112,6 +122,7 @@ class OneProcess:
     async def aclose(self) -> None:
         """See `Front.aclose`."""
         await self._http.aclose()
+        await self._upstreams.aclose()
 
 
 def worker_processes(
@@ -127,7 +138,13 @@ def worker_processes(
     """A pool of `[server] workers` processes, which implements `Front`. `words` outlive it."""
     settings = node.settings
     workers = settings.server.workers
-    node.catalog.on_settings_changed = words.note_settings_changed
+    look = node.catalog.on_settings_changed
+
+    def on_settings_changed() -> None:
+        words.note_settings_changed()
+        look()
+
+    node.catalog.on_settings_changed = on_settings_changed
     durable, volatile = node.database.directories
     orders = WorkerOrders(
         listeners=(),
@@ -143,6 +160,7 @@ def worker_processes(
         volatile_map_bytes=settings.catalog.volatile_map_bytes,
         wrapping_key=node.kv.wrapping_key,
         levels=None if same_host is None else same_host.levels,
+        upstreams=settings.upstreams,
     )
     hits, hit_bytes = node.instruments.gets.labels("dram", "hit"), node.instruments.bytes.labels("dram", "out")
 
@@ -150,13 +168,19 @@ def worker_processes(
         hits.inc(reads)
         hit_bytes.inc(size_bytes)
 
+    rules = None if node.writing is None else node.writing.rules
+
     def on_read(row: ObjectRow) -> None:
         node.collector.touched(row)
         node.dram_transcoding.touched(row)
+        if rules is not None:
+            rules.note_reused(row)
 
     def on_hot_read(row: ObjectRow) -> None:
         node.collector.held_and_touched(row)
         node.dram_transcoding.touched(row)
+        if rules is not None:
+            rules.note_reused(row)
 
     parts = StoreParts(
         catalog=node.catalog,

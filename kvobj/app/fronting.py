@@ -25,6 +25,7 @@ def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
         explain_signatures=settings.debug.explain_signatures,
         trusted_proxies=server.trusted_proxies,
         bucket_uploads=settings.limits.bucket_uploads,
+        has_remote=settings.remote is not None,
     )
 
 

@@ -46,6 +46,11 @@ class KvApi:
     wrapping_key: bytes = field(repr=False)
 
 
+def wrapping_key_of(settings: Settings, store_key: bytes) -> bytes:
+    """What wraps namespaces' keys and seals users' secrets: the configuration's, or one that follows from the data directory's."""
+    return settings.security.wrapping_key or derived_wrapping_key(store_key)
+
+
 def make_kv_api(
     settings: Settings,
     *,
@@ -67,7 +72,7 @@ def make_kv_api(
 ) -> KvApi:
     """`hold` and `pace` are the collector's, `store_key` the data directory's; `on_removed` is what the store tells of hidden
     rows."""
-    wrapping_key = settings.security.wrapping_key or derived_wrapping_key(store_key)
+    wrapping_key = wrapping_key_of(settings, store_key)
     book = NamespaceBook(
         catalog.namespaces,
         wrapper=KeyWrapper(wrapping_key),
@@ -99,6 +104,7 @@ def make_kv_api(
         executor=executor,
         gate=gate,
         start=store.start_in_batch,
+        reached=store.reached,
         settle=store.settled,
         hold=hold,
         tiers_of=tiers_of,

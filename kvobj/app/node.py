@@ -19,8 +19,16 @@ from typing import Final, TypeVar, TypeVarTuple
 
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
 from kvobj.app.hbm import check_hbm
-from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events
+from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events, wrapping_key_of
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
+from kvobj.app.remote import (
+    Remote,
+    RemoteWriting,
+    last_epochs,
+    make_remote_writing,
+    open_remote,
+    remote_tables,
+)
 from kvobj.app.tiering import make_tiering
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
@@ -28,6 +36,7 @@ from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.clock import Clock, boot_ms
 from kvobj.config.settings import BucketSettings, Settings
@@ -89,6 +98,8 @@ class Node:
     record_log: RecordLog
     catalog: LmdbCatalog
     hbm: HbmTier | None
+    remote: Remote | None
+    writing: RemoteWriting | None
     dram: DramTier
     nvme: NvmeTier
     nvme_directory: Path
@@ -137,7 +148,7 @@ async def open_node(
         yield node
 
 
-async def _compose(  # noqa: PLR0915 - the composition root is one list of parts, in order
+async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of parts, in order
     stack: AsyncExitStack,
     settings: Settings,
     data: DataDirectory,
@@ -167,12 +178,13 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     database = Database.open(
         durable=data.catalog_path,
         volatile=arena_choice.volatile_path,
-        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES],
+        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES, *remote_tables(settings)],
         map_bytes=settings.catalog.map_bytes,
         volatile_map_bytes=settings.catalog.volatile_map_bytes,
         record_log=record_log,
         store_id=data.store_id,
         boot_id=boot_id,
+        outbox=None if settings.remote is None else clock,
     )
     stack.push_async_callback(database.aclose)
     policy = chunk_policy(
@@ -214,8 +226,24 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     run = _on_pool(hash_executor)
     coded_blobs = CodedBlobs(database)
     await coded_blobs.settle(nvme)
-    epoch = new_epoch()
+    epoch, earlier_epochs = new_epoch(), last_epochs(database)
     blob_ids = BlobIdAllocator(epoch)
+    remote: Remote | None = None
+    if settings.remote is not None:
+        remote = await open_remote(
+            stack,
+            settings.remote,
+            data=data,
+            database=database,
+            catalog=catalog,
+            arena=arena,
+            epoch=epoch,
+            wrapping_key=wrapping_key_of(settings, data.store_key),
+            run=run,
+            clock=clock,
+            metrics=metrics,
+            log=log,
+        )
 
     corrupt = CorruptBlobs()
 
@@ -237,6 +265,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         clock=clock,
         metrics=metrics,
         log=log,
+        remote=None if remote is None else remote.tier,
     )
     read_tier, cache, home = tiering.read, tiering.cache, tiering.home
     rules, profiles, transcoder = tiering.rules, tiering.profiles, tiering.transcoder
@@ -250,10 +279,14 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         dirty_bytes_max=arena.capacity_bytes // 2,
         wait_seconds=settings.limits.reserve_timeout_seconds,
     )
+
+    async def upload_now(rows: Sequence[ObjectRow]) -> Sequence[ObjectRow]:
+        return () if writing is None else await writing.uploads.upload_now(rows)
+
     collection = make_collection(
         settings,
         catalog=catalog,
-        home=nvme,
+        home=nvme if remote is None else home,
         home_capacity_bytes=nvme_choice.capacity_bytes,
         tiers=read_tier,
         policy=policy,
@@ -264,6 +297,9 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         name_blob=dram_view.note,
         is_cached=dram_view.__contains__,
         stored_bytes=partial(_stored_bytes, coded_blobs),
+        local=tiering.local,
+        remote=tiering.remote,
+        upload_now=upload_now,
         log=log,
     )
     collector, reaper = collection.collector, collection.reaper
@@ -291,6 +327,8 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     def on_read(row: ObjectRow) -> None:
         collector.touched(row)
         dram_transcoding.touched(row)
+        if writing is not None:
+            writing.rules.note_reused(row)
 
     def asked(row: ObjectRow) -> None:
         tiering.hbm_codings.note(row)
@@ -310,6 +348,36 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         log=log,
     )
     await catalog.open_epoch(epoch)
+
+    async def settled(row: ObjectRow) -> ObjectRow:
+        return await commit_step.settled(row, wait=True)
+
+    async def has_sound_copy(row: ObjectRow) -> bool:
+        return (await upkeep.copies.check(row)).problem is None
+
+    writing: RemoteWriting | None = None
+    if remote is not None:
+        writing = make_remote_writing(
+            remote,
+            catalog=catalog,
+            local=tiering.local,
+            read=read_tier,
+            coded_blobs=coded_blobs,
+            arena_bytes=arena.capacity_bytes,
+            in_use=in_use,
+            settle=settled,
+            write_down=write_behind.write_down_now,
+            has_sound_copy=has_sound_copy,
+            on_queued=reaper.kick,
+            on_shared=lambda row: collector.shared([row]),
+            wait_seconds=settings.limits.reserve_timeout_seconds,
+            waiting_max=max(1, settings.limits.concurrent_requests // 2),
+            clock=clock,
+            metrics=metrics,
+            log=log,
+        )
+        catalog.on_settings_changed = writing.rules.look
+    shared = None if writing is None else writing.shared
     commit_step = CommitStep(
         arena=arena,
         catalog=catalog,
@@ -322,6 +390,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
         unhashed_bytes_max=UNHASHED_BYTES_MAX,
         log=log,
+        shared=shared,
     )
 
     def on_removed(rows: Sequence[ObjectRow]) -> None:
@@ -348,6 +417,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         on_removed=on_removed,
         corrupt=corrupt,
         named_profiles=profiles.named,
+        shared=shared,
     )
 
     kv = make_kv_api(
@@ -375,9 +445,6 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         if catalog.log_needs_compaction():
             await catalog.compact_log([live_inline_entries])
 
-    async def settled(row: ObjectRow) -> ObjectRow:
-        return await commit_step.settled(row, wait=True)
-
     upkeep = make_upkeep(
         settings,
         collection,
@@ -397,12 +464,16 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         clock=clock,
         metrics=metrics,
         log=log,
+        remote=tiering.remote,
+        leftovers=None if remote is None else remote.leftovers,
+        earlier_epochs=earlier_epochs,
+        is_uncommitted=None if writing is None else writing.uploads.is_uncommitted,
     )
     await upkeep.state_files.load()
     recovery = await Recovery(
         catalog=catalog,
         cache=cache,
-        home=nvme,
+        home=nvme if tiering.remote is None else tiering.remote.layered,
         write_behind=write_behind,
         hash_executor=hash_executor,
         clock=clock,
@@ -418,6 +489,8 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         record_log=record_log,
         catalog=catalog,
         hbm=tiering.hbm,
+        remote=remote,
+        writing=writing,
         dram=dram,
         nvme=nvme,
         nvme_directory=nvme_choice.directory,
@@ -529,6 +602,8 @@ def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     ):  # fmt: skip
         worker.start()
         stack.push_async_callback(worker.aclose)
+    if node.writing is not None:
+        node.writing.start(stack)
     for later in (upkeep.sweep, upkeep.scrub, upkeep.lifecycle):
         stack.push_async_callback(later.aclose)
     stack.push_async_callback(upkeep.recall.cancel)
@@ -628,6 +703,7 @@ def _bucket_row(bucket: BucketSettings, region: str, clock: Clock) -> BucketRow:
         durability=Durability(bucket.durability),
         codec=bucket.codec,
         region=region,
+        remote=RemoteRule(bucket.remote),
     )
 
 

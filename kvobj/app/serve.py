@@ -179,6 +179,8 @@ async def _serve_node(
             clock=clock,
             region=settings.server.region,
             logger=log,
+            has_remote=settings.remote is not None,
+            chunks=node.kv.chunks,
         )
         stack.push_async_callback(admin_service.aclose)
         admin = HttpServer(

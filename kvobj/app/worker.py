@@ -34,6 +34,7 @@ from kvobj.api.message import Reply
 from kvobj.api.operations import ReadEvents
 from kvobj.api.service import S3Service
 from kvobj.app.log import line_writer, start_logging
+from kvobj.app.upstreams import make_upstreams
 from kvobj.app.worker_orders import WorkerOrders, receive_orders
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.clock import SystemClock
@@ -150,12 +151,21 @@ class Worker(WorkerCalls):
             await catalog.history.freshen()
             return await self._events.stream(exchange, operation)
 
-        service = S3Service(
+        self._upstreams = make_upstreams(
+            orders.upstreams,
             self._store,
+            chunks,
+            has_remote=orders.s3.has_remote,
+            clock=clock,
+            metrics=metrics,
+            log=log,
+        )
+        service = S3Service(
+            self._upstreams.store,
             orders.s3.settings(),
             clock=clock,
             log=log,
-            chunks=chunks,
+            chunks=self._upstreams.chunks,
             read_events=read_events,
             same_host=None if orders.levels is None else (RemoteGranting(calls), orders.levels),
             executor=self._executor,
@@ -178,6 +188,7 @@ class Worker(WorkerCalls):
         self.channel.tell("ready")
         await self._is_over.wait()
         await self._http.aclose()
+        await self._upstreams.aclose()
         await self._store.later.drain()
         await self.channel.aclose()
         self._executor.shutdown(wait=False)

@@ -16,7 +16,7 @@ from kvobj.api.exchange import S3Settings
 from kvobj.api.http import HttpSettings
 from kvobj.api.request import HostRules
 from kvobj.api.same_host.rights import Levels
-from kvobj.config.settings import LogSettings, TlsSettings
+from kvobj.config.settings import LogSettings, TlsSettings, UpstreamSettings
 from kvobj.workers.wire import decode_hook, encode_hook
 
 _LENGTH_BYTES: Final = 4
@@ -36,6 +36,7 @@ class S3Orders(msgspec.Struct, frozen=True):
     explain_signatures: bool
     trusted_proxies: tuple[str, ...]
     bucket_uploads: int
+    has_remote: bool
 
     @classmethod
     def of(cls, settings: S3Settings) -> S3Orders:
@@ -52,6 +53,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             explain_signatures=settings.explain_signatures,
             trusted_proxies=tuple(str(network) for network in settings.trusted_proxies),
             bucket_uploads=settings.bucket_uploads,
+            has_remote=settings.has_remote,
         )
 
     def settings(self) -> S3Settings:
@@ -67,6 +69,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             explain_signatures=self.explain_signatures,
             trusted_proxies=tuple(ip_network(network) for network in self.trusted_proxies),
             bucket_uploads=self.bucket_uploads,
+            has_remote=self.has_remote,
         )
 
 
@@ -87,6 +90,7 @@ class WorkerOrders(msgspec.Struct, frozen=True):
     volatile_map_bytes: int
     wrapping_key: bytes
     levels: Levels | None
+    upstreams: tuple[UpstreamSettings, ...] = ()
 
 
 def send_orders(pair: socket.socket, orders: WorkerOrders) -> None:

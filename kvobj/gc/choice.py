@@ -41,6 +41,11 @@ class Choice:
         self._spared[name] = boot_ms(self._clock) + SPARED_MS
         self._spared.move_to_end(name)
 
+    def is_spared(self, name: bytes) -> bool:
+        """Whether it was refused a moment ago."""
+        until_ms = self._spared.get(name)
+        return until_ms is not None and boot_ms(self._clock) < until_ms
+
     def is_held(self, name: bytes) -> bool:
         """Whether a client asked for the chunk within the grace time."""
         return self._holds.is_held(name, now_boot_ms=boot_ms(self._clock))
@@ -52,11 +57,39 @@ class Choice:
         before_ms = boot_ms(self._clock) - self._chunk_ttl_ms
         return [chunk.name for chunk in self._chunks.unused_since(before_ms, eligible=self._is_free(), limit=limit)]
 
-    def for_space(self, wanted_bytes: int, limit: int, *, but: Collection[bytes] = ()) -> list[bytes]:
-        """What the policy ranks lowest."""
+    def for_space(
+        self,
+        wanted_bytes: int,
+        limit: int,
+        *,
+        but: Collection[bytes] = (),
+        eligible: Callable[[bytes], bool] | None = None,
+    ) -> list[bytes]:
+        """What the policy ranks lowest, of what is `eligible`, which is asked only of chunks that are known."""
         is_free = self._is_free()
-        eligible = (lambda name: name not in but and is_free(name)) if but else is_free
-        return self._victims(wanted_bytes, limit, eligible)
+        if not but and eligible is None:
+            return self._victims(wanted_bytes, limit, is_free)
+        return self._victims(
+            wanted_bytes,
+            limit,
+            lambda name: name not in but and is_free(name) and (eligible is None or eligible(name)),
+        )
+
+    def uploadable(self, wanted_bytes: int, limit: int, *, eligible: Callable[[bytes], bool]) -> list[bytes]:
+        """Chunks that may leave once they are uploaded: what the policy ranks lowest, or, where it names none, since all is the way
+        to something in memory, what came first."""
+        is_free = self._is_free()
+        return self.for_space(wanted_bytes, limit, eligible=eligible) or self._chunks.oldest(
+            eligible=lambda name: is_free(name) and eligible(name), limit=limit
+        )
+
+    def evictable(self, wanted_bytes: int, limit: int) -> list[bytes]:
+        """Chunks in nvme that the remote has: what the policy ranks lowest, held or not. Where all that it may name is the way to
+        something else, those that could go for longest."""
+        if wanted_bytes <= 0 or not self._chunks.shared_bytes:
+            return []
+        names = self._victims(wanted_bytes, limit, self._chunks.is_evictable)
+        return names or self._chunks.evictable(wanted_bytes, limit)
 
     def of_namespace(self, excess: Excess, limit: int) -> list[bytes]:
         """What the policy ranks lowest within a namespace at its quota."""
@@ -67,6 +100,10 @@ class Choice:
         if excess.chunks > 0:
             wanted_bytes = max(wanted_bytes, _ALL_BYTES)
             limit = min(limit, excess.chunks)
+        # What has left nvme is what the policy ranked lowest before.
+        away = self._chunks.away_in(excess.place, wanted_bytes, eligible=is_free, limit=limit)
+        if away:
+            return away
         return self._victims(wanted_bytes, limit, lambda name: chunks.is_in(name, excess.place) and is_free(name))
 
     def _victims(self, wanted_bytes: int, limit: int, eligible: Callable[[bytes], bool]) -> list[bytes]:

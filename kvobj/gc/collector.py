@@ -1,9 +1,12 @@
-"""The collector: condemns what policy no longer wants in the home tier, and claims it once the grace time has passed.
+"""The collector: condemns what policy no longer wants in the home tier, and claims it once the grace time has passed (`claims`).
 
 What goes, first to go first: chunks of namespaces at their quota, chunks unused for their time to live, and above the high
 watermark whatever the policy ranks lowest; leaf first, and never what a pin, a child or a hold protects (on the first two the
 catalog's guards decide, in the same step as the change). A mark hides nothing: whoever asks for the chunk before its claim
 keeps it. Objects of ordinary buckets are never removed here.
+
+Where there is a remote tier, copies that it has leave nvme before anything is condemned (`eviction`), those of objects in ordinary
+buckets too; and chunks of buckets whose rule is to upload what has to make room are not condemned for it at all.
 
 Grace is for clients that lease nothing: what a HEAD told of stays for a while. Where somebody waits for room there is no time
 for it: then chunks that nobody asked for within the grace time (`holds`) are condemned and claimed at once.
@@ -13,10 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
@@ -24,12 +30,15 @@ from kvobj.catalog.rows import BucketKind, ChunkName, Durability, ObjectRow
 from kvobj.clock import Clock, boot_ms
 from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.choice import Choice
+from kvobj.gc.claims import Claims
 from kvobj.gc.dry_run import DryRun
+from kvobj.gc.eviction import EvictionCounts, Evictions, RemoteSide
 from kvobj.gc.holds import Holds
 from kvobj.gc.home_chunks import HomeChunk, HomeChunks, parent_name, plain_size
-from kvobj.gc.marked import Marked
+from kvobj.gc.home_loading import HomeLoading
+from kvobj.gc.home_objects import HomeObjects
 from kvobj.gc.pacing import BATCH_MAX, Pace
-from kvobj.gc.plan import GcPlan, GcReport
+from kvobj.gc.plan import CollectorCounts, GcPlan, GcReport
 from kvobj.gc.quotas import Excess, over_quota
 from kvobj.gc.reaper import Reaper
 from kvobj.ids import BlobId
@@ -41,6 +50,8 @@ LOW_SHARE: Final = 0.95
 # At most so many marks are out at once (0.4 KB of memory each).
 MARKS_MAX: Final = 200_000
 CYCLE_SECONDS_MIN: Final = 0.1
+SHARED_EARLY_MAX: Final = 4096
+"""Rows that became `shared` last are remembered, so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +65,15 @@ class CollectorLimits:
     chunk_ttl_ms: int | None = None
 
 
-@dataclass(slots=True)
-class CollectorCounts:
-    """Since the start. `spared`: the catalog would not give them up. `pressed_bytes`: removed because somebody waited."""
-
-    condemned: int = 0
-    claimed: int = 0
-    claimed_bytes: int = 0
-    rescued: int = 0
-    spared: int = 0
-    pressed_bytes: int = 0
-    admitted: int = 0
-    refused: int = 0
-
-
 class Collector(BackgroundWorker):
     """See the module's text. `refused` gives (bucket, key, bytes) of the chunks that policy keeps from the home tier. `name_blob`
     is told the policy's names of a blob's chunk and of its parent, `is_cached` answers whether memory holds a blob, `stored_bytes`
-    what a chunk takes in the home tier; what `spares` says is never condemned.
+    what a chunk takes in the home tier; what `spares` says is never condemned. `remote`: what lies below the home tier, if anything
+    does; then `home` is what copies are deleted from, coded or not.
 
     Hooks: `written` and `removed` tell what lies at home; `touched`, `request` and `hold` what is used; `admits`, `remove_now`
-    and `make_room` are asked by writers. Event-loop-only.
+    and `make_room` are asked by writers. With a remote, `shared` tells what it has, `admits_copy` and `copied` are for what comes
+    back from it. Event-loop-only.
     """
 
     worker_name = "collector"
@@ -96,6 +95,7 @@ class Collector(BackgroundWorker):
         is_cached: Callable[[BlobId], bool] = lambda _: False,
         stored_bytes: Callable[[ObjectRow], int] = plain_size,
         spares: Callable[[ObjectRow], bool] = lambda _: False,
+        remote: RemoteSide | None = None,
     ) -> None:
         super().__init__()
         self._catalog = catalog
@@ -112,19 +112,55 @@ class Collector(BackgroundWorker):
         self._spares = spares
         self._chunks = HomeChunks(policy, tracks_use=limits.chunk_ttl_ms is not None, stored_bytes=stored_bytes)
         self._choice = Choice(policy, self._chunks, holds, clock, chunk_ttl_ms=limits.chunk_ttl_ms)
-        self._dry_run = DryRun(catalog, self._chunks, self._choice, clock, refused=refused)
-        self._marked = Marked()
+        self._dry_run = DryRun(
+            catalog,
+            self._chunks,
+            self._choice,
+            clock,
+            refused=refused,
+            for_space=None if remote is None else self._is_condemned_for_space,
+        )
+        self.counts = CollectorCounts()
+        self._claims = Claims(
+            catalog=catalog,
+            chunks=self._chunks,
+            choice=self._choice,
+            pace=pace,
+            clock=clock,
+            counts=self.counts,
+            on_claimed=self._claimed,
+        )
         self._kinds: dict[str, BucketKind] = {}
+        self._objects: HomeObjects | None = None
+        self._evictions: Evictions | None = None
+        if remote is not None:
+            self._objects = HomeObjects()
+            self._evictions = Evictions(
+                remote,
+                catalog=catalog,
+                home=home,
+                chunks=self._chunks,
+                objects=self._objects,
+                choice=self._choice,
+                clock=clock,
+                log=log,
+            )
+        self._shared_early: OrderedDict[bytes, None] = OrderedDict()
+        self._is_loaded = False
         self._making_room = asyncio.Lock()
         self._collecting = asyncio.Lock()
         self._wanted = asyncio.Event()
-        self.counts = CollectorCounts()
 
     # -- what lies at home, and what is used -----------------------------------------------------------------------
     async def written(self, row: ObjectRow) -> None:
         """An object has reached the home tier. Only those of KV buckets may ever be removed."""
         self._pace.note_request()
-        if row.durability is Durability.MEMORY or not row.blobs or not await self._is_chunk(row.bucket):
+        if row.durability is Durability.MEMORY or not row.blobs:
+            return
+        if self._shared_early and row.blobs[0].blob_id in self._shared_early:
+            row = msgspec.structs.replace(row, durability=Durability.SHARED)
+        if not await self._is_chunk(row.bucket):
+            self._note_object(row)
             return
         if self._spares(row):
             return
@@ -142,28 +178,82 @@ class Collector(BackgroundWorker):
         if self._is_cached(BlobId(row.blobs[0].blob_id)):
             self._tell_names(row)
 
+    def _note_object(self, row: ObjectRow) -> None:
+        """An object of an ordinary bucket is in the home tier: remembered only where its copy there may ever leave."""
+        if self._objects is None or self._evictions is None:
+            return
+        if row.durability is Durability.SHARED or self._evictions.uploads_first(row.bucket):
+            self._objects.add(row)
+            self._wanted.set()
+        else:
+            self._objects.drop((row.bucket, row.key))  # of the object that it replaced
+
+    def shared(self, rows: Iterable[ObjectRow]) -> None:
+        """The rows are of class `shared` now: their copies in the home tier may leave it."""
+        for row in rows:
+            if self._objects is None or not row.blobs:
+                continue
+            # A small object may be on the remote before its writer has come to tell that it is here (`written`).
+            self._shared_early[row.blobs[0].blob_id] = None
+            if len(self._shared_early) > SHARED_EARLY_MAX:
+                self._shared_early.popitem(last=False)
+            if self._kinds.get(row.bucket) is BucketKind.ORDINARY:
+                self._objects.shared(row)
+            elif not self._claims.note_shared(row):
+                self._chunks.shared(row)
+
+    async def admits_copy(self, row: ObjectRow, frame_bytes: int) -> bool:
+        """Whether the home tier should take a copy of a blob of the row that was read from below: of a chunk if policy says so, of
+        anything else while the tier is not above its watermark."""
+        if not self._spares(row) and await self._is_chunk(row.bucket):
+            return self._policy.admits(
+                chunk_name(row.bucket, row.key),
+                CacheTier.NVME,
+                size_bytes=frame_bytes,
+                now_ms=boot_ms(self._clock),
+                parent=parent_name(row),
+            )
+        usage = await self._home.usage()
+        return usage.used_bytes + frame_bytes <= self._limits.high_watermark * usage.capacity_bytes
+
+    async def copied(self, row: ObjectRow) -> None:
+        """The home tier holds such a copy now."""
+        if self._objects is None:
+            return
+        if not await self._is_chunk(row.bucket):
+            self._note_object(row)
+        elif not self._spares(row) and chunk_name(row.bucket, row.key) not in self._claims.marked:
+            self._tell_names(row)
+            self._chunks.add(row, boot_ms=boot_ms(self._clock))
+        self._wanted.set()
+
     async def _is_chunk(self, bucket: str) -> bool:
         row = await self._catalog.bucket(bucket)
         if row is None:
             self._kinds.pop(bucket, None)
             return False
         self._kinds[bucket] = row.kind
+        if self._evictions is not None:
+            self._evictions.note_bucket(row)
         return row.kind is BucketKind.KV
 
     def touched(self, row: ObjectRow) -> None:
         """An object was read by itself, by a client that tells no chain."""
         self._pace.note_request()
-        if self._kinds.get(row.bucket) is BucketKind.KV:
+        kind = self._kinds.get(row.bucket)
+        if kind is BucketKind.KV:
             name = chunk_name(row.bucket, row.key)
             self._tell_names(row)
             self._policy.access(name, now_ms=boot_ms(self._clock))
             self._note_use(name)
+        elif self._objects is not None:
+            self._objects.used((row.bucket, row.key))
 
     def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
         """A whole request: the policy's names of its chunks end to end, head first, stored or not. As `ChunkPolicy.request`."""
         self._pace.note_request()
         known = self._policy.request(chain, now_ms=now_ms, partial_last=partial_last, hint=hint)
-        if len(self._marked) or self._limits.chunk_ttl_ms is not None:
+        if len(self._claims.marked) or self._limits.chunk_ttl_ms is not None:
             for start in range(len(chain) - NAME_BYTES, -1, -NAME_BYTES):  # tail first: a chain's end is unused longest
                 self._note_use(chain[start : start + NAME_BYTES])
         return known
@@ -181,45 +271,64 @@ class Collector(BackgroundWorker):
         self._pace.note_request()
         kind = self._kinds.get(row.bucket)
         if kind is BucketKind.ORDINARY:
+            if self._objects is not None:
+                self._objects.used((row.bucket, row.key))
             return
         name, now_ms = chunk_name(row.bucket, row.key), boot_ms(self._clock)
         self._holds.hold(name, row.size_bytes, now_boot_ms=now_ms)
         if kind is BucketKind.KV:
             self._tell_names(row, name)
             self._policy.access(name, now_ms=now_ms)
-        if self._unmark(name):
-            self.counts.rescued += 1
+        self._claims.used(name)
         self._chunks.used(name, boot_ms=now_ms)
 
     def _note_use(self, name: bytes) -> None:
-        if self._unmark(name):
-            self.counts.rescued += 1
+        self._claims.used(name)
         self._chunks.used(name, boot_ms=boot_ms(self._clock))
 
     def removed(self, rows: Iterable[ObjectRow]) -> None:
         """Objects were hidden: by DELETE, recall, loss, or by a claim."""
         for row in rows:
+            if self._objects is not None and row.blobs:
+                self._objects.drop((row.bucket, row.key), row.blobs[0].blob_id)
             name = chunk_name(row.bucket, row.key)
-            is_marked = bool(row.blobs) and self._marked.is_blob(name, row.blobs[0].blob_id)
+            is_marked = bool(row.blobs) and self._claims.marked.is_blob(name, row.blobs[0].blob_id)
             if is_marked or self._chunks.is_row(row, name):
                 self._forget(name)
             self._holds.drop(name)
 
+    def _claimed(self, rows: Sequence[ObjectRow]) -> None:
+        self.removed(rows)
+        self._reaper.kick()
+
     def _forget(self, name: bytes) -> None:
-        self._marked.pop(name)
+        self._claims.forget(name)
         self._chunks.take(name)
 
     async def load(self) -> None:
         """Follow what the catalog holds already; lazily, beside requests."""
         for bucket in await self._catalog.buckets():
             self._kinds[bucket.name] = bucket.kind
-        await self._chunks.load(
-            self._catalog,
+        if self._evictions is not None:
+            await self._evictions.learn_rules()
+        loading = HomeLoading(
+            self._chunks,
             boot_ms=lambda: boot_ms(self._clock),
-            on_row=self._tell_names_of_cached,
+            on_chunk=self._tell_names_of_cached,
             spares=self._spares,
+            absent=None if self._objects is None else self._home.missing,
+            on_object=None if self._objects is None else self._note_object,
         )
+        await loading.run(self._catalog)
+        self._is_loaded = True
         self._wanted.set()
+
+    async def look_again(self) -> None:
+        """Look through the catalog once more if a bucket's rule came to say that its objects are uploaded for their room: of these
+        nothing may be known yet."""
+        if self._evictions is not None and self._evictions.must_look and self._is_loaded:
+            self._evictions.must_look = False
+            await self.load()
 
     # -- asked by writers ------------------------------------------------------------------------------------------
     async def admits(self, row: ObjectRow) -> bool:
@@ -227,6 +336,10 @@ class Collector(BackgroundWorker):
         if self._spares(row) or not await self._is_chunk(row.bucket):
             return True
         self._tell_names(row)
+        if self._evictions is not None and self._evictions.uploads_first(row.bucket):
+            # What its bucket wants on the remote gets there through here, and makes room in time.
+            self.counts.admitted += 1
+            return True
         name = chunk_name(row.bucket, row.key)
         is_admitted = self._policy.admits(
             name, CacheTier.NVME, size_bytes=row.size_bytes, now_ms=boot_ms(self._clock), parent=parent_name(row)
@@ -246,37 +359,59 @@ class Collector(BackgroundWorker):
         if not free or self.is_quiet:
             return 0
         names = [ChunkName(row.bucket, row.key, row.blobs[0].blob_id) for row in free]
-        condemned = 0
-        for start in range(0, len(names), BATCH_MAX):
-            batch = names[start : start + BATCH_MAX]
-            condemned += sum(await self._catalog.condemn(batch, not_before_boot_ms=boot_ms(self._clock)))
-        await self._rescue_held(names)
-        self.counts.condemned += condemned
-        return sum(row.size_bytes for row in await self._claim()) if condemned else 0
+        if not await self._claims.condemn_untaken(names):
+            return 0
+        return sum(row.size_bytes for row in await self._claims.claim())
 
     async def make_room(self, needed_bytes: int) -> int:
         """Somebody waits for room in the home tier: remove chunks until so much fits below the watermark; bytes removed.
 
-        No grace time, but what is held is left alone. 0: nothing could be removed.
+        No grace time, but what is held is left alone. 0: nothing could be removed. What the remote has goes first, and stays there.
         """
         async with self._making_room:
-            if self.is_quiet:
-                return 0
             wanted_bytes = await self._excess(needed_bytes)
-            removed_bytes = 0
+            removed_bytes = evicted_bytes = await self._evict(wanted_bytes, is_waited_for=True)
+            if self.is_quiet:
+                return evicted_bytes
             while removed_bytes < wanted_bytes:
-                chunks = await self._take_marked() or self._take(
-                    self._choice.for_space(wanted_bytes - removed_bytes, BATCH_MAX)
-                )
+                chunks = await self._claims.take_later(BATCH_MAX)
+                chunks = chunks or self._take(self._for_space(wanted_bytes - removed_bytes, BATCH_MAX))
                 if not chunks:
                     break
-                await self._condemn(chunks, due_ms=boot_ms(self._clock))
-                await self._rescue_held([chunk.chunk for chunk in chunks])
-                removed_bytes += sum(row.size_bytes for row in await self._claim())
+                await self._claims.condemn(chunks, due_ms=boot_ms(self._clock))
+                await self._claims.rescue_held([chunk.chunk for chunk in chunks])
+                removed_bytes += sum(row.size_bytes for row in await self._claims.claim())
                 while await self._reaper.reap_batch():
                     pass
-            self.counts.pressed_bytes += removed_bytes
+            self.counts.pressed_bytes += removed_bytes - evicted_bytes
             return removed_bytes
+
+    async def _evict(self, wanted_bytes: int, *, is_waited_for: bool) -> int:
+        """Let copies go that the remote has; how many bytes that were."""
+        if self._evictions is None:
+            return 0
+        try:
+            return await self._evictions.make_room(wanted_bytes, is_waited_for=is_waited_for)
+        except KvobjError as error:
+            self._log.warning("no copies could leave the home tier: %s", error)
+            return 0
+
+    def _for_space(self, wanted_bytes: int, limit: int) -> list[bytes]:
+        """What the policy ranks lowest, of what is condemned for the room that it takes."""
+        if self._evictions is None:
+            return self._choice.for_space(wanted_bytes, limit)
+        return self._choice.for_space(wanted_bytes, limit, eligible=self._is_condemned_for_space)
+
+    def _is_condemned_for_space(self, name: bytes) -> bool:
+        """Where there is a remote: whether the chunk, which is known, may go for its room, and not only its copy."""
+        assert self._evictions is not None
+        return not self._chunks.is_evictable(name) and not self._evictions.uploads_first(self._chunks.bucket_of(name))
+
+    async def _lacking(self) -> int:
+        """How many bytes have to be condemned yet: what is above the watermark, less what is condemned already, and less what has
+        only to be evicted."""
+        lacking = await self._excess(0) - self._claims.marked.size_bytes
+        return lacking if self._evictions is None else lacking - self._evictions.evictable_bytes
 
     async def _excess(self, needed_bytes: int) -> int:
         """How many bytes have to go: down to the low mark once the high one is passed, else none."""
@@ -294,6 +429,11 @@ class Collector(BackgroundWorker):
         self._wanted.set()
 
     @property
+    def evictions(self) -> EvictionCounts:
+        """What left the home tier for the remote alone, since the start."""
+        return EvictionCounts() if self._evictions is None else self._evictions.counts
+
+    @property
     def is_quiet(self) -> bool:
         """Whether lease state was lost a moment ago, so that policy removes nothing."""
         return self._catalog.leases.usage().quiet
@@ -301,8 +441,7 @@ class Collector(BackgroundWorker):
     @property
     def lag_seconds(self) -> float:
         """How long the oldest mark has been due: 0 while claims keep up."""
-        oldest_ms = self._marked.oldest_due_ms
-        return 0.0 if oldest_ms is None else max(0.0, (boot_ms(self._clock) - oldest_ms) / 1000)
+        return self._claims.lag_seconds
 
     async def _run(self) -> None:
         quotas_at = self._clock.monotonic()
@@ -315,6 +454,7 @@ class Collector(BackgroundWorker):
             self._wanted.clear()
             now = self._clock.monotonic()
             try:
+                await self.look_again()
                 await self.collect(with_quotas=now >= quotas_at)
             except KvobjError as error:
                 self._log.warning("collecting failed, will retry: %s", error)
@@ -323,7 +463,7 @@ class Collector(BackgroundWorker):
             await asyncio.sleep(CYCLE_SECONDS_MIN)  # every object that is written wakes the collector
 
     def _wait_seconds(self) -> float:
-        due_ms = self._marked.oldest_due_ms
+        due_ms = self._claims.marked.oldest_due_ms
         if due_ms is None:
             return self._limits.interval_seconds
         return min(max((due_ms - boot_ms(self._clock)) / 1000, 0.05), self._limits.interval_seconds)
@@ -334,25 +474,28 @@ class Collector(BackgroundWorker):
         async with self._collecting:
             if with_quotas:
                 await self._fit_policy()
+            if self._evictions is not None:
+                await self._evictions.learn_rules()
+                await self._evict(await self._excess(0) - self._claims.marked.size_bytes, is_waited_for=False)
             if self.is_quiet:
                 return GcReport(quiet=True)
             counts = self.counts
             before = (counts.condemned, counts.claimed, counts.claimed_bytes, counts.rescued)
-            await self._claim(paced=True)
-            excesses = await over_quota(self._catalog, self._marked.by_place()) if with_quotas else []
+            await self._claims.claim(paced=True)
+            excesses = await over_quota(self._catalog, self._claims.marked.by_place()) if with_quotas else []
             begun_with = counts.condemned
-            while max(len(self._marked), counts.condemned - begun_with) < MARKS_MAX:
+            while max(len(self._claims.marked), counts.condemned - begun_with) < MARKS_MAX:
                 started = self._clock.monotonic()
                 chunks = await self._next_victims(excesses, self._pace.batch)
                 if not chunks:
                     break
-                await self._condemn(chunks, due_ms=boot_ms(self._clock) + self._limits.grace_ms)
+                await self._claims.condemn(chunks, due_ms=boot_ms(self._clock) + self._limits.grace_ms)
                 # Where a rate is kept, what is due goes meanwhile: were it to wait for all marks, the rate would be spent twice.
                 # One after the other, since a chunk is not condemned while the claim of its child is on its way.
                 if self.lag_seconds > 0 and not self._pace.is_idle:
-                    await self._claim_batch(self._pace.batch, now_ms=boot_ms(self._clock))
+                    await self._claims.claim_some(self._pace.batch)
                 await self._pace.after(len(chunks), seconds=self._clock.monotonic() - started)
-            await self._claim(paced=True)  # where the grace time is nothing
+            await self._claims.claim(paced=True)  # where the grace time is nothing
             return GcReport(
                 condemned=counts.condemned - before[0],
                 claimed=counts.claimed - before[1],
@@ -362,6 +505,14 @@ class Collector(BackgroundWorker):
 
     async def _fit_policy(self) -> None:
         """Tell the policy what chunks may take of the home tier: what objects of ordinary buckets do not."""
+        if self._objects is not None and self._is_loaded:
+            # Objects that have left take nothing, and copies that may leave make way for chunks.
+            used_bytes = (await self._home.usage()).used_bytes
+            chunk_bytes = self._policy.size_bytes(CacheTier.NVME) + self._claims.marked.size_bytes
+            others_bytes = max(0, used_bytes - chunk_bytes - self._objects.shared_bytes)
+            limit_bytes = int(self._limits.high_watermark * (await self._home.usage()).capacity_bytes)
+            self._policy.set_capacity(CacheTier.NVME, max(0, limit_bytes - others_bytes))
+            return
         objects_bytes = 0
         for bucket in await self._catalog.buckets():
             if bucket.kind is BucketKind.ORDINARY:
@@ -381,109 +532,18 @@ class Collector(BackgroundWorker):
         expired = self._take(self._choice.expired(limit))
         if expired:
             return expired
-        lacking = await self._excess(0) - self._marked.size_bytes
-        return self._take(self._choice.for_space(lacking, limit)) if lacking > 0 else []
+        lacking = await self._lacking()
+        return self._take(self._for_space(lacking, limit)) if lacking > 0 else []
 
     def _take(self, names: Iterable[bytes]) -> list[HomeChunk]:
         return [chunk for name in names if (chunk := self._chunks.take(name)) is not None]
-
-    async def _take_marked(self) -> list[HomeChunk]:
-        """Chunks whose grace time goes on and that nobody asked for since: they were to go anyway. Their marks are taken away,
-        since a mark's time stands."""
-        names = self._marked.later(boot_ms(self._clock), BATCH_MAX)
-        free = [name for name in names if not self._choice.is_held(name)]
-        chunks = [chunk for name in free if (chunk := self._marked.pop(name)) is not None]
-        by_bucket: dict[str, list[str]] = {}
-        for chunk in chunks:
-            by_bucket.setdefault(chunk.chunk.bucket, []).append(chunk.chunk.key)
-        for bucket, keys in by_bucket.items():
-            await self._catalog.lookup(bucket, keys, rescue=True)
-        return chunks
-
-    # -- condemn and claim -----------------------------------------------------------------------------------------
-    async def _condemn(self, chunks: Sequence[HomeChunk], *, due_ms: int) -> None:
-        """Mark chunks that were taken; those that the catalog does not give up come back, but for those that are gone."""
-        outcomes = await self._catalog.condemn([chunk.chunk for chunk in chunks], not_before_boot_ms=due_ms)
-        kept: list[HomeChunk] = []
-        for chunk, is_marked in zip(chunks, outcomes, strict=True):
-            if is_marked:
-                self._marked.add(chunk, due_ms=due_ms)
-                self.counts.condemned += 1
-            else:
-                kept.append(chunk)
-        for chunk in reversed(await self._still_live(kept)):  # each goes before all others: children end up first again
-            self._put_back(chunk)
-            self._choice.spare(chunk.name)
-            self.counts.spared += 1
-
-    async def _rescue_held(self, chunks: Iterable[ChunkName]) -> None:
-        """Somebody may have been told of a chunk between its choice and its mark: before a claim without grace, look again."""
-        names = {chunk_name(chunk.bucket, chunk.key): chunk for chunk in chunks}
-        while held := [name for name in names if self._choice.is_held(name)]:
-            for name in held:
-                chunk = names.pop(name)
-                await self._catalog.lookup(chunk.bucket, [chunk.key], rescue=True)
-                self._unmark(name)
-
-    async def _still_live(self, chunks: Sequence[HomeChunk]) -> list[HomeChunk]:
-        by_bucket: dict[str, list[HomeChunk]] = {}
-        for chunk in chunks:
-            by_bucket.setdefault(chunk.chunk.bucket, []).append(chunk)
-        live: list[HomeChunk] = []
-        for bucket, members in by_bucket.items():
-            rows = await self._catalog.lookup(bucket, [chunk.chunk.key for chunk in members])
-            live += [
-                chunk
-                for chunk, row in zip(members, rows, strict=True)
-                if row is not None and row.blobs[0].blob_id == chunk.chunk.blob_id
-            ]
-        return live
-
-    async def _claim(self, *, paced: bool = False) -> list[ObjectRow]:
-        """Claim everything that is due. What was due and stays was rescued, or is protected by now."""
-        now_ms = boot_ms(self._clock)
-        rows: list[ObjectRow] = []
-        while any(self._catalog.condemned()):
-            started = self._clock.monotonic()
-            claimed = await self._claim_batch(self._pace.batch if paced else BATCH_MAX, now_ms=now_ms)
-            if not claimed:
-                break
-            rows += claimed
-            if paced:
-                await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
-        for name in self._marked.due(now_ms):
-            self._unmark(name)
-            self._choice.spare(name)  # else who waits for room would choose it again and again
-            self.counts.rescued += 1
-        return rows
-
-    async def _claim_batch(self, limit: int, *, now_ms: int) -> list[ObjectRow]:
-        """Claim some of what is due; what went."""
-        claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=limit, now_ms=self._clock.now_ms())
-        if claimed:
-            self.counts.claimed += len(claimed)
-            self.counts.claimed_bytes += sum(row.size_bytes for row in claimed)
-            self.removed(claimed)
-            self._reaper.kick()
-        return claimed
-
-    def _unmark(self, name: bytes) -> bool:
-        """The chunk stays: policy follows it again."""
-        chunk = self._marked.pop(name)
-        if chunk is None:
-            return False
-        self._put_back(chunk)
-        return True
-
-    def _put_back(self, chunk: HomeChunk) -> None:
-        self._chunks.put_back(chunk, boot_ms=boot_ms(self._clock))
 
     # -- looking on ------------------------------------------------------------------------------------------------
     async def plan(self, *, limit: int = BATCH_MAX) -> GcPlan:
         """What the next cycle would condemn, and why: the first `limit` of it. Changes nothing."""
         usage = await self._home.usage()
-        lacking = await self._excess(0) - self._marked.size_bytes
-        victims = await self._dry_run.victims(self._marked.by_place(), lacking_bytes=lacking)
+        lacking = await self._lacking()
+        victims = await self._dry_run.victims(self._claims.marked.by_place(), lacking_bytes=lacking)
         marked, waiting = self._catalog.condemned()
         return GcPlan(
             victims=tuple(victims[:limit]),

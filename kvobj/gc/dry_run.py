@@ -27,12 +27,15 @@ class DryRun:
         clock: Clock,
         *,
         refused: Callable[[], Iterable[tuple[str, str, int]]],
+        for_space: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """`for_space`: whether a chunk would be condemned for want of room at all."""
         self._catalog = catalog
         self._chunks = chunks
         self._choice = choice
         self._clock = clock
         self._refused = refused
+        self._for_space = for_space
 
     async def victims(self, leaving: Mapping[Place, tuple[int, int]], *, lacking_bytes: int) -> list[Victim]:
         """All of them, first to go first. `leaving` and `lacking_bytes` are what is condemned already, and what is not yet."""
@@ -42,7 +45,8 @@ class DryRun:
         self._add(planned, self._choice.expired(PLAN_MAX), Reason.EXPIRED)
         lacking_bytes -= sum(victim.size_bytes for victim in planned.values())
         if lacking_bytes > 0:
-            self._add(planned, self._choice.for_space(lacking_bytes, PLAN_MAX, but=planned.keys()), Reason.SPACE)
+            names = self._choice.for_space(lacking_bytes, PLAN_MAX, but=planned.keys(), eligible=self._for_space)
+            self._add(planned, names, Reason.SPACE)
         refused = [Victim(bucket, key, Reason.REFUSED, size_bytes) for bucket, key, size_bytes in self._refused()]
         return [*refused, *planned.values()]
 

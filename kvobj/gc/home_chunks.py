@@ -2,32 +2,36 @@
 
 Policy knows chunks by 16-byte names that outlive blob ids; the collector needs bucket, key and blob id of each. One record of
 bytes a chunk (about 250 B with its name and its place in the dict) and not an object: there may be millions.
+
+Where there is a remote tier, a chunk of class `shared` may have left nvme: it is *away*. Its record stays, for its time to live and
+its namespace's quota go on; policy ranks only what is here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 import msgspec
 
-from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, ChunkName, Durability, ObjectRow
+from kvobj.catalog.rows import ChunkName, Durability, ObjectRow
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy, chunk_name
 
-_RECORD: Final = struct.Struct(
-    "<16s16sQII"
-)  # blob id, parent's name or zeros, size, group, last use in seconds of the boot clock
+# Blob id, parent's name or zeros, size, group, last use in seconds of the boot clock, flags.
+_RECORD: Final = struct.Struct("<16s16sQIIB")
+_SHARED: Final = 1
+_AWAY: Final = 2
 _NO_PARENT: Final = bytes(16)
-_FOUND: Final = struct.Struct(">Q16s")  # commit number, name: sorts in commit order
-LOAD_STEP: Final = 1000
+SCAN_MAX: Final = 10_000
+"""How many chunks one call looks at where policy does not rank them."""
 
 
 class HomeChunk(msgspec.Struct, frozen=True, gc=False):
-    """One chunk in the home tier. `used_ms` is its last use that this process knows of, on the boot clock."""
+    """One chunk in the home tier. `used_ms` is its last use that this process knows of, on the boot clock. `is_shared`: its row
+    is of class `shared`; `is_away`: it lies on the remote alone."""
 
     name: bytes
     chunk: ChunkName
@@ -35,6 +39,13 @@ class HomeChunk(msgspec.Struct, frozen=True, gc=False):
     parent: bytes | None
     size_bytes: int
     used_ms: int
+    is_shared: bool = False
+    is_away: bool = False
+
+    @property
+    def home_bytes(self) -> int:
+        """What it takes in nvme."""
+        return 0 if self.is_away else self.size_bytes
 
 
 def parent_name(row: ObjectRow) -> bytes | None:
@@ -60,6 +71,10 @@ class HomeChunks:
         self._records: OrderedDict[bytes, bytes] = OrderedDict()
         self._groups: dict[tuple[str, str], int] = {}
         self._group_names: list[tuple[str, str]] = []
+        self._shared: OrderedDict[bytes, None] = OrderedDict()
+        self._away: dict[int, OrderedDict[bytes, None]] = {}
+        self.shared_bytes = 0
+        """Of chunks of class `shared` in nvme: what may leave it and lose nothing."""
 
     def __len__(self) -> int:
         """How many chunks are known."""
@@ -76,14 +91,123 @@ class HomeChunks:
         size_bytes = self._insert(name, row, parent, boot_ms)
         self._policy.stored(name, CacheTier.NVME, parent=parent, size_bytes=size_bytes, now_ms=boot_ms)
 
-    def _insert(self, name: bytes, row: ObjectRow, parent: bytes | None, boot_ms: int) -> int:
+    def _insert(self, name: bytes, row: ObjectRow, parent: bytes | None, boot_ms: int, *, is_away: bool = False) -> int:
         group, size_bytes = self._group(row.bucket, row.namespace), self._stored_bytes(row)
-        self._records[name] = (
-            _RECORD.pack(row.blobs[0].blob_id, parent or _NO_PARENT, size_bytes, group, boot_ms // 1000)
-            + row.key.encode()
-        )
-        self._records.move_to_end(name)
+        flags = (_SHARED if row.durability is Durability.SHARED else 0) | (_AWAY if is_away else 0)
+        blob_id, above = row.blobs[0].blob_id, parent or _NO_PARENT
+        record = _RECORD.pack(blob_id, above, size_bytes, group, boot_ms // 1000, flags) + row.key.encode()
+        self._enter(name, record, is_newest=True)
         return size_bytes
+
+    def _enter(self, name: bytes, record: bytes, *, is_newest: bool) -> None:
+        """Keep the record, in the place of one that there may be, and what is counted by its flags."""
+        if name in self._records:
+            self._leave(name)
+        self._records[name] = record
+        self._records.move_to_end(name, last=is_newest)
+        _, _, size_bytes, group, _, flags = _RECORD.unpack_from(record)
+        if flags & _AWAY:
+            self._away.setdefault(group, OrderedDict())[name] = None
+        elif flags & _SHARED:
+            self._shared[name] = None
+            self.shared_bytes += size_bytes
+
+    def _leave(self, name: bytes) -> bytes | None:
+        record = self._records.pop(name, None)
+        if record is not None:
+            _, _, size_bytes, group, _, flags = _RECORD.unpack_from(record)
+            if flags & _AWAY:
+                self._away[group].pop(name, None)
+            elif flags & _SHARED:
+                del self._shared[name]
+                self.shared_bytes -= size_bytes
+        return record
+
+    def _flag(self, name: bytes, change: Callable[[int], int]) -> None:
+        """Change the flags of a record that is there, in its place in the order of use."""
+        record = self._records[name]
+        _, _, size_bytes, group, _, before = _RECORD.unpack_from(record)
+        if before & _AWAY:
+            self._away[group].pop(name, None)
+        elif before & _SHARED:
+            del self._shared[name]
+            self.shared_bytes -= size_bytes
+        flags = change(before)
+        self._records[name] = record[: _RECORD.size - 1] + bytes((flags,)) + record[_RECORD.size :]
+        if flags & _AWAY:
+            self._away.setdefault(group, OrderedDict())[name] = None
+        elif flags & _SHARED:
+            self._shared[name] = None
+            self.shared_bytes += size_bytes
+
+    # -- where there is a remote -----------------------------------------------------------------------------------
+    def shared(self, row: ObjectRow) -> None:
+        """The row is of class `shared` now: its copy here may go. Nothing where the name does not stand for this row."""
+        name = chunk_name(row.bucket, row.key)
+        if self.is_row(row, name):
+            self._flag(name, lambda flags: flags | _SHARED)
+
+    def left(self, row: ObjectRow) -> None:
+        """The row's blobs lie on the remote alone from now on."""
+        name = chunk_name(row.bucket, row.key)
+        if self.is_row(row, name):
+            self._flag(name, lambda flags: flags | _SHARED | _AWAY)
+            self._policy.dropped(name, CacheTier.NVME)
+
+    def keep(self, row: ObjectRow) -> None:
+        """The row's copy here is not to leave, whatever its class."""
+        name = chunk_name(row.bucket, row.key)
+        if self.is_row(row, name):
+            self._flag(name, lambda flags: flags & ~_SHARED)
+
+    def is_evictable(self, name: bytes) -> bool:
+        """Whether the chunk is of class `shared` and in nvme."""
+        return name in self._shared
+
+    def evictable(self, wanted_bytes: int, limit: int) -> list[bytes]:
+        """Names of such chunks, of so many bytes together if there are; the one first that has been one for longest."""
+        found: list[bytes] = []
+        found_bytes = 0
+        for name in self._shared:
+            if found_bytes >= wanted_bytes or len(found) == limit:
+                break
+            found.append(name)
+            found_bytes += _RECORD.unpack_from(self._records[name])[2]
+        return found
+
+    def oldest(self, *, eligible: Callable[[bytes], bool], limit: int) -> list[bytes]:
+        """Chunks in nvme in the order in which they came (of their use, where that is followed), children before parents: for what
+        policy does not name, since it may be the way to something in memory."""
+        found: list[HomeChunk] = []
+        for name, record in islice(self._records.items(), SCAN_MAX):
+            if len(found) == limit:
+                break
+            if not record[_RECORD.size - 1] & _AWAY and eligible(name):
+                found.append(self._decode(name, record))
+        return [chunk.name for chunk in _leaves_first(found)]
+
+    def away_in(
+        self, place: tuple[str, str], wanted_bytes: int, *, eligible: Callable[[bytes], bool], limit: int
+    ) -> list[bytes]:
+        """Chunks of a namespace that lie on the remote alone, of so many bytes if there are: children before parents, otherwise the
+        one first that left first."""
+        group = self._groups.get(place)
+        found: list[HomeChunk] = []
+        found_bytes = 0
+        for looked_at, name in enumerate(self._away.get(-1 if group is None else group, ())):
+            if len(found) == limit or found_bytes >= wanted_bytes or looked_at == SCAN_MAX:
+                break
+            if eligible(name):
+                found.append(self._decode(name, self._records[name]))
+                found_bytes += found[-1].size_bytes
+        return [chunk.name for chunk in _leaves_first(found)]
+
+    def bucket_of(self, name: bytes) -> str:
+        """The bucket of a chunk that is known."""
+        group: int = _RECORD.unpack_from(self._records[name])[3]
+        return self._group_names[group][0]
+
+    # -- all of them -----------------------------------------------------------------------------------------------
 
     def _group(self, bucket: str, namespace: str) -> int:
         group = self._groups.setdefault((bucket, namespace), len(self._group_names))
@@ -106,7 +230,7 @@ class HomeChunks:
         return None if record is None else self._decode(name, record)
 
     def _decode(self, name: bytes, record: bytes) -> HomeChunk:
-        blob_id, parent, size_bytes, group, used_seconds = _RECORD.unpack_from(record)
+        blob_id, parent, size_bytes, group, used_seconds, flags = _RECORD.unpack_from(record)
         bucket, namespace = self._group_names[group]
         return HomeChunk(
             name=name,
@@ -115,11 +239,13 @@ class HomeChunks:
             parent=None if parent == _NO_PARENT else parent,
             size_bytes=size_bytes,
             used_ms=used_seconds * 1000,
+            is_shared=bool(flags & _SHARED),
+            is_away=bool(flags & _AWAY),
         )
 
     def take(self, name: bytes) -> HomeChunk | None:
         """Forget the chunk: it is gone or about to go."""
-        record = self._records.pop(name, None)
+        record = self._leave(name)
         if record is None:
             return None
         self._policy.dropped(name, CacheTier.NVME)
@@ -134,16 +260,14 @@ class HomeChunks:
         if chunk.name in self._records:
             return
         group = self._group(chunk.chunk.bucket, chunk.namespace)
-        self._records[chunk.name] = (
-            _RECORD.pack(
-                chunk.chunk.blob_id, chunk.parent or _NO_PARENT, chunk.size_bytes, group, chunk.used_ms // 1000
+        flags = (_SHARED if chunk.is_shared else 0) | (_AWAY if chunk.is_away else 0)
+        blob_id, above = chunk.chunk.blob_id, chunk.parent or _NO_PARENT
+        record = _RECORD.pack(blob_id, above, chunk.size_bytes, group, chunk.used_ms // 1000, flags)
+        self._enter(chunk.name, record + chunk.chunk.key.encode(), is_newest=False)
+        if not chunk.is_away:
+            self._policy.stored(
+                chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms
             )
-            + chunk.chunk.key.encode()
-        )
-        self._records.move_to_end(chunk.name, last=False)
-        self._policy.stored(
-            chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms
-        )
 
     def is_row(self, row: ObjectRow, name: bytes) -> bool:
         """Whether the name stands for this very row (and not for one that was stored under its key since)."""
@@ -165,45 +289,30 @@ class HomeChunks:
                 found.append(self._decode(name, record))
         return _leaves_first(found)
 
-    async def load(
-        self,
-        catalog: Catalog,
-        *,
-        boot_ms: Callable[[], int],
-        on_row: Callable[[ObjectRow], None] = lambda _: None,
-        spares: Callable[[ObjectRow], bool] = lambda _: False,
-    ) -> None:
-        """Learn what the catalog holds already: in commit order, for want of better knowledge, in slices between requests.
+    def learn(self, row: ObjectRow, *, boot_ms: int, is_away: bool) -> bytes | None:
+        """The catalog has the row, which was used at that time for all that is known: its name, or None where that is known
+        already. Policy is told later, of all of them in order (`learnt`)."""
+        name = chunk_name(row.bucket, row.key)
+        if name in self._records:
+            return None
+        self._insert(name, row, parent_name(row), boot_ms, is_away=is_away)
+        return name
 
-        `on_row` is told of every chunk at home but for those that `spares` says, which are left out. All count as used when this
-        began, a chain's end longest ago.
-        """
-        began_ms = boot_ms()
-        kinds = {bucket.name: bucket.kind for bucket in await catalog.buckets()}
-        found: list[bytes] = []
-        async for row in catalog.scan_objects():
-            if row.durability is Durability.MEMORY or kinds.get(row.bucket) is not BucketKind.KV or not row.blobs:
-                continue
-            if spares(row):
-                continue
-            on_row(row)
-            name = chunk_name(row.bucket, row.key)
-            if name not in self._records:
-                self._insert(name, row, parent_name(row), began_ms)
-                found.append(_FOUND.pack(row.sequence, name))
-            if len(found) % LOAD_STEP == 0:
-                await asyncio.sleep(0)
-        found.sort()
-        for number, entry in enumerate(found):
-            if number % LOAD_STEP == 0:
-                await asyncio.sleep(0)
-            chunk = self.chunk(entry[8:])
-            if chunk is not None:  # else it was removed meanwhile
-                if chunk.used_ms == began_ms // 1000 * 1000:
-                    self._records.move_to_end(chunk.name, last=False)
-                self._policy.stored(
-                    chunk.name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms()
-                )
+    def learnt(self, name: bytes, *, began_ms: int, boot_ms: int) -> None:
+        """Tell policy of a chunk that was learnt, after all that were committed before it. One that nobody used since this began
+        counts as used longer ago than those before it."""
+        chunk = self.chunk(name)
+        if chunk is None:
+            return  # it was removed meanwhile
+        if chunk.used_ms == began_ms // 1000 * 1000:
+            self._records.move_to_end(name, last=False)
+        if not chunk.is_away:
+            self._policy.stored(name, CacheTier.NVME, parent=chunk.parent, size_bytes=chunk.size_bytes, now_ms=boot_ms)
+
+
+def lasting_blob(row: ObjectRow) -> bytes:
+    """The first blob that has to last: of a chunk with a lossy copy that copy."""
+    return row.blobs[0].blob_id if row.lossy is None else row.lossy.blob_id
 
 
 def _leaves_first(chunks: list[HomeChunk]) -> list[HomeChunk]:

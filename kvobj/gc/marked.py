@@ -10,7 +10,8 @@ from kvobj.gc.quotas import Place
 
 
 class Marked:
-    """Condemned chunks by the policy's name, in the order in which they were condemned. Event-loop-only."""
+    """Condemned chunks by the policy's name, in the order in which they were condemned; `size_bytes` is what they take in nvme.
+    Event-loop-only."""
 
     __slots__ = ("_marks", "size_bytes")
 
@@ -25,20 +26,24 @@ class Marked:
     def add(self, chunk: HomeChunk, *, due_ms: int) -> None:
         """The chunk is condemned, to be claimed from `due_ms` of the boot clock on."""
         self._marks[chunk.name] = (chunk, due_ms)
-        self.size_bytes += chunk.size_bytes
+        self.size_bytes += chunk.home_bytes
 
     def pop(self, name: bytes) -> HomeChunk | None:
         """Take a chunk off the list; None if it is not on it."""
         mark = self._marks.pop(name, None)
         if mark is None:
             return None
-        self.size_bytes -= mark[0].size_bytes
+        self.size_bytes -= mark[0].home_bytes
         return mark[0]
 
     def is_blob(self, name: bytes, blob_id: bytes) -> bool:
         """Whether the condemned chunk of this name has this first blob."""
         mark = self._marks.get(name)
         return mark is not None and mark[0].chunk.blob_id == blob_id
+
+    def __contains__(self, name: bytes) -> bool:
+        """Whether the chunk of this name is condemned."""
+        return name in self._marks
 
     @property
     def oldest_due_ms(self) -> int | None:
@@ -52,8 +57,9 @@ class Marked:
         return [name for name, (_, due_ms) in self._marks.items() if due_ms <= now_ms]
 
     def later(self, now_ms: int, limit: int) -> list[bytes]:
-        """Names of the first chunks whose time has not come."""
-        return list(islice((name for name, (_, due_ms) in self._marks.items() if due_ms > now_ms), limit))
+        """Names of the first chunks in nvme whose time has not come."""
+        marks = self._marks.items()
+        return list(islice((name for name, (each, due_ms) in marks if due_ms > now_ms and each.home_bytes), limit))
 
     def by_place(self) -> dict[Place, tuple[int, int]]:
         """How many chunks and bytes of each bucket and namespace are condemned."""

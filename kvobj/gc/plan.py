@@ -1,4 +1,4 @@
-"""What the collector would remove and why: the values of a dry run, and the units of a real one."""
+"""What the collector would remove and why: the values of a dry run, and the units of a real one, which are counted."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ class GcPlan:
     home_limit_bytes: int
     marked: int
     waiting_for_pins: int
+
+
+@dataclass(slots=True)
+class CollectorCounts:
+    """Since the start. `spared`: the catalog would not give them up. `pressed_bytes`: removed because somebody waited."""
+
+    condemned: int = 0
+    claimed: int = 0
+    claimed_bytes: int = 0
+    rescued: int = 0
+    spared: int = 0
+    pressed_bytes: int = 0
+    admitted: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

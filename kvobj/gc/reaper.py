@@ -1,7 +1,8 @@
 """The reaper: frees the blobs that the delete queue names, once nobody on this node reads them.
 
 An entry is forgotten only after every tier has deleted its blob, so a crash anywhere repeats work and loses none: blob ids are
-never reused, so deleting one twice can harm nothing (`gc-protocol` §2.3).
+never reused, so deleting one twice can harm nothing (`gc-protocol` §2.3). Where there is a remote tier, entries whose blobs it has
+are its own worker's (`remote_reaping`): they are passed over here, so that a remote that does not answer holds up nothing else.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Final
 
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import QueueEntry
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
 from kvobj.gc.pacing import Pace
+from kvobj.gc.remote_reaping import RemoteReaping
 from kvobj.ids import BlobId
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import Tier
@@ -23,6 +26,8 @@ from kvobj.tiers.protocol import Tier
 BATCH_ENTRIES: Final = 1000
 # Beside other work the reaper goes this much faster than the collector: what clients delete must not pile up behind it.
 PACE_FACTOR: Final = 4
+# Entries that the remote holds up are looked at again after so long, whatever it does.
+PASSED_OVER_SECONDS: Final = 60.0
 # Entries are due from the moment when they are queued; the wall clock may have stepped back since then.
 _ANY_TIME_MS: Final = (1 << 63) - 1
 
@@ -43,6 +48,7 @@ class Reaper(BackgroundWorker):
         on_freed: Callable[[], None],
         log: logging.Logger,
         pace: Pace | None = None,
+        remote: RemoteReaping | None = None,
     ) -> None:
         super().__init__()
         self._catalog = catalog
@@ -53,6 +59,12 @@ class Reaper(BackgroundWorker):
         self._on_freed = on_freed
         self._log = log
         self._pace = pace
+        self._remote = remote
+        if remote is not None:
+            remote.on_reaped = self._note_reaped
+        # Behind this position of the queue nothing was passed over yet.
+        self._after = 0
+        self._from_start_at = float("-inf")
         self._kicked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._waiting_since_ms: int | None = None
@@ -62,9 +74,31 @@ class Reaper(BackgroundWorker):
     @property
     def lag_seconds(self) -> float:
         """How long the oldest entry that could not be reaped yet has been due (readers, failures), when last looked."""
-        return (
-            0.0 if self._waiting_since_ms is None else max(0.0, (self._clock.now_ms() - self._waiting_since_ms) / 1000)
-        )
+        return self._since(self._waiting_since_ms)
+
+    @property
+    def remote_lag_seconds(self) -> float:
+        """How long the oldest entry has been due that the remote has failed to delete; 0 while it does as it is told."""
+        return 0.0 if self._remote is None else self._since(self._remote.waiting_since_ms)
+
+    @property
+    def remote_failures(self) -> int:
+        """How often the remote failed to delete a batch."""
+        return 0 if self._remote is None else self._remote.failures
+
+    def _since(self, since_ms: int | None) -> float:
+        return 0.0 if since_ms is None else max(0.0, (self._clock.now_ms() - since_ms) / 1000)
+
+    def _note_reaped(self, blobs: int) -> None:
+        self.reaped_blobs += blobs
+        self._on_freed()
+        self.kick()
+
+    async def aclose(self) -> None:
+        """See `BackgroundWorker.aclose`."""
+        await super().aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
 
     def kick(self) -> None:
         """Something was removed: reap soon instead of at the next interval."""
@@ -95,9 +129,10 @@ class Reaper(BackgroundWorker):
                 await self._pace.after(reaped // PACE_FACTOR, seconds=self._clock.monotonic() - started)
 
     async def reap_batch(self, limit: int = BATCH_ENTRIES) -> int:
-        """Reap up to `limit` due entries whose blobs nobody reads; the number reaped."""
+        """Reap up to `limit` due entries whose blobs nobody reads; the number reaped, or left to the remote's worker. 0: that was
+        all."""
         async with self._one_at_a_time:
-            entries = await self._catalog.due(now_ms=_ANY_TIME_MS, limit=limit)
+            entries = await self._due(limit)
             named = [(entry, BlobId(entry.blob_id)) for entry in entries]
             in_use = [entry for entry, blob_id in named if blob_id in self._in_use]
             self._waiting_since_ms = min((entry.not_before_ms for entry in in_use), default=None)
@@ -105,9 +140,28 @@ class Reaper(BackgroundWorker):
                 named = [(entry, blob_id) for entry, blob_id in named if blob_id not in self._in_use]
             if not named:
                 return 0
-            await self._tiers.delete([blob_id for _, blob_id in named])
-            free = [entry for entry, _ in named]
-            await self._catalog.reap(free)
-        self.reaped_blobs += len(free)
+            passed = 0
+            if self._remote is not None:
+                held = self._remote.held([blob_id for _, blob_id in named])
+                if held:
+                    passed = len(held)
+                    await self._remote.take([entry for entry, blob_id in named if blob_id in held])
+                    named = [(entry, blob_id) for entry, blob_id in named if blob_id not in held]
+            if named:
+                await self._tiers.delete([blob_id for _, blob_id in named])
+                await self._catalog.reap([entry for entry, _ in named])
+        self.reaped_blobs += len(named)
         self._on_freed()
-        return len(free)
+        return len(named) + passed
+
+    async def _due(self, limit: int) -> list[QueueEntry]:
+        """The next entries: of all of them, or, while those in front are held up by the remote, behind these."""
+        if self._remote is None:
+            return await self._catalog.due(now_ms=_ANY_TIME_MS, limit=limit)
+        now = self._clock.monotonic()
+        if self._remote.is_ready or now >= self._from_start_at:
+            self._after, self._from_start_at = 0, now + PASSED_OVER_SECONDS
+        entries = await self._catalog.due(now_ms=_ANY_TIME_MS, limit=limit, after=self._after)
+        if entries:
+            self._after = entries[-1].position
+        return entries

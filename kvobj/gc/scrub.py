@@ -46,6 +46,7 @@ class ScrubCounts:
     hashed_bytes: int = 0
     mismatches: int = 0
     repaired: int = 0
+    replaced: int = 0
     lost: int = 0
     passes: int = 0
 
@@ -142,6 +143,7 @@ class Scrub(BackgroundWorker):
         counts.hashed_bytes += check.hashed_bytes
         counts.mismatches += check.mismatches
         counts.repaired += check.repaired
+        counts.replaced += check.replaced
         if check.problem is None:
             self._lost.found(row)
         elif check.is_lost and await self._lost.note(row, check.problem):

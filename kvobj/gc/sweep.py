@@ -3,8 +3,8 @@
 Leftovers come from writers that died between a tier's put and the commit. A blob is one if its id was in a tier before the
 rows were read, belongs to no write in progress, and no row, part or queue entry names it: ids are never reused, so what is
 a leftover once stays one. That, and its opposite (`reconcile`: rows whose blobs are gone), is done at the start and then at long
-intervals; at every short one, uploads that nobody goes on with are ended (the parts of chunks that never became whole too),
-history is trimmed and the record log compacted.
+intervals, on the remote too where there is one; at every short one, uploads that nobody goes on with are ended (the parts of
+chunks that never became whole too), history is trimmed and the record log compacted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kvobj.clock import Clock
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 from kvobj.gc.reaper import Reaper
 from kvobj.gc.reconcile import Reconcile
+from kvobj.gc.remote_sweep import RemoteSweep
 from kvobj.gc.wall_ages import WallAges
 from kvobj.ids import BlobId
 from kvobj.tiers.protocol import Tier
@@ -64,8 +65,10 @@ class Sweep(BackgroundWorker):
         reconcile: Reconcile | None = None,
         reconcile_interval_seconds: float = 6 * 3600.0,
         history_retention_seconds: float = 24 * 3600.0,
+        remote: RemoteSweep | None = None,
     ) -> None:
         super().__init__()
+        self._remote = remote
         self._catalog = catalog
         self._tiers = tiers
         self._reaper = reaper
@@ -105,6 +108,8 @@ class Sweep(BackgroundWorker):
         if leftovers:
             for tier in self._tiers:
                 found += await self._sweep_tier(tier)
+            if self._remote is not None:
+                await self._remote.run()
             if self._reconcile is not None:
                 lost = await self._reconcile.run()
         ended = await self._end_uploads()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeAlias
 
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import CommitOutcome, NamespaceQuota, ObjectRow
+from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQuota, ObjectRow
 from kvobj.clock import Clock
 from kvobj.errors import DigestMismatchError, ImmutableChunkError, InvalidRequestError, KvobjError
 from kvobj.store.byte_gate import ByteGate
@@ -25,6 +25,9 @@ MAX_CHUNKS: Final = 1000
 """Of one batch: what the catalog commits in one step."""
 _PLACED_AT_ONCE: Final = 8
 _SKIPPED_BYTES: Final = 256 * 1024
+
+Reached: TypeAlias = Callable[[Sequence[ObjectRow], BucketRow, Durability | None], Awaitable[list[ObjectRow]]]
+"""`Store.reached`."""
 
 
 class ByteSource(Protocol):
@@ -47,7 +50,7 @@ class BatchItem:
 class ChunkBatch:
     """See the module's text; an async context manager. Made by `ChunkStore.batch`. One task uses it.
 
-    `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of.
+    `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of; `reached` is `Store.reached`.
     """
 
     def __init__(
@@ -59,8 +62,13 @@ class ChunkBatch:
         catalog: Catalog,
         clock: Clock,
         check_shown: Callable[[ObjectRow], Awaitable[None]],
+        reached: Reached,
     ) -> None:
         self._check_shown = check_shown
+        self._reached = reached
+        self._is_inside = False
+        self._bucket: BucketRow | None = None
+        self._asked: Durability | None = None
         self._size_bytes = size_bytes
         self._gate = gate
         self._start = start
@@ -77,12 +85,25 @@ class ChunkBatch:
     async def __aenter__(self) -> Self:
         """Wait for room. `EntityTooLargeError`, `BusyError`."""
         await self._gate.enter(self._size_bytes)
+        self._is_inside = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Undo what was not committed."""
+        await self._leave(kind, error, trace)
+
+    async def _leave(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Give everything back. Idempotent."""
+        if not self._is_inside:
+            return
+        self._is_inside = False
         try:
             for task in self._placing:
                 task.cancel()
@@ -112,6 +133,7 @@ class ChunkBatch:
         if request.key in self._keys or len(self._items) >= MAX_CHUNKS:
             raise InvalidRequestError(f"a batch has at most {MAX_CHUNKS} chunks, each once", limit=MAX_CHUNKS)
         self._keys.add(request.key)
+        self._bucket, self._asked = request.bucket, request.durability
         transfer = await self._stack.enter_async_context(await self._start(request))
         existing = transfer.existing
         if existing is not None:
@@ -172,7 +194,8 @@ class ChunkBatch:
         await asyncio.gather(*self._placing)
 
     async def commit(self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0) -> list[BatchItem]:
-        """Make the chunks visible in one step; what became of each, in the order they were added. See `Catalog.commit_chain`."""
+        """Make the chunks visible in one step; what became of each, in the order they were added, once they have the class that was
+        asked for. See `Catalog.commit_chain` and `Store.reached`."""
         await self.placed()
         rows = self._placed + [task.result() for task in self._placing]
         outcomes: list[CommitOutcome | KvobjError] = []
@@ -185,13 +208,30 @@ class ChunkBatch:
                 for index, transfer in enumerate(self._transfers):
                     outcome = outcomes[index] if outcomes else None
                     await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
-        return [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
+        items = [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
+        if not self._is_shared:
+            return items
+        await self._leave()  # the wait for the remote holds nothing of the arena
+        assert self._bucket is not None
+        stand = [item.row for item in items if item.row is not None]
+        reached = iter(await self._reached(stand, self._bucket, self._asked))
+        return [item if item.row is None else replace(item, row=next(reached)) for item in items]
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the batch is of class `shared`."""
+        bucket = self._bucket
+        return bucket is not None and (self._asked or bucket.durability) is Durability.SHARED
 
     async def _commit_chain(
         self, rows: Sequence[ObjectRow], quota: NamespaceQuota | None, parent_tokens: int
     ) -> list[CommitOutcome | KvobjError]:
         return await self._catalog.commit_chain(
-            rows, quota=quota, parent_tokens=parent_tokens, now_ms=self._clock.now_ms()
+            rows,
+            quota=quota,
+            parent_tokens=parent_tokens,
+            now_ms=self._clock.now_ms(),
+            to_remote=self._is_shared,
         )
 
     async def _item(self, outcome: CommitOutcome | KvobjError) -> BatchItem:

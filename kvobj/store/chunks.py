@@ -27,7 +27,7 @@ from kvobj.errors import (
     NamespaceConflictError,
     NoSuchNamespaceError,
 )
-from kvobj.store.batch import ChunkBatch
+from kvobj.store.batch import ChunkBatch, Reached
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
@@ -69,10 +69,11 @@ class RemovalPace(Protocol):
 class ChunkStore:
     """Implements `api.kv_store.ChunkStore`.
 
-    `start` is `Store.start_in_batch`, `settle` is `Store.settled`; `gate` bounds the bytes of batches on their way in. `hold` is
-    told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read from, `codecs_of` the codecs of those
-    that lie coded there; `on_request` is told of every matched request and must return at once; `on_removed` of rows that were
-    hidden; `is_arriving` answers whether a key is being written; `pace` is how fast a namespace's chunks are removed.
+    `start` is `Store.start_in_batch`, `reached` and `settle` are `Store.reached` and `Store.settled`; `gate` bounds the bytes of
+    batches on their way in. `hold` is told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read
+    from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched request and must return at
+    once; `on_removed` of rows that were hidden; `is_arriving` answers whether a key is being written; `pace` is how fast a
+    namespace's chunks are removed.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ChunkStore:
         executor: Executor,
         gate: ByteGate,
         start: Callable[[PutRequest], Awaitable[PutTransfer]],
+        reached: Reached,
         settle: Callable[[ObjectRow], Awaitable[ObjectRow]],
         hold: Callable[[ObjectRow], None],
         tiers_of: Callable[[Sequence[bytes]], list[str]],
@@ -104,6 +106,7 @@ class ChunkStore:
         self._executor = executor
         self._gate = gate
         self._start = start
+        self._reached = reached
         self._settle = settle
         self._hold = hold
         self._tiers_of = tiers_of
@@ -116,14 +119,20 @@ class ChunkStore:
 
     # -- namespaces ----------------------------------------------------------------------------------------------
     async def declare_namespace(
-        self, bucket: BucketRow, name: str, declaration: Mapping[str, object], *, caller: Caller
+        self,
+        bucket: BucketRow,
+        name: str,
+        declaration: Mapping[str, object],
+        *,
+        caller: Caller,
+        key: bytes | None = None,
     ) -> tuple[OpenNamespace, bool]:
         """See `api.kv_store.ChunkStore`. Errors as `NamespaceBook.declare`; `AccessDeniedError` for all but owners."""
         if not caller.is_owner:
             raise AccessDeniedError("only the bucket's owner declares namespaces", bucket=bucket.name)
         if await self._catalog.namespaces.namespace(bucket.name, name) is None:
             await self._check_no_keys_below(bucket, name)
-        return await self._book.declare(bucket, name, declaration, caller=caller)
+        return await self._book.declare(bucket, name, declaration, caller=caller, key=key)
 
     async def _check_no_keys_below(self, bucket: BucketRow, name: str) -> None:
         """Keys `NAME/…` that were stored before NAME is declared are chunks of `default`: nobody could read them in NAME, and none
@@ -383,6 +392,7 @@ class ChunkStore:
             catalog=self._catalog,
             clock=self._clock,
             check_shown=check_shown,
+            reached=self._reached,
         )
 
     # -- sessions and pins ---------------------------------------------------------------------------------------

@@ -18,7 +18,17 @@ from typing import Final
 
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Checksum, CommitOutcome, Durability, ObjectRow, PartRow
+from kvobj.catalog.rows import (
+    BlobRef,
+    BucketKind,
+    BucketRow,
+    Checksum,
+    CommitMode,
+    CommitOutcome,
+    Durability,
+    ObjectRow,
+    PartRow,
+)
 from kvobj.clock import Clock
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
@@ -26,6 +36,7 @@ from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import EarlyPut, Placement
+from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PutResult
 from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
@@ -36,6 +47,8 @@ SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
 SEAL_DELAY_SECONDS: Final = 0.05
 """How long digests that nobody waits for are put off: a burst of chunks is stored, and read, before their hashing takes the cores.
 Only while a quarter at most of what may be unhashed is, and as much of what may be dirty."""
+MAKE_ROOM_MAX: Final = 8
+"""How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
 """Batches that are sealed at a time once writers will have to wait for it soon; until then one, and the cores are others'."""
 
@@ -73,7 +86,9 @@ class CommitStep:
         reserve_timeout_seconds: float,
         unhashed_bytes_max: int,
         log: logging.Logger,
+        shared: SharedWrites | None = None,
     ) -> None:
+        """`shared`: where there is a remote, what class `shared` takes."""
         self._arena = arena
         self._catalog = catalog
         self._placement = placement
@@ -86,6 +101,7 @@ class CommitStep:
         self._unhashed_bytes_max = unhashed_bytes_max
         self._unhashed_bytes = 0
         self._log = log
+        self._shared = shared
         self._follow_ups: dict[bytes, asyncio.Future[None]] = {}
         self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
         self._hurry = asyncio.Event()
@@ -150,13 +166,16 @@ class CommitStep:
     ) -> None:
         """See `Committer.write_home`."""
         hold_home = self._placement.hold_home
-        try:
-            await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
-        except StoreFullError:
-            # Chunks of KV buckets are a cache: the least recently used give way before a writer is refused.
-            if not await self._make_room(blob.frame_bytes):
-                raise
-            await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
+        for attempts_left in reversed(range(MAKE_ROOM_MAX + 1)):
+            try:
+                await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
+            except StoreFullError:
+                # Chunks of KV buckets are a cache, and so is what the remote has: they give way before a writer is refused. More
+                # than once: the room that was made may be in pieces, or another writer's by the time it is asked for.
+                if not attempts_left or not await self._make_room(blob.frame_bytes):
+                    raise
+            else:
+                return
 
     async def abandon(self, transfer: PutTransfer) -> None:
         """See `Committer.abandon`."""
@@ -175,6 +194,8 @@ class CommitStep:
         if request.part is not None:
             return await self._commit_part(transfer, checksums)
         row = await self.place(transfer, checksums, want_digest=want_digest)
+        if self._shared is not None and transfer.mode is CommitMode.REPLACE:
+            row = await self._shared.replacing(row, transfer.sharing)
         # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`).
         transfer.hand_over()
         outcome: CommitOutcome | None = None
@@ -187,10 +208,19 @@ class CommitStep:
                 quota=None if request.place is None else request.place.quota,
                 parent_tokens=0 if request.place is None else request.place.parent_tokens,
                 now_ms=row.modified_ms,
+                to_remote=transfer.sharing is not Sharing.NONE,
             )
         finally:
+            if self._shared is not None:
+                self._shared.concluded(row)
             await self.conclude(transfer, outcome)
-        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+        stands = outcome.row
+        if self._shared is not None and transfer.sharing is not Sharing.NONE:
+            if not outcome.existed:
+                self._shared.committed(stands)
+            await transfer.let_go()  # the wait for the remote holds nothing of the arena
+            (stands,) = await self._shared.reached([stands], transfer.sharing)
+        return PutResult(row=stands, existed=outcome.existed, durability=stands.durability)
 
     async def place(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> ObjectRow:
         """See `Committer.place`."""

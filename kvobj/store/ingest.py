@@ -21,6 +21,8 @@ from kvobj.ids import BlobId
 from kvobj.store.arriving import Arrival, ArrivingKeys
 from kvobj.store.hashing import BlobHash, HashPipeline
 from kvobj.store.placement import EarlyPut
+from kvobj.store.remote_class import Sharing
+from kvobj.store.remote_room import QueueRoom
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.tiers.protocol import BlobNames
 
@@ -152,6 +154,9 @@ class PutTransfer:
             self.arrival.end()  # a live chunk answers: nothing will come
         self.counted: Reservation | None = None
         """Of a part: its room among what its upload's owner may hold unfinished."""
+        self.sharing = Sharing.NONE
+        self.queue_room: QueueRoom | None = None
+        """Where the object's size is counted among what is about to be queued for the remote, until its commit."""
         self.written: list[BlobId] = []
         self.held: ReceivedBlob | None = None
         self.dirty_reserved_bytes = dirty_reserved_bytes
@@ -167,6 +172,7 @@ class PutTransfer:
         self._writing: asyncio.Task[None] | None = None
         self._early: list[EarlyPut] = []
         self._received = False
+        self._is_over = False
 
     async def __aenter__(self) -> Self:
         """Nothing but to say that the key is being written: the room is reserved already."""
@@ -177,8 +183,16 @@ class PutTransfer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give back whatever the transfer still holds; undo it unless it was committed."""
+        await self.let_go()
+
+    async def let_go(self) -> None:
+        """What leaving the transfer does, for who has committed it and waits for more than the commit. Idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
         self._arriving.end(self.names, self.arrival)
         self.count_no_more()
+        self.note_queued()
         await self._end_writing()
         for early in self._early:
             early.abandon()
@@ -198,6 +212,12 @@ class PutTransfer:
         """The part is committed, and counted by the catalog, or given up. Idempotent."""
         if self.counted is not None:
             self.counted.release()
+
+    def note_queued(self) -> None:
+        """The object is in the queue for the remote, or never will be. Idempotent."""
+        room, self.queue_room = self.queue_room, None
+        if room is not None:
+            room.leave(self.request.size_bytes)
 
     async def _end_writing(self) -> None:
         task, self._writing = self._writing, None

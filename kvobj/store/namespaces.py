@@ -7,6 +7,7 @@ namespace that the caller may not use is told as an absent one. Event loop only.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -66,10 +67,19 @@ class NamespaceBook:
         self._changing = asyncio.Lock()
 
     async def declare(
-        self, bucket: BucketRow, name: str, document: Mapping[str, object], *, caller: Caller
+        self,
+        bucket: BucketRow,
+        name: str,
+        document: Mapping[str, object],
+        *,
+        caller: Caller,
+        key: bytes | None = None,
     ) -> tuple[OpenNamespace, bool]:
         """Declare a namespace: it, and whether it is new. Where it stands declared equally, the settings that the document names
         are changed and its key stays.
+
+        `key`: another store's, of which the chunks are to be known here by the same ids; that of a namespace that stands has to be
+        the same. Who may give one is the caller's to check. Without, a new namespace gets a new key.
 
         Raises `InvalidRequestError` (with `field`), `NamespaceConflictError` (with `differs`), `AccessDeniedError` for all but
         the bucket's owner and root, `QuotaExceededError`, `NoSuchBucketError`.
@@ -86,7 +96,7 @@ class NamespaceBook:
         async with self._changing:
             standing = await self._namespaces.namespace(bucket.name, name)
             if standing is None:
-                fresh = self._fresh(bucket, name, declaration, caller)
+                fresh = self._fresh(bucket, name, declaration, caller, key)
                 if fresh.profile:
                     await self._check_profile(fresh)
                 standing, is_new = await self._declare(fresh)
@@ -94,6 +104,8 @@ class NamespaceBook:
                     return self._opened(standing, caller), True
             if standing.declaration != declaration.canonical:
                 raise _conflict(standing, declaration.canonical)
+            if key is not None and not hmac.compare_digest(key, self._key_of(standing)):
+                raise NamespaceConflictError("the namespace has another key", name=name, differs=("key",))
             changed = declaration.settings.over(standing)
             if changed.profile and changed.profile != standing.profile:
                 await self._check_profile(changed)
@@ -149,8 +161,13 @@ class NamespaceBook:
         async with self._changing:
             await self._namespaces.remove(bucket.name, name)
 
-    def _fresh(self, bucket: BucketRow, name: str, declaration: Declaration, caller: Caller) -> NamespaceRow:
-        key = self._random_bytes(NAMESPACE_KEY_BYTES)
+    def _fresh(
+        self, bucket: BucketRow, name: str, declaration: Declaration, caller: Caller, key: bytes | None
+    ) -> NamespaceRow:
+        if key is None:
+            key = self._random_bytes(NAMESPACE_KEY_BYTES)
+        elif len(key) != NAMESPACE_KEY_BYTES:
+            raise InvalidRequestError(f"key: a namespace's key has {NAMESPACE_KEY_BYTES} bytes", field="key")
         return declaration.row(
             bucket=bucket.name,
             name=name,

@@ -64,7 +64,9 @@ class RecoveryReport:
 class Recovery:
     """One pass over the volatile rows. Used once, before the server accepts requests.
 
-    `memory_is_lost`: the catalog's volatile environment is new (power loss, or a clean stop, which leaves nothing in it).
+    `home` is what a blob may have been written down to: where there is a remote tier, both (`tiers.layered_home`), since nvme's
+    copy may have left by now. `memory_is_lost`: the catalog's volatile environment is new (power loss, or a clean stop, which
+    leaves nothing in it).
     """
 
     def __init__(

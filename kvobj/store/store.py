@@ -37,6 +37,7 @@ from kvobj.errors import (
     NoSuchUploadError,
     ParentNotFoundError,
     PreconditionFailedError,
+    TierUnavailableError,
     UnavailableError,
 )
 from kvobj.ids import BlobId, BlobIdAllocator
@@ -50,6 +51,8 @@ from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import Placement
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
+from kvobj.store.remote_class import SharedWrites, Sharing
+from kvobj.store.remote_room import QueueRoom
 from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 from kvobj.store.split import BlobSplit
@@ -87,8 +90,11 @@ class Store:
         corrupt: CorruptBlobs,
         on_asked: Callable[[ObjectRow], None] = lambda _: None,
         named_profiles: Callable[[str, Sequence[str]], Awaitable[Mapping[str, str]]] = _no_profiles,
+        shared: SharedWrites | None = None,
     ) -> None:
+        """`shared`: what class `shared` takes, where there is a remote tier."""
         self.catalog = catalog
+        self._shared = shared
         self._placement = placement
         self._commit_step = commit_step
         self._blob_ids = blob_ids
@@ -111,6 +117,7 @@ class Store:
             start_whole=self._start_whole,
             on_removed=on_removed,
             on_whole=self.arriving.tell,
+            shared=shared,
         )
         self.following = Following(
             catalog=catalog,
@@ -140,7 +147,19 @@ class Store:
             and not await self._stands(existing, durability)
         ):
             existing = None
+        elif existing is not None and existing.size_bytes == request.size_bytes:
+            (existing,) = await self.reached([existing], request.bucket, request.durability)
         return await self._reserve(request, existing, durability)
+
+    async def reached(self, rows: Sequence[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
+        """Live rows that stand for a write which asked for this class, once they have it, where that is `shared`: each with the
+        class that was reached in time. `NotSharedError` where it was asked for by name and not reached."""
+        durability = bucket.durability if asked is None else asked
+        if self._shared is None or durability is not Durability.SHARED:
+            return list(rows)
+        return await self._shared.reached(
+            rows, self._shared.sharing(bucket, durability, by_name=asked is Durability.SHARED)
+        )
 
     async def start_in_batch(self, request: PutRequest) -> PutTransfer:
         """As `start_put`, of a chunk that is committed with others: its parent may be among them, so only the commit asks for
@@ -172,6 +191,10 @@ class Store:
     async def _reserve(self, request: PutRequest, existing: ObjectRow | None, durability: Durability) -> PutTransfer:
         """Room for the body, and the transfer that holds it; none is needed where a live chunk answers."""
         is_kv = request.bucket.kind is BucketKind.KV
+        sharing = Sharing.NONE
+        if durability is Durability.SHARED:
+            sharing = self._sharing(request)
+            durability = Durability.LOCAL  # which it is until it is on the remote
         sizes = self._split.sizes(request.size_bytes)
         single = len(sizes) == 1
         if not single:
@@ -184,6 +207,44 @@ class Store:
             algorithms.add("md5")
         if not single and request.part is None:
             algorithms.add("blake3")
+        queue_room: QueueRoom | None = None
+        if existing is None and self._shared is not None and request.part is None:
+            queue_room = await self._enter_queue(self._shared, request, sharing)
+        try:
+            transfer = await self._reserve_rooms(request, existing, durability, sizes, algorithms)
+        except BaseException:
+            if queue_room is not None:
+                queue_room.leave(request.size_bytes)
+            raise
+        transfer.sharing = sharing
+        transfer.queue_room = queue_room
+        return transfer
+
+    def _sharing(self, request: PutRequest) -> Sharing:
+        """What a write of class `shared` does. A part is local: only its whole is shared. Of an upload nobody remembers whether the
+        class was said by name: in a bucket of that class it was not."""
+        if self._shared is None or request.part is not None:
+            return Sharing.NONE
+        by_name = request.durability is Durability.SHARED and request.ends is None
+        return self._shared.sharing(request.bucket, Durability.SHARED, by_name=by_name)
+
+    @staticmethod
+    async def _enter_queue(shared: SharedWrites, request: PutRequest, sharing: Sharing) -> QueueRoom | None:
+        """Room in the queue for the remote, for an object that will go there whatever happens."""
+        if not shared.must_queue(request.bucket, sharing):
+            return None
+        await shared.room.enter(request.size_bytes)
+        return shared.room
+
+    async def _reserve_rooms(
+        self,
+        request: PutRequest,
+        existing: ObjectRow | None,
+        durability: Durability,
+        sizes: list[int],
+        algorithms: set[str],
+    ) -> PutTransfer:
+        is_kv = request.bucket.kind is BucketKind.KV
         dirty_bytes = 0
         if existing is None and durability is Durability.MEMORY:
             dirty_bytes = await self._reserve_dirty(request, raw_frame_bytes(sizes[0]))
@@ -268,10 +329,13 @@ class Store:
         return not await self._are_missing([BlobId(blob.blob_id) for blob in row.blobs])
 
     def durability_of(self, bucket: BucketRow, asked: Durability | None) -> Durability:
-        """The class a write gets: what was asked for, else the bucket's default, else an error."""
+        """The class a write gets: what was asked for, else the bucket's default, else an error. `NotSharedError` where class shared
+        was asked for by name and the remote is known to be away."""
         durability = bucket.durability if asked is None else asked
         if durability is Durability.SHARED:
-            raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
+            if self._shared is None:
+                raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
+            self._shared.check(self._shared.sharing(bucket, durability, by_name=asked is Durability.SHARED))
         return durability
 
     async def _reserve_dirty(self, request: PutRequest, frame_bytes: int) -> int:
@@ -316,11 +380,13 @@ class Store:
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).
 
-        The caller closes the reader. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
+        The caller closes the reader. `TierUnavailableError`: they are on the remote, which does not answer; of a chunk that is a
+        miss like any other. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
         """
         reader = await self._open_blobs(row.blobs, start, stop)
         if reader is None:
             await self.forget_if_lost(row)
+            await self.refuse_if_away(row)
             return None
         self._on_read(row)
         return reader
@@ -340,6 +406,7 @@ class Store:
                 raise
         if frame is None:
             await self.forget_if_lost(row)
+            await self.refuse_if_away(row)
             return None
         self._on_read(row)
         return frame
@@ -357,6 +424,20 @@ class Store:
             self._in_use.release(held)
             return None
         return ObjectReader(slices, first, tier=self._placement.read, in_use=self._in_use)
+
+    async def refuse_if_away(self, row: ObjectRow) -> None:
+        """What could not be read of an ordinary object of class `shared` is there all the same, unless a tier says that it is not:
+        `TierUnavailableError` rather than an answer that would let the client take it for lost."""
+        if row.durability is not Durability.SHARED:
+            return
+        bucket = await self.catalog.bucket(row.bucket)
+        if bucket is None or bucket.kind is BucketKind.KV:
+            return
+        (current,) = await self.catalog.lookup(row.bucket, [row.key])
+        if current is None or current.blob_ids != row.blob_ids:
+            return  # replaced since it was looked up
+        if not await self._are_missing([BlobId(blob.blob_id) for blob in row.blobs]):
+            raise TierUnavailableError("the object is on the remote tier, which does not give it", key=row.key)
 
     async def forget_if_lost(self, row: ObjectRow) -> None:
         """Drop a chunk's row if its bytes are gone for good, so that the next PUT of the chunk stores it again.
@@ -409,7 +490,10 @@ class Store:
             for key in gone:
                 self.arriving.tell(bucket, key)
         removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
-        self._on_removed([*removed, *(row for outcome in outcomes for row in outcome.descendants)])
+        removed += [row for outcome in outcomes for row in outcome.descendants]
+        self._on_removed(removed)
+        if self._shared is not None:
+            await self._shared.removed(removed)
         return outcomes
 
     async def _delete_others(
@@ -496,9 +580,13 @@ class Store:
             existing = await self._early_look(request)
         except ParentNotFoundError:
             existing = await self._uploads.live_or_coming(request.bucket.name, request.key, request.place, durability)
-        if existing is not None and await self._stands(existing, durability):
-            return GroupStart(existing=existing)
-        return await self._uploads.start_part(request, durability)
+        start = GroupStart(existing=existing)
+        if existing is None or not await self._stands(existing, durability):
+            start = await self._uploads.start_part(request, durability)
+        if start.existing is None:
+            return start
+        (existing,) = await self.reached([start.existing], request.bucket, request.durability)
+        return GroupStart(existing=existing)
 
     async def end_group(
         self, request: PutRequest, transfer: ReceivedPart | None = None, *, checksums: tuple[Checksum, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -43,6 +43,7 @@ from kvobj.store.ingest import PutTransfer
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace
 from kvobj.store.reader import ObjectReader, ReaderSource
+from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PartTarget, PutRequest, PutResult, UploadEnd
 
 # A group may be completed, and its chunk deleted, between two look-ups: each attempt looks anew.
@@ -73,6 +74,7 @@ class UploadEnds:
         start_whole: Callable[[PutRequest, Durability], Awaitable[PutTransfer | None]],
         on_removed: Callable[[Sequence[ObjectRow]], None],
         on_whole: Callable[[str, str, tuple[PartRow, ...]], None] = lambda *_: None,
+        shared: SharedWrites | None = None,
     ) -> None:
         self._catalog = catalog
         self._commit_step = commit_step
@@ -82,6 +84,7 @@ class UploadEnds:
         self._start_whole = start_whole
         self._on_removed = on_removed
         self._on_whole = on_whole
+        self._shared = shared
 
     async def complete(
         self,
@@ -187,6 +190,10 @@ class UploadEnds:
         if row is None:
             raise NoSuchUploadError("the chunk was deleted while its parts arrived", bucket=bucket.name, key=key)
         check_same_part(row, group, request.size_bytes)
+        if self._shared is not None:
+            durability = bucket.durability if request.durability is None else request.durability
+            by_name = request.durability is Durability.SHARED
+            (row,) = await self._shared.reached([row], self._shared.sharing(bucket, durability, by_name=by_name))
         return GroupState(
             group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
         )
@@ -234,7 +241,7 @@ class UploadEnds:
             etag=kv_etag(blobs[0].blob_id) if place is not None else multipart_etag([part.etag for part in parts]),
             modified_ms=now_ms,
             owner=upload.owner,
-            durability=upload.durability,
+            durability=Durability.LOCAL if upload.durability is Durability.SHARED else upload.durability,
             headers=upload.headers,
             metadata=upload.metadata,
             checksums=checksums,
@@ -246,20 +253,36 @@ class UploadEnds:
             acl=upload.acl,
             tags=upload.tags,
         )
-        outcome = await self._catalog.commit(
-            row,
-            mode=CommitMode.REPLACE if place is None else CommitMode.FIRST_WRITER_WINS,
-            condition=condition,
-            upload_id=upload.upload_id,
-            quota=None if place is None else place.quota,
-            parent_tokens=0 if place is None else place.parent_tokens,
-            now_ms=now_ms,
-        )
+        sharing = Sharing.NONE
+        async with AsyncExitStack() as stack:
+            if self._shared is not None:
+                sharing = self._shared.sharing(bucket, upload.durability, by_name=False)
+                self._shared.check(sharing)
+                if self._shared.must_queue(bucket, sharing):
+                    await stack.enter_async_context(self._shared.room.of(total))
+                if place is None:
+                    row = await self._shared.replacing(row, sharing, owns_blobs=False)
+                    stack.callback(self._shared.concluded, row)
+            outcome = await self._catalog.commit(
+                row,
+                mode=CommitMode.REPLACE if place is None else CommitMode.FIRST_WRITER_WINS,
+                condition=condition,
+                upload_id=upload.upload_id,
+                quota=None if place is None else place.quota,
+                parent_tokens=0 if place is None else place.parent_tokens,
+                now_ms=now_ms,
+                to_remote=sharing is not Sharing.NONE,
+            )
         self._on_removed([])
         if not outcome.existed:
             self._on_whole(bucket.name, upload.key, tuple(parts))
             await self._commit_step.committed(outcome.row)
-        return PutResult(row=outcome.row, existed=outcome.existed, durability=outcome.row.durability)
+        stands = outcome.row
+        if self._shared is not None:
+            if not outcome.existed:
+                self._shared.committed(stands)
+            (stands,) = await self._shared.reached([stands], sharing)
+        return PutResult(row=stands, existed=outcome.existed, durability=stands.durability)
 
     async def _place(self, bucket: BucketRow, upload: UploadRow) -> ChunkPlace | None:
         if bucket.kind is not BucketKind.KV:

@@ -118,6 +118,7 @@ class WriteBehind:
         self._refused: dict[tuple[str, str], _Entry] = {}
         # Lossy copies that are at home and in no row yet, by the blob that they are of: a batch that is tried again names them.
         self._lossy: dict[bytes, LossyCopy] = {}
+        self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -172,6 +173,13 @@ class WriteBehind:
         finally:
             self._flushing -= 1
         return True
+
+    async def write_down_now(self, rows: Sequence[ObjectRow], *, lossless: bool) -> None:
+        """Write these rows down before all that waits, whatever policy says of them: somebody needs them at home, and, if
+        `lossless`, the very bytes. Their digests are known. Errors as of `Tier.put`; the rows are written down in their turn
+        then."""
+        batch = [_entry_of(row, self._clock.monotonic(), is_forced=True) for row in rows]
+        await self._write_down(batch, lossless=lossless)
 
     async def aclose(self) -> None:
         """Stop at once; what is left stays in the catalog's volatile rows."""
@@ -233,7 +241,11 @@ class WriteBehind:
             size_bytes += entry.size_bytes
         return batch
 
-    async def _write_down(self, batch: list[_Entry]) -> None:
+    async def _write_down(self, batch: list[_Entry], *, lossless: bool = False) -> None:
+        async with self._turn:
+            await self._write_batch(batch, lossless=lossless)
+
+    async def _write_batch(self, batch: list[_Entry], *, lossless: bool) -> None:
         current = await self._current_rows(batch)
         await self._drop_lossy({entry.blob_id for entry in batch}.difference(row.blobs[0].blob_id for row in current))
         rows = await self._admitted(current, {entry.blob_id for entry in batch if entry.is_forced})
@@ -241,7 +253,7 @@ class WriteBehind:
             return
         slots = asyncio.Semaphore(CONCURRENT_BLOBS)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._put_row(row, slots)) for row in rows]
+            tasks = [group.create_task(self._put_row(row, slots, lossless=lossless)) for row in rows]
         outcomes = [task.result() for task in tasks]
         raised = [outcome for outcome in outcomes if isinstance(outcome, ObjectRow)]
         results = await self._catalog.raise_durability(raised) if raised else []
@@ -342,13 +354,15 @@ class WriteBehind:
                 rows.append(row)
         return rows
 
-    async def _put_row(self, row: ObjectRow, slots: asyncio.Semaphore) -> ObjectRow | KvobjError | None:
+    async def _put_row(
+        self, row: ObjectRow, slots: asyncio.Semaphore, *, lossless: bool
+    ) -> ObjectRow | KvobjError | None:
         """Put the row's blobs into the home tier: the row as it is to be recorded, what failed, or None if it was given up."""
         names = BlobNames(row.bucket, row.key)
         async with slots:
             try:
                 for blob in row.blobs:
-                    row = await self._put_blob(row, BlobId(blob.blob_id), names)
+                    row = await self._put_blob(row, BlobId(blob.blob_id), names, lossless=lossless)
             except CorruptionError as error:
                 await self._give_up(row, error)
                 return None
@@ -356,7 +370,7 @@ class WriteBehind:
                 return error
         return msgspec.structs.replace(row, durability=Durability.LOCAL)
 
-    async def _put_blob(self, row: ObjectRow, blob_id: BlobId, names: BlobNames) -> ObjectRow:
+    async def _put_blob(self, row: ObjectRow, blob_id: BlobId, names: BlobNames, *, lossless: bool) -> ObjectRow:
         frame = await self._placement.cache.get(blob_id)
         if frame is None:
             if await self._placement.home.missing([blob_id]):
@@ -367,15 +381,19 @@ class WriteBehind:
             if row.digest is None and len(row.blobs) == 1:
                 row = with_header_digest(row, frame)
             if await self._placement.home.missing([blob_id]):
-                row = await self._put_frame(row, blob_id, frame, names)
+                row = await self._put_frame(row, blob_id, frame, names, lossless=lossless)
         finally:
             frame.release()
         return row
 
-    async def _put_frame(self, row: ObjectRow, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> ObjectRow:
+    async def _put_frame(
+        self, row: ObjectRow, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, lossless: bool
+    ) -> ObjectRow:
         """Put the frame into the home tier as the chunk's namespace wants it there; the row, with its lossy copy if any."""
         coded = self._placement.coded
         coding = None if coded is None else await coded.of_row(row)
+        if coding is not None and coding.is_lossy and lossless:
+            coding = None
         if coded is not None and coding is not None and coding.is_lossy:
             copy = self._lossy.get(bytes(blob_id)) or await coded.put_lossy(frame, names, coding)
             if copy is not None:

@@ -305,9 +305,17 @@ class StoreCalls:
         raise NotImplementedError
 
     async def commit_chain(
-        self, handles: list[int], quota: NamespaceQuota | None, parent_tokens: int
+        self,
+        handles: list[int],
+        quota: NamespaceQuota | None,
+        parent_tokens: int,
+        to_remote: bool,  # noqa: FBT001
     ) -> list[ChainOutcome]:
         """Make placed chunks visible in one step, as `ChunkBatch.commit` does."""
+        raise NotImplementedError
+
+    async def reached(self, rows: list[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
+        """`Store.reached`."""
         raise NotImplementedError
 
     def leave(self, handle: int) -> None:
@@ -400,6 +408,7 @@ class StoreCalls:
         name: str,
         declaration: dict[str, Any],
         caller: Caller,
+        key: bytes | None,
     ) -> tuple[NamespaceRow, bool, bool]:
         """`ChunkStore.declare_namespace`: the row, whether the caller may write, whether it is new."""
         raise NotImplementedError

@@ -44,9 +44,12 @@ LONG_STORE_CALLS: Final = frozenset(
         "remove_namespace",
         "next_followed",
         "place",
+        "reached",
+        "start_put",
+        "start_group_part",
     }
 )
-"""Calls of the store process that move objects, or follow what others do."""
+"""Calls of the store process that move objects, follow what others do, or wait for class shared."""
 HOLDING_CALLS: Final = frozenset({"open", "open_blob", "start_put", "follow"})
 """Calls whose answers hold something in the store process."""
 _SWEEP_SECONDS: Final = 1.0

@@ -19,10 +19,10 @@ from kvobj.catalog.lease_protocol import PinsResult, Renewal
 from kvobj.catalog.lease_rows import SessionRow
 from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketRow, CommitOutcome, NamespaceQuota, ObjectRow
+from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQuota, ObjectRow
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
-from kvobj.store.batch import ChunkBatch
+from kvobj.store.batch import ChunkBatch, Reached
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
@@ -64,10 +64,16 @@ class WorkerChunks:
 
     # -- namespaces ----------------------------------------------------------------------------------------------
     async def declare_namespace(
-        self, bucket: BucketRow, name: str, declaration: Mapping[str, object], *, caller: Caller
+        self,
+        bucket: BucketRow,
+        name: str,
+        declaration: Mapping[str, object],
+        *,
+        caller: Caller,
+        key: bytes | None = None,
     ) -> tuple[OpenNamespace, bool]:
         """See `api.kv_store.ChunkStore`."""
-        row, may_write, is_new = await self._calls.declare_namespace(bucket, name, dict(declaration), caller)
+        row, may_write, is_new = await self._calls.declare_namespace(bucket, name, dict(declaration), caller, key)
         opened = await self._book.open(bucket, row.name, caller=caller)
         return OpenNamespace(row, opened.key, may_write=may_write), is_new
 
@@ -156,7 +162,11 @@ class WorkerChunks:
             catalog=self._catalog.as_catalog(),
             clock=self._clock,
             check_shown=check_shown,
+            reached=self._reached,
         )
+
+    async def _reached(self, rows: Sequence[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
+        return await self._calls.reached(list(rows), bucket, asked)
 
     # -- sessions and pins ---------------------------------------------------------------------------------------
     async def open_session(self, bucket: BucketRow, *, holder: str, ttl_ms: int | None, caller: Caller) -> SessionRow:
@@ -238,6 +248,7 @@ class _WorkerBatch(ChunkBatch):
         catalog: Catalog,
         clock: Clock,
         check_shown: Callable[[ObjectRow], Awaitable[None]],
+        reached: Reached,
     ) -> None:
         super().__init__(
             size_bytes=size_bytes,
@@ -246,6 +257,7 @@ class _WorkerBatch(ChunkBatch):
             catalog=catalog,
             clock=clock,
             check_shown=check_shown,
+            reached=reached,
         )
         self._calls = calls
 
@@ -253,7 +265,7 @@ class _WorkerBatch(ChunkBatch):
         self, rows: Sequence[ObjectRow], quota: NamespaceQuota | None, parent_tokens: int
     ) -> list[CommitOutcome | KvobjError]:
         handles = [cast("WorkerTransfer", transfer).handle for transfer in self._transfers]
-        found = await self._calls.commit_chain(handles, quota, parent_tokens)
+        found = await self._calls.commit_chain(handles, quota, parent_tokens, self._is_shared)
         outcomes: list[CommitOutcome | KvobjError] = []
         for each in found:
             if each.outcome is not None:

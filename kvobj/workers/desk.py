@@ -27,6 +27,7 @@ from kvobj.catalog.rows import (
     BucketRow,
     Checksum,
     DeleteOutcome,
+    Durability,
     NamespaceQuota,
     ObjectRow,
     ObjectState,
@@ -189,6 +190,7 @@ class Desk(StoreCalls):
             raise
         parts.in_use.release(held)
         await parts.store.forget_if_lost(row)
+        await parts.store.refuse_if_away(row)
         return None
 
     async def represent(self, row: ObjectRow, accepts: list[Accepted]) -> ObjectRow | None:
@@ -301,18 +303,28 @@ class Desk(StoreCalls):
         return row
 
     async def commit_chain(
-        self, handles: list[int], quota: NamespaceQuota | None, parent_tokens: int
+        self,
+        handles: list[int],
+        quota: NamespaceQuota | None,
+        parent_tokens: int,
+        to_remote: bool,  # noqa: FBT001
     ) -> list[ChainOutcome]:
         """See `StoreCalls.commit_chain`."""
         catalog, now_ms = self._parts.catalog, self._parts.clock.now_ms()
         outcomes = await self._transfers.commit_chain(
             handles,
-            lambda rows: catalog.commit_chain(rows, quota=quota, parent_tokens=parent_tokens, now_ms=now_ms),
+            lambda rows: catalog.commit_chain(
+                rows, quota=quota, parent_tokens=parent_tokens, now_ms=now_ms, to_remote=to_remote
+            ),
         )
         return [
             ChainOutcome(None, failure_of(each)) if isinstance(each, KvobjError) else ChainOutcome(each, None)
             for each in outcomes
         ]
+
+    async def reached(self, rows: list[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
+        """See `StoreCalls.reached`."""
+        return await self._parts.store.reached(rows, bucket, asked)
 
     def leave(self, handle: int) -> None:
         """See `StoreCalls.leave`."""
@@ -414,10 +426,10 @@ class Desk(StoreCalls):
 
     # -- the KV API ----------------------------------------------------------------------------------------------
     async def declare_namespace(
-        self, bucket: BucketRow, name: str, declaration: dict[str, Any], caller: Caller
+        self, bucket: BucketRow, name: str, declaration: dict[str, Any], caller: Caller, key: bytes | None
     ) -> tuple[NamespaceRow, bool, bool]:
         """See `StoreCalls.declare_namespace`."""
-        opened, is_new = await self._parts.chunks.declare_namespace(bucket, name, declaration, caller=caller)
+        opened, is_new = await self._parts.chunks.declare_namespace(bucket, name, declaration, caller=caller, key=key)
         return opened.row, opened.may_write, is_new
 
     async def remove_namespace(self, bucket: BucketRow, name: str, caller: Caller) -> int:

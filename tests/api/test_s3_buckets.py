@@ -10,6 +10,7 @@ from s3_stores import STORES, driver_over
 from kvobj.api.exchange import S3Settings
 from kvobj.api.request import HostRules
 from kvobj.catalog.rows import BucketKind, Durability
+from kvobj.catalog.setting_rows import RemoteRule
 
 
 @pytest.fixture(params=STORES)
@@ -53,6 +54,27 @@ async def test_a_kv_bucket_is_made_by_its_header_and_defaults_to_memory(fake_dri
     await fake_driver.put("/objects", b"")
     assert fake_driver.fake.catalog.bucket_rows["objects"].durability is Durability.LOCAL
     assert (await fake_driver.put("/wrong", b"", x_kvobj_bucket_kind="other")).code == "InvalidArgument"
+
+
+async def test_a_bucket_says_what_of_it_goes_to_the_remote() -> None:
+    driver = Driver(settings=S3Settings(has_remote=True))
+    made = await driver.put("/far", b"", x_kvobj_remote="Evicted", x_kvobj_durability="shared")
+    assert made.status == 200
+    row = driver.fake.catalog.bucket_rows["far"]
+    assert (row.remote, row.durability) == (RemoteRule.EVICTED, Durability.SHARED)
+    assert (await driver.request("HEAD", "/far")).headers["x-kvobj-remote"] == "evicted"
+    again = await driver.put("/far", b"", x_kvobj_remote="evicted", x_kvobj_durability="shared")
+    other = await driver.put("/far", b"", x_kvobj_remote="always", x_kvobj_durability="shared")
+    assert (again.status, other.code) == (200, "BucketAlreadyOwnedByYou")
+    assert (await driver.put("/odd", b"", x_kvobj_remote="sometimes")).code == "InvalidArgument"
+
+
+async def test_without_a_remote_no_bucket_is_made_for_one(fake_driver: Driver) -> None:
+    assert (await fake_driver.put("/far", b"", x_kvobj_remote="always")).code == "InvalidRequest"
+    assert (await fake_driver.put("/far", b"", x_kvobj_durability="shared")).code == "InvalidRequest"
+    assert (await fake_driver.put("/near", b"", x_kvobj_remote="never")).status == 200
+    assert "x-kvobj-remote" not in (await fake_driver.request("HEAD", "/near")).headers
+    assert list(fake_driver.fake.catalog.bucket_rows) == ["near"]
 
 
 async def test_the_location_is_the_configured_one_or_empty() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import real_store
-from tier_codecs import CHUNK_BYTES, LAYOUT, TOKENS, Coded, coded_node, tensor, usable
+from hbm_world import promoted
+from tier_codecs import CHUNK_BYTES, LAYOUT, TOKENS, coded_node, tensor, usable
 
 from kvobj.app.admin_state import NodeView
-from kvobj.app.node import flush
 from kvobj.clock import SystemClock
 from kvobj.config.settings import HbmSettings
 from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
-from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.protocol import ByteRange
 
 MIB = 2**20
@@ -34,24 +30,6 @@ def with_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(plain(*arguments, **named), hbm=HbmSettings(16 * MIB, memory="host"))  # type: ignore[arg-type]
 
     monkeypatch.setattr("kv_driver.node_settings", settings)
-
-
-@asynccontextmanager
-async def promoted(data: Path, memory: Path, codec: str) -> AsyncIterator[tuple[Coded, HbmTier, str]]:
-    """A chunk that is in device memory and at home."""
-    async with coded_node(data, memory, codecs={"hbm": codec}) as coded:
-        key = await coded.put(1)
-        assert await flush(coded.node, timeout_seconds=20.0)
-        await coded.drop_from_memory(key)
-        assert (await coded.get(key)).body == tensor(1)
-        hbm, blob_id = coded.node.hbm, await coded.blob_id(key)
-        assert hbm is not None
-        async with asyncio.timeout(20):
-            while await hbm.missing([blob_id]):  # noqa: ASYNC110 - promotion gives no signal of its own
-                await asyncio.sleep(0.01)
-        await coded.node.read_tier.promotions_done()
-        await coded.drop_from_memory(key)
-        yield coded, hbm, key
 
 
 @pytest.mark.usefixtures("with_hbm")

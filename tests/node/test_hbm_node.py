@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import subprocess
 import sys
@@ -11,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hbm_world import hbm_holds, put_at_home
 from real_store import MIB, node_settings, running_node
-from s3_driver import Driver
 
 from kvobj.app.admin_state import NodeView
-from kvobj.app.node import Node, flush
 from kvobj.clock import SystemClock
 from kvobj.config.settings import HbmSettings, Settings
-from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 
 
@@ -26,27 +23,6 @@ from kvobj.metrics import Metrics
 def settings(tmp_path: Path, shm_path: Path) -> Settings:
     plain = node_settings(tmp_path / "data", shm_path)
     return replace(plain, hbm=HbmSettings(16 * MIB, memory="host"))
-
-
-async def put_at_home(node: Node, data: bytes) -> tuple[Driver, BlobId]:
-    """An object that is at home alone."""
-    driver = Driver(store=node.store)
-    await driver.put("/objects", b"")
-    await driver.put("/objects/a", data)
-    assert await flush(node, timeout_seconds=10)
-    (row,) = await node.catalog.lookup("objects", ["a"])
-    assert row is not None
-    blob_id = BlobId(row.blobs[0].blob_id)
-    await node.dram.delete([blob_id])
-    return driver, blob_id
-
-
-async def hbm_holds(node: Node, blob_id: BlobId) -> None:
-    """Wait until promotions have reached the tier."""
-    assert node.hbm is not None
-    async with asyncio.timeout(10):
-        while await node.hbm.missing([blob_id]):  # noqa: ASYNC110 - promotion gives no signal of its own
-            await asyncio.sleep(0.01)
 
 
 async def test_what_is_read_from_home_goes_up_and_is_read_there(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.client.credentials import Credentials
 from kvobj.client.sigv4 import signed_headers
 from kvobj.clock import SystemClock
@@ -143,6 +144,33 @@ async def test_a_kv_bucket_is_created_with_its_kinds_defaults(service: AdminServ
     assert (row.kind, row.owner, row.durability) == (BucketKind.KV, "root", Durability.MEMORY)
     again = await call(service, "POST", "/api/v1/buckets", b'{"name":"chunks"}')
     assert again.status == 409
+
+
+async def test_a_remote_makes_class_shared_and_rules_for_it_things_to_ask_for(store: FakeStore) -> None:
+    asked = b'{"name":"far","durability":"shared","remote":"evicted"}'
+    refused = await call(admin_service(store, as_root), "POST", "/api/v1/buckets", asked)
+    assert (refused.status, "far" in store.catalog.buckets_by_name) == (400, False)
+    rule_alone = await call(
+        admin_service(store, as_root), "POST", "/api/v1/buckets", b'{"name":"far","remote":"always"}'
+    )
+    assert (rule_alone.status, error_code(rule_alone)) == (400, "InvalidRequest")
+    made = document(await call(admin_service(store, as_root, has_remote=True), "POST", "/api/v1/buckets", asked))
+    assert (made["durability"], made["remote"]) == ("shared", "evicted")
+
+
+async def test_the_rule_of_a_bucket_is_changed(store: FakeStore) -> None:
+    service = admin_service(store, as_root, has_remote=True)
+    changed = document(await call(service, "PUT", "/api/v1/buckets", b'{"name":"cache","remote":"reused"}'))
+    assert (changed["name"], changed["remote"]) == ("cache", "reused")
+    assert store.catalog.buckets_by_name["cache"].remote is RemoteRule.REUSED
+    without = admin_service(store, as_root)
+    assert (await call(without, "PUT", "/api/v1/buckets", b'{"name":"cache","remote":"always"}')).status == 400
+    assert (
+        document(await call(without, "PUT", "/api/v1/buckets", b'{"name":"cache","remote":"never"}'))["remote"]
+        == "never"
+    )
+    assert (await call(service, "PUT", "/api/v1/buckets", b'{"name":"absent","remote":"never"}')).status == 404
+    assert (await call(service, "PUT", "/api/v1/buckets", b'{"name":"cache","remote":"odd"}')).status == 400
 
 
 async def test_buckets_are_listed_with_their_usage(service: AdminService) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from admin_server import FakeCatalog, FakeStore, admin_service, running_admin_server
 
@@ -21,6 +22,7 @@ from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.client import AdminClient, Credentials, Endpoint, SignedConnection
 from kvobj.clock import SystemClock
 from kvobj.config import Settings
@@ -98,6 +100,29 @@ def test_gc_lists_what_would_go_and_then_does_it(admin: Admin, endpoint: str, st
     assert "quiet time" in admin("--endpoint", endpoint, *ACCESS, "gc", "--dry-run")[1]
 
 
+def test_flush_goes_on_until_nothing_is_left(store: FakeStore, endpoint: str, admin: Admin) -> None:
+    store.flush_steps = 3
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "flush")
+    assert (status, out.strip()) == (0, "wrote down 9 blobs, 9.0 MiB; uploaded 3 objects, 0 B")
+    assert [local for local, _ in store.flushed] == [False, False, False]
+    assert all(seconds <= 1.0 for _, seconds in store.flushed)
+
+
+def test_a_flush_that_has_not_the_time_says_what_is_left_and_exits_1(
+    store: FakeStore, endpoint: str, admin: Admin
+) -> None:
+    store.flush_steps = 100
+    status, _, err = admin("--endpoint", endpoint, *ACCESS, "flush", "--timeout", "0")
+    assert status == 1
+    assert "99 objects to upload (99.0 MiB); the remote is full" in err
+
+
+def test_a_local_flush_asks_for_no_upload(store: FakeStore, endpoint: str, admin: Admin) -> None:
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "flush", "--local")
+    assert (status, [local for local, _ in store.flushed]) == (0, [True])
+    assert json.loads(out)["uploaded_objects"] == 0
+
+
 def test_recall_waits_for_its_end_and_says_what_it_did(admin: Admin, endpoint: str, store: FakeStore) -> None:
     conditions = ["--writer", "mallory", "--from", "2026-01-31T08:00", "--to", "2026-01-31T10:00+01:00"]
     status, out, _ = admin("--endpoint", endpoint, *ACCESS, "recall", "--bucket", "cache", *conditions)
@@ -158,6 +183,19 @@ def test_a_bucket_is_created_with_its_kind(admin: Admin, endpoint: str, store: F
     assert admin("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks")[0] == 1
 
 
+def test_what_of_a_bucket_goes_to_the_remote_is_shown_and_changed(
+    admin: Admin, endpoint: str, store: FakeStore
+) -> None:
+    assert admin("--endpoint", endpoint, *ACCESS, "bucket", "set", "cache", "--remote", "evicted")[0] == 1
+    before = store.catalog.buckets_by_name["cache"]
+    store.catalog.buckets_by_name["cache"] = msgspec.structs.replace(before, remote=RemoteRule.ALWAYS)
+    assert "always" in admin("--endpoint", endpoint, *ACCESS, "ls")[1]
+    status, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "bucket", "set", "cache", "--remote", "never")
+    assert (status, json.loads(out)["remote"]) == (0, "never")
+    assert store.catalog.buckets_by_name["cache"] == before
+    assert admin("--endpoint", endpoint, *ACCESS, "bucket", "create", "far", "--remote", "reused")[0] == 1
+
+
 def test_a_bucket_is_made_for_a_user_that_exists(admin: Admin, endpoint: str, store: FakeStore) -> None:
     create = ("--endpoint", endpoint, *ACCESS, "bucket", "create", "chunks", "--owner", "engine")
     status, _, err = admin(*create)
@@ -207,7 +245,8 @@ def test_misuse_exits_2(admin: Admin, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nothing"], ["inspect", "cache"], ["bucket", "create", "x", "--kind", "odd"]]
+    "arguments",
+    [[], ["nothing"], ["inspect", "cache"], ["bucket", "create", "x", "--kind", "odd"], ["bucket", "set", "x"]],
 )
 def test_wrong_arguments_exit_2(admin: Admin, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

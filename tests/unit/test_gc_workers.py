@@ -26,6 +26,7 @@ from kvobj.errors import (
 )
 from kvobj.gc.expiry import Expiry
 from kvobj.gc.home_chunks import HomeChunks
+from kvobj.gc.home_loading import HomeLoading
 from kvobj.gc.lost import LostObjects
 from kvobj.gc.recall import Recall, RecallQuery, RecallReport
 from kvobj.gc.reconcile import Reconcile
@@ -294,7 +295,7 @@ async def test_a_state_that_cannot_be_written_is_only_told(tmp_path: Path, caplo
 async def test_after_a_start_chains_expire_from_their_ends_however_few_are_named_at_once(world: GcWorld) -> None:
     rows = await world.chain("a", 12)
     chunks = HomeChunks(world.policy, tracks_use=True)
-    await chunks.load(world.catalog, boot_ms=lambda: boot_ms(world.clock))
+    await HomeLoading(chunks, boot_ms=lambda: boot_ms(world.clock)).run(world.catalog)
     found = chunks.unused_since(boot_ms(world.clock) + 5000, eligible=lambda _: True, limit=3)
     assert [chunk.chunk.key for chunk in found] == [row.key for row in rows[:-4:-1]]
 

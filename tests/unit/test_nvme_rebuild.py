@@ -169,3 +169,15 @@ async def test_a_small_frame_removed_and_logged_stays_removed_in_any_batch(node:
     await node.put(2, 100)
     await rebuild(node)
     assert await node.tier.missing([blob(1), blob(2)]) == [blob(1)]
+
+
+async def test_a_small_frame_that_was_put_again_after_its_removal_is_there(node: NvmeNode) -> None:
+    await node.start()
+    await node.put(1, 100)
+    await node.tier.delete([blob(1)])
+    again = await node.put(1, 100)
+    await node.put(2, 100)
+    await node.tier.delete([blob(2)])
+    await rebuild(node)
+    assert await node.read(1) == again
+    assert await node.tier.missing([blob(2)]) == [blob(2)]

@@ -17,7 +17,7 @@ def leaves(kind: type[KvobjError]) -> list[type[KvobjError]]:
     [kind for kind in leaves(KvobjError) if kind.__module__ == "kvobj.errors" and kind is not kinds.ConfigurationError],
 )
 def test_every_error_has_a_code_and_a_status(kind: type[KvobjError]) -> None:
-    code, status, message = describe(kind("what happened", secret="s3cr3t"))
+    code, status, message = describe(kind("what happened", reason="why", secret="s3cr3t"))
     assert code
     assert 400 <= status < 600
     assert message

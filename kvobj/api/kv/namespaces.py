@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvobj.api.exchange import Exchange
 from kvobj.api.kv.calls import Call, begin
 from kvobj.api.kv_store import ChunkStore
@@ -9,8 +11,13 @@ from kvobj.api.message import Reply
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import DeclareNamespace, GetNamespace, ListNamespaces, RemoveNamespace
 from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.errors import AccessDeniedError, InvalidRequestError
+from kvobj.ids.chunk_ids import NAMESPACE_KEY_BYTES
 from kvobj.store.chunk_values import OpenNamespace
 from kvobj.store.namespace_declaration import identity_of, settings_of
+
+KEY_FIELD: Final = "key"
+"""In a declaration: the key that the namespace has in another store."""
 
 
 class Namespaces:
@@ -24,8 +31,13 @@ class Namespaces:
         """Declare a namespace, or change the settings of one that is declared equally."""
         call = await begin(exchange, operation, self._store, self._chunks)
         declaration = await call.read(dict[str, object], dict[str, object])
+        key = None
+        if KEY_FIELD in declaration:
+            if not exchange.authentication.user.is_root:
+                raise AccessDeniedError("only administrators give a namespace its key", bucket=call.bucket.name)
+            key = key_of_document(declaration.pop(KEY_FIELD))
         opened, is_new = await self._chunks.declare_namespace(
-            call.bucket, operation.name, declaration, caller=call.caller
+            call.bucket, operation.name, declaration, caller=call.caller, key=key
         )
         usage = await self._chunks.namespace_usage(call.bucket, operation.name)
         return call.reply(_whole(call, opened, usage) | {"existed": not is_new})
@@ -59,6 +71,22 @@ class Namespaces:
         await call.namespace(operation.name)
         recalled = await self._chunks.remove_namespace(call.bucket, operation.name, caller=call.caller)
         return call.reply({"recalled": recalled})
+
+
+def key_of_document(value: object) -> bytes:
+    """A namespace's key as a document has it: hex, or raw in msgpack. `InvalidRequestError`, which does not repeat it."""
+    key = value
+    if isinstance(value, str):
+        # `fromhex` passes over blanks, and the length is what is checked: of hex digits alone the text has twice as many.
+        try:
+            key = bytes.fromhex(value) if len(value) == 2 * NAMESPACE_KEY_BYTES else None
+        except ValueError:
+            key = None
+    if not isinstance(key, bytes) or len(key) != NAMESPACE_KEY_BYTES:
+        raise InvalidRequestError(
+            f"key: a namespace's key is {NAMESPACE_KEY_BYTES} bytes, in JSON hex", field=KEY_FIELD
+        )
+    return key
 
 
 def _whole(call: Call, opened: OpenNamespace, usage: NamespaceUsage) -> dict[str, object]:

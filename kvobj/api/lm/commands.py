@@ -115,8 +115,15 @@ class LmCommands:
         """
         try:
             put_request = await self._request(request)
-            async with asyncio.timeout(PUT_WAIT_SECONDS):
-                transfer = await self._store.start_put(put_request)
+            try:
+                async with asyncio.timeout(PUT_WAIT_SECONDS):
+                    transfer = await self._store.start_put(put_request)
+            except TimeoutError:
+                # A chunk that stands is waited for where it is to be shared: nobody here asks how far that is.
+                standing = await self._store.look_up(self._bucket, put_request.key)
+                if standing is None:
+                    raise
+                return _existed(standing, put_request)
             async with transfer:
                 existing = transfer.existing
                 if existing is not None:

@@ -1,0 +1,360 @@
+"""KV buckets with an upstream, for the API: what is not here is asked for there, between the handlers and store.
+
+`UpstreamStore` and `UpstreamChunks` stand in front of the node's store and chunks, or of a worker's; all that has nothing to do
+with upstreams goes straight through, as do buckets without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+import msgspec
+
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.message import ByteSource
+from kvobj.api.object_store import ObjectStore, Reader, Transfer
+from kvobj.catalog.chunk_list import ChunkList, IdList
+from kvobj.catalog.chunk_records import EncodedChunks
+from kvobj.catalog.rows import BucketRow, Checksum, Durability, ObjectRow
+from kvobj.codec.checksums import Digester
+from kvobj.errors import KvobjError, TierUnavailableError
+from kvobj.store.chunk_naming import front_of
+from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, MissExplanation, OpenNamespace
+from kvobj.store.representation import Accepted, takes_raw
+from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.upstream.agreement import Agreement
+from kvobj.store.upstream.client import MatchAnswer, UpstreamClient
+from kvobj.store.upstream.fetching import Fetcher, Outcome, Passed
+from kvobj.store.upstream.forwarding import Forwarder
+from kvobj.tiers.remote.faults import RemoteFault
+
+TIER: Final = "upstream"
+"""What a match calls the tier of a chunk that is there alone."""
+_KEPT_SECONDS: Final = 10.0
+"""Between the look-up of a chunk that is handed on and its read; a read that does not come is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What asks one bucket's upstream."""
+
+    client: UpstreamClient
+    agreement: Agreement
+    fetcher: Fetcher
+    forwarder: Forwarder
+
+    async def match(
+        self, namespace: OpenNamespace, chunks: ChunkList, *, detail: bool, explain: bool
+    ) -> MatchAnswer | None:
+        """What it has of the list; None where it does not say, or the namespace is another there. The whole list is asked for: a
+        run begins at the root of its chain, wherever the part of it that is here ends."""
+        row = namespace.row
+        until = self.client.deadline()
+        if isinstance(chunks, IdList):
+            ids: object = chunks.raw
+        else:
+            front = len(front_of(row))
+            ids = [chunks.key(index)[front:] for index in range(len(chunks))]
+        document = {
+            "namespace": row.name,
+            "ids": ids,
+            "detail": "chunks" if detail else "none",
+            "explain": explain,
+        }
+        try:
+            async with asyncio.timeout_at(until):
+                if await self.agreement.ask(row, until=until):
+                    return None
+                found = await self.client.match(document, until=until)
+        except (RemoteFault, TimeoutError):
+            return None
+        if found is None or not 0 <= found.matched <= len(chunks):
+            return None
+        if detail and (found.chunks is None or len(found.chunks) != found.matched):
+            return None
+        return found
+
+
+Upstreams = Mapping[str, Upstream]
+"""By the name of the bucket here."""
+
+
+class UpstreamStore:
+    """See the module's text; `as_store` is an `ObjectStore`. Event-loop-only."""
+
+    def __init__(self, inner: ObjectStore, upstreams: Upstreams, *, has_remote: bool) -> None:
+        """`has_remote`: whether class shared can be had here."""
+        self._inner = inner
+        self._upstreams = upstreams
+        self._has_remote = has_remote
+        self._passed: dict[bytes, Passed] = {}
+
+    def as_store(self) -> ObjectStore:
+        """Itself, for who needs the protocol: `__getattr__` gives what is not written down here."""
+        return cast("ObjectStore", self)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the store has
+        return getattr(self._inner, name)
+
+    async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:
+        """See `ObjectStore.look_up`; what is not here is fetched first. A chunk that cannot be stored here is handed on."""
+        row = await self._inner.look_up(bucket, key, will_open=will_open)
+        upstream = None if row is not None else self._upstreams.get(bucket)
+        if upstream is None:
+            return row
+        bucket_row = await self._inner.catalog.bucket(bucket)
+        if bucket_row is None:
+            return None
+        until = upstream.client.deadline()
+        outcome = await upstream.fetcher.fetch(bucket_row, key, until=until)
+        if outcome is Outcome.STORED:
+            return await self._inner.look_up(bucket, key, will_open=will_open)
+        if outcome is not Outcome.LOOSE:
+            return None
+        passed = await upstream.fetcher.passed(bucket_row, key, until=until)
+        if passed is None:
+            return None
+        if will_open:
+            blob_id = passed.row.blobs[0].blob_id
+            self._passed[blob_id] = passed
+            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._passed.pop, blob_id, None)
+        return passed.row
+
+    async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
+        """See `ObjectStore.open`."""
+        passed = self._passed.pop(row.blobs[0].blob_id, None) if self._passed and row.blobs else None
+        if passed is not None:
+            return _PassedReader(passed.data[start:stop])
+        return await self._inner.open(row, start, stop)
+
+    async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
+        """See `ObjectStore.represent`: what is handed on is raw."""
+        if self._passed and row.blobs and row.blobs[0].blob_id in self._passed:
+            return row if takes_raw(accepts) else None
+        return await self._inner.represent(row, accepts)
+
+    async def start_put(self, request: PutRequest) -> Transfer:
+        """See `ObjectStore.start_put`. A whole chunk of class shared is also put to the upstream, which has to take it."""
+        upstream = self._upstreams.get(request.bucket.name)
+        asked = request.durability or request.bucket.durability
+        if upstream is None or asked is not Durability.SHARED or request.place is None or request.part is not None:
+            return await self._inner.start_put(request)
+        upstream.forwarder.check(request.size_bytes)
+        here = request if self._has_remote else replace(request, durability=Durability.LOCAL)
+        return _ForwardedTransfer(await self._inner.start_put(here), request, self._inner, upstream.forwarder)
+
+
+class UpstreamChunks:
+    """See the module's text; `as_chunks` is a `ChunkStore`. Event-loop-only."""
+
+    def __init__(self, inner: ChunkStore, store: ObjectStore, upstreams: Upstreams) -> None:
+        self._inner = inner
+        self._store = store
+        self._upstreams = upstreams
+
+    def as_chunks(self) -> ChunkStore:
+        """Itself, for who needs the protocol."""
+        return cast("ChunkStore", self)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the chunks have
+        return getattr(self._inner, name)
+
+    async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
+        """See `ChunkStore.find`; what is not here is fetched first."""
+        rows = await self._inner.find(bucket, chunks, caller=caller)
+        upstream = self._upstreams.get(bucket.name)
+        away = [] if upstream is None else [chunks.key(index) for index, row in enumerate(rows) if row is None]
+        if upstream is None or not away or upstream.client.is_down:
+            return rows
+        # Some are here, and the caller may not read them.
+        absent = [
+            key
+            for key, row in zip(away, await self._store.catalog.lookup(bucket.name, away), strict=True)
+            if row is None
+        ]
+        keys = list(dict.fromkeys(absent))
+        if await upstream.fetcher.fetch_all(bucket, keys, until=upstream.client.deadline(), is_run=False):
+            rows = await self._inner.find(bucket, chunks, caller=caller)
+        return rows
+
+    async def match(
+        self,
+        bucket: BucketRow,
+        namespace: OpenNamespace,
+        chunks: ChunkList,
+        *,
+        caller: Caller,
+        tokens: bytes | None = None,
+        session: bytes | None = None,
+        detail: bool = False,
+        name: Callable[[str], str | bytes] = str,
+        may_encode: bool = False,
+        explain: bool = False,
+        partial_last: bool = False,
+        hint: int = 0,
+    ) -> MatchReply:
+        """See `ChunkStore.match`. Without a pin the run counts what either has; for a pin the rest of it is fetched first, as far
+        as the time allows, and the run is what is here then and pinned."""
+        upstream = self._upstreams.get(bucket.name)
+
+        async def here(*, whole: bool) -> MatchReply:
+            return await self._inner.match(
+                bucket,
+                namespace,
+                chunks,
+                caller=caller,
+                tokens=tokens,
+                session=session,
+                detail=detail,
+                name=name,
+                may_encode=may_encode and whole,
+                explain=explain,
+                partial_last=partial_last,
+                hint=hint,
+            )
+
+        found = await here(whole=upstream is None)
+        if upstream is None or found.matched == len(chunks) or upstream.client.is_down:
+            return found
+        there = await upstream.match(namespace, chunks, detail=detail and session is None, explain=explain)
+        if there is None or there.matched <= found.matched:
+            return found
+        if session is None:
+            return _both(found, there, chunks, name)
+        keys = [chunks.key(index) for index in range(found.matched, there.matched)]
+        if not await upstream.fetcher.fetch_all(bucket, keys, until=upstream.client.deadline(), is_run=True):
+            return found
+        again = await here(whole=True)
+        if found.pin is not None:
+            # What the first match pinned is pinned by the second: its pin is nobody's.
+            await self._inner.pin_tails(bucket, session, IdList(b""), release=[found.pin], caller=caller)
+        return again
+
+
+def _both(here: MatchReply, there: MatchAnswer, chunks: ChunkList, name: Callable[[str], str | bytes]) -> MatchReply:
+    """The longer run, of which the upstream alone has the end."""
+    more = there.size_bytes - here.size_bytes
+    details: tuple[ChunkDetail, ...] | EncodedChunks | None = here.chunks
+    if isinstance(details, tuple) and there.chunks is not None:
+        details += tuple(
+            [
+                ChunkDetail(name(chunks.key(index)), each.size_bytes, each.digest, TIER, "raw")
+                for index, each in enumerate(there.chunks[here.matched :], start=here.matched)
+            ]
+        )
+    explanation = there.explain
+    return replace(
+        here,
+        matched=there.matched,
+        tokens=there.tokens,
+        size_bytes=there.size_bytes,
+        expected_load_ms=here.expected_load_ms + there.expected_load_ms * max(0, more) // max(1, there.size_bytes),
+        chunks=details,
+        explain=None
+        if explanation is None
+        else MissExplanation(explanation.at, explanation.reason, explanation.when_ms, explanation.namespace_differs),
+    )
+
+
+class _PassedReader:
+    """Implements `object_store.Reader` over bytes in memory."""
+
+    tier = TIER
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.length: int | None = len(data)
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        """See `BodyStream.views`."""
+        yield self._data
+
+    async def aclose(self) -> None:
+        """See `BodyStream.aclose`."""
+
+
+class _ForwardedTransfer:
+    """Implements `object_store.Transfer`: what was committed here is put to the upstream before the writer is answered, and the
+    upstream's answer is the writer's."""
+
+    def __init__(self, inner: Transfer, request: PutRequest, store: ObjectStore, forwarder: Forwarder) -> None:
+        self._inner = inner
+        self._request = request
+        self._store = store
+        self._forwarder = forwarder
+        self._existing: ObjectRow | None = None
+
+    @property
+    def existing(self) -> ObjectRow | None:
+        """See `Transfer.existing`."""
+        return self._existing
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        self._existing = existing = self._inner.existing
+        place = self._request.place
+        assert place is not None
+        # One that the writer may not know of, or another, is refused by who asked, before anything is told.
+        if (
+            existing is not None
+            and existing.namespace == place.namespace.name
+            and existing.size_bytes == self._request.size_bytes
+        ):
+            try:
+                self._existing, _ = await self._forward(existing)
+            except BaseException as error:
+                await self._inner.__aexit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+
+    async def receive(self, source: ByteSource) -> None:
+        """See `Transfer.receive`."""
+        await self._inner.receive(source)
+
+    async def digests(self) -> Digester:
+        """See `Transfer.digests`."""
+        return await self._inner.digests()
+
+    async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
+        """See `Transfer.commit`. Where the upstream does not take the chunk it stands here all the same."""
+        result = await self._inner.commit(checksums=checksums, want_digest=want_digest)
+        row = result.row
+        assert isinstance(row, ObjectRow)
+        row, existed = await self._forward(row)
+        return PutResult(row=row, existed=existed, durability=row.durability)
+
+    async def _forward(self, row: ObjectRow) -> tuple[ObjectRow, bool]:
+        """The row as the upstream has it, and whether it had it before."""
+        place = self._request.place
+        assert place is not None
+        row = await self._store.settled(row)
+        data = memoryview(await _whole(self._store, row))
+        answered = await self._forwarder.put(row, place, data)
+        digest = answered.digest if answered.digest is not None else row.digest
+        return msgspec.structs.replace(row, durability=answered.durability, digest=digest), answered.existed
+
+
+async def _whole(store: ObjectStore, row: ObjectRow) -> bytearray:
+    data = bytearray()
+    if not row.size_bytes:
+        return data
+    reader = await store.open(row, 0, row.size_bytes)
+    if reader is None:
+        raise TierUnavailableError("the chunk's bytes are gone before they were forwarded", key=row.key)
+    try:
+        async for view in reader.views():
+            data += view
+    except KvobjError as error:
+        raise TierUnavailableError("the chunk cannot be read to be forwarded", key=row.key) from error
+    finally:
+        await reader.aclose()
+    return data

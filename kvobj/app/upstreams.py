@@ -1,0 +1,77 @@
+"""Upstreams of KV buckets, put together in front of a store and its chunks: of the node's, or of a worker's.
+
+Where none is configured nothing is put in front of anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvobj.api.kv_store import ChunkStore
+from kvobj.api.object_store import ObjectStore
+from kvobj.clock import Clock
+from kvobj.config.settings import UpstreamSettings
+from kvobj.metrics import Metrics
+
+if TYPE_CHECKING:
+    from kvobj.api.upstreams import Upstream, Upstreams
+
+
+@dataclass(frozen=True, slots=True)
+class Fronted:
+    """What the S3 service is given."""
+
+    store: ObjectStore
+    chunks: ChunkStore
+    upstreams: Upstreams
+
+    async def aclose(self) -> None:
+        """End what is on its way, and the connections. After the last request."""
+        for upstream in self.upstreams.values():
+            await upstream.fetcher.aclose()
+            await upstream.client.aclose()
+
+
+def make_upstreams(
+    settings: Sequence[UpstreamSettings],
+    store: ObjectStore,
+    chunks: ChunkStore,
+    *,
+    has_remote: bool,
+    clock: Clock,
+    metrics: Metrics,
+    log: logging.Logger,
+) -> Fronted:
+    """Raises `ConfigurationError` where the extra "remote" or a CA bundle is missing."""
+    if not settings:
+        return Fronted(store, chunks, {})
+    # Imported here: a store without upstreams needs none of it.
+    from kvobj.api.upstreams import Upstream, UpstreamChunks, UpstreamStore  # noqa: PLC0415 - see above
+    from kvobj.store.upstream.agreement import Agreement  # noqa: PLC0415 - see above
+    from kvobj.store.upstream.client import UpstreamClient  # noqa: PLC0415
+    from kvobj.store.upstream.fetching import Fetcher  # noqa: PLC0415
+    from kvobj.store.upstream.forwarding import Forwarder  # noqa: PLC0415
+    from kvobj.store.upstream.instruments import UpstreamInstruments  # noqa: PLC0415
+
+    instruments = UpstreamInstruments(metrics)
+    upstreams: dict[str, Upstream] = {}
+    for each in settings:
+        client = UpstreamClient(each, instruments=instruments, clock=clock, log=log)
+        agreement = Agreement(client, clock=clock, log=log)
+        fetcher = Fetcher(
+            client,
+            agreement,
+            catalog=store.catalog,
+            batch=chunks.batch,
+            instruments=instruments,
+            clock=clock,
+            random_bytes=os.urandom,
+            log=log,
+        )
+        upstreams[each.bucket] = Upstream(client, agreement, fetcher, Forwarder(client, agreement))
+    fronted = UpstreamStore(store, upstreams, has_remote=has_remote)
+    return Fronted(fronted.as_store(), UpstreamChunks(chunks, store, upstreams).as_chunks(), upstreams)

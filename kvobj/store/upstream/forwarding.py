@@ -1,0 +1,124 @@
+"""Writes of class `shared` to an upstream: a chunk that stands here is put there too, and what is there is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.catalog.rows import Durability, ObjectRow
+from kvobj.errors import (
+    ImmutableChunkError,
+    InvalidRequestError,
+    KvobjError,
+    LayoutMismatchError,
+    NamespaceConflictError,
+    ParentNotFoundError,
+    StoreFullError,
+    TierUnavailableError,
+)
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, parent_name
+from kvobj.store.upstream.agreement import Agreement
+from kvobj.store.upstream.client import (
+    DIGEST_HEADER,
+    NAMESPACE_HEADER,
+    PARENT_HEADER,
+    TOKENS_HEADER,
+    UpstreamClient,
+)
+from kvobj.tiers.remote.faults import RemoteFault
+
+FORWARDED_BYTES_MAX: Final = 512 * 2**20
+"""A larger chunk is not forwarded: it goes in one PUT, from memory of its own."""
+_DIGEST_DIGITS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What the upstream answered. `digest` None: it does not know it yet."""
+
+    existed: bool
+    durability: Durability
+    digest: bytes | None
+
+
+class Forwarder:
+    """Of one bucket. Event loop only."""
+
+    def __init__(self, client: UpstreamClient, agreement: Agreement) -> None:
+        self._client = client
+        self._agreement = agreement
+
+    def check(self, size_bytes: int) -> None:
+        """Refuse early what could not be forwarded. `TierUnavailableError`, `InvalidRequestError`."""
+        if size_bytes > FORWARDED_BYTES_MAX:
+            raise InvalidRequestError(
+                "class shared: the chunk is too large to be forwarded to the upstream", limit_bytes=FORWARDED_BYTES_MAX
+            )
+        if self._client.is_down:
+            raise TierUnavailableError("class shared: the upstream does not answer", detail=self._client.trouble)
+
+    async def put(self, row: ObjectRow, place: ChunkPlace, data: memoryview) -> Forwarded:
+        """Store a chunk's bytes there, at its place.
+
+        Errors: the upstream's refusals of chunks, as they would be raised here (409); `NamespaceConflictError` where the namespace
+        is another there; `StoreFullError`; `TierUnavailableError` for all that may pass.
+        """
+        until = self._client.deadline()
+        try:
+            problem = await self._agreement.ask(place.namespace, until=until)
+            if problem:
+                raise NamespaceConflictError(
+                    f"the upstream has not the same namespace: {problem}",
+                    name=place.namespace.name,
+                    differs=("upstream",),
+                )
+            answered = await self._client.put(row.key, data, self._headers(row, place), until=until)
+        except RemoteFault as fault:
+            raise _error_of(fault, row) from fault
+        found = _read(answered)
+        if not found.existed and row.digest is not None and found.digest not in (None, row.digest):
+            raise TierUnavailableError("the upstream stored other bytes than were sent", key=row.key)
+        return found
+
+    def _headers(self, row: ObjectRow, place: ChunkPlace) -> dict[str, str]:
+        headers = {"x-kvobj-durability": self._client.settings.durability, "x-kvobj-want": "digest"}
+        if place.namespace.name != DEFAULT_NAMESPACE:
+            headers[NAMESPACE_HEADER] = place.namespace.name
+        parent = parent_name(row)
+        if parent is not None:
+            if not (parent.isascii() and parent.isprintable()):
+                raise InvalidRequestError("a parent with such a name cannot be forwarded", field=PARENT_HEADER)
+            headers[PARENT_HEADER] = parent
+        if row.tokens:
+            headers[TOKENS_HEADER] = str(row.tokens)
+        return headers
+
+
+def _read(answered: Mapping[str, str]) -> Forwarded:
+    digest, durability = answered.get(DIGEST_HEADER, ""), answered.get("x-kvobj-durability", "")
+    try:
+        return Forwarded(
+            existed=answered.get("x-kvobj-existed") == "true",
+            durability=Durability(durability),
+            digest=bytes.fromhex(digest) if len(digest) == _DIGEST_DIGITS else None,
+        )
+    except ValueError as error:
+        raise TierUnavailableError("the upstream's answer to a write is none", detail=str(error)) from error
+
+
+_REFUSALS: Final[Mapping[str, Callable[[str, ObjectRow], KvobjError]]] = {
+    "ParentNotFound": lambda message, row: ParentNotFoundError(message, parent=parent_name(row)),
+    "ImmutableChunk": lambda message, row: ImmutableChunkError(message, key=row.key),
+    "LayoutMismatch": lambda message, _: LayoutMismatchError(message, differs=("upstream",)),
+    "NamespaceConflict": lambda message, _: NamespaceConflictError(message, differs=("upstream",)),
+}
+
+
+def _error_of(fault: RemoteFault, row: ObjectRow) -> KvobjError:
+    refused = _REFUSALS.get(fault.code)
+    if refused is not None:
+        return refused(f"the upstream refuses the chunk: {fault.detail}", row)
+    if fault.kind == "full":
+        return StoreFullError("the upstream is full", detail=fault.detail)
+    return TierUnavailableError("the chunk is stored here, and the upstream did not take it", detail=fault.detail)

@@ -1,0 +1,332 @@
+"""A KV bucket with an upstream: what is not here is had from there, exactly, and an upstream that fails is as none."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from blake3 import blake3
+from federation_world import (
+    ALICE,
+    AWAY,
+    BOB,
+    World,
+    call,
+    federation,
+    ids_of,
+    match,
+    mget,
+    put,
+    put_chain,
+    stored,
+)
+from kv_driver import CHUNK_BYTES, CHUNK_TOKENS, LAYERS, payload
+from s3_proxy import NOTHING, Operation, Plan, Toxic
+from server_process import wait_until
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "workers"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with federation(tmp_path_factory.mktemp("federation"), workers=request.param) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def healthy(world: World) -> Iterator[None]:
+    world.proxy.plan = NOTHING
+    yield
+    world.proxy.plan = NOTHING
+
+
+def bytes_of(chunk_id: str) -> bytes:
+    return payload(bytes.fromhex(chunk_id))
+
+
+# -- reads -----------------------------------------------------------------------------------------------------------
+def test_a_chunk_that_is_only_there_is_stored_here_with_its_ancestors_and_its_place(world: World) -> None:
+    namespace = world.declare_both("place")
+    ids = ids_of(namespace, 5)
+    put_chain(world.far, namespace, ids)
+    reply = call(world.near, "GET", f"/cache/{ids[3]}")
+    assert (reply.status, reply.body) == (200, bytes_of(ids[3]))
+    assert reply.headers["x-kvobj-digest"] == blake3(bytes_of(ids[3])).hexdigest()
+    assert reply.headers["x-kvobj-parent"] == ids[2]
+    assert reply.headers["x-kvobj-namespace"] == "place"
+    assert set(ids[:4]) <= stored(world.near)
+    assert ids[4] not in stored(world.near)
+    # From here on it is this store's own.
+    world.proxy.plan = AWAY
+    assert call(world.near, "GET", f"/cache/{ids[0]}").body == bytes_of(ids[0])
+    assert match(world.near, namespace, ids)["matched"] == 4
+
+
+def test_a_head_finds_it_too_and_a_range_and_layers_are_of_the_same_bytes(world: World) -> None:
+    namespace = world.declare_both("parts")
+    ids = ids_of(namespace, 3)
+    put_chain(world.far, namespace, ids)
+    head = call(world.near, "HEAD", f"/cache/{ids[0]}")
+    assert (head.status, head.headers["content-length"]) == (200, str(CHUNK_BYTES))
+    ranged = call(world.near, "GET", f"/cache/{ids[1]}", headers={"range": "bytes=10-19"})
+    assert (ranged.status, ranged.body) == (206, bytes_of(ids[1])[10:20])
+    layer = CHUNK_BYTES // LAYERS
+    layers = call(world.near, "GET", f"/cache/{ids[2]}", query={"layers": "1-2"})
+    assert (layers.status, layers.body) == (206, bytes_of(ids[2])[layer : 3 * layer])
+
+
+def test_what_neither_has_is_a_miss(world: World) -> None:
+    namespace = world.declare_both("neither")
+    (absent,) = ids_of(namespace, 1)
+    assert call(world.near, "GET", f"/cache/{absent}").status == 404
+    assert call(world.near, "HEAD", f"/cache/{absent}").status == 404
+    assert [item.header["status"] for item in mget(world.near, [absent])] == [404]
+
+
+def test_askers_at_the_same_time_share_one_flight(world: World) -> None:
+    namespace = world.declare_both("flight")
+    (chunk_id,) = ids_of(namespace, 1)
+    put_chain(world.far, namespace, [chunk_id])
+    world.proxy.plan = Plan((Toxic.STALL_HEAD,), rate=1.0, operations=frozenset({Operation.GET}), stall_seconds=0.5)
+    asked_before = len(world.proxy.injections)
+    with ThreadPoolExecutor(6) as threads:
+        replies = list(threads.map(lambda _: call(world.near, "GET", f"/cache/{chunk_id}"), range(6)))
+    assert all(reply.body == bytes_of(chunk_id) for reply in replies)
+    processes = 1 if world.near.settings.workers == 1 else world.near.settings.workers
+    assert 1 <= len(world.proxy.injections) - asked_before <= processes
+
+
+def test_an_mget_brings_what_is_missing_and_a_short_last_chunk(world: World) -> None:
+    namespace = world.declare_both("mget")
+    ids = ids_of(namespace, 12)
+    put_chain(world.far, namespace, ids)
+    put_chain(world.near, namespace, ids[:2])
+    short = namespace.ids(list(range(12 * CHUNK_TOKENS + 3)))[-1].hex()
+    data = payload(b"short", CHUNK_BYTES * 3 // CHUNK_TOKENS)
+    headers = {"x-kvobj-namespace": "mget", "x-kvobj-parent": ids[-1], "x-kvobj-tokens": "3"}
+    assert call(world.far, "PUT", f"/cache/{short}", data, headers=headers).status == 200
+    absent = hashlib.sha256(b"absent").hexdigest()
+    items = mget(world.near, [*ids, absent, short])
+    assert [item.header["status"] for item in items] == [200] * 12 + [404, 200]
+    assert [item.payload for item in items] == [*map(bytes_of, ids), b"", data]
+    assert {*ids, short} <= stored(world.near)
+    assert call(world.near, "HEAD", f"/cache/{short}").headers["x-kvobj-tokens"] == "3"
+
+
+def test_chunks_without_a_namespace_come_too(world: World) -> None:
+    body = b"loose bytes"
+    assert call(world.far, "PUT", "/cache/some/key", body).status == 200
+    assert call(world.near, "GET", "/cache/some/key").body == body
+    assert "some/key" in stored(world.near)
+
+
+def test_buckets_without_an_upstream_ask_nobody(world: World) -> None:
+    before = world.upstream("requests_total")
+    assert call(world.near, "GET", "/own/some-key").status == 404
+    assert world.upstream("requests_total") == before
+
+
+def test_who_may_not_read_the_namespace_here_gets_nothing(world: World) -> None:
+    namespace = world.declare(world.far, "rights")
+    world.declare(world.near, "rights", key=namespace.key.hex(), access={"alice": "read"})
+    ids = ids_of(namespace, 2)
+    put_chain(world.far, namespace, ids)
+    assert call(world.near, "GET", f"/cache/{ids[0]}", user=BOB).status == 403
+    assert not {*ids} & stored(world.near)
+    assert call(world.near, "GET", f"/cache/{ids[1]}", user=ALICE).body == bytes_of(ids[1])
+
+
+def test_a_chunk_that_cannot_be_stored_here_is_handed_on(world: World) -> None:
+    namespace = world.declare(world.far, "full")
+    world.declare(world.near, "full", key=namespace.key.hex(), quota={"chunks": 0})
+    ids = ids_of(namespace, 2)
+    put_chain(world.far, namespace, ids)
+    for _ in range(2):
+        reply = call(world.near, "GET", f"/cache/{ids[1]}")
+        assert (reply.status, reply.body) == (200, bytes_of(ids[1]))
+        assert reply.headers["x-kvobj-digest"] == blake3(bytes_of(ids[1])).hexdigest()
+    assert call(world.near, "HEAD", f"/cache/{ids[1]}").headers["content-length"] == str(CHUNK_BYTES)
+    ranged = call(world.near, "GET", f"/cache/{ids[1]}", headers={"range": "bytes=5-9"})
+    assert ranged.body == bytes_of(ids[1])[5:10]
+    assert not {*ids} & stored(world.near)
+
+
+# -- match -----------------------------------------------------------------------------------------------------------
+def test_a_match_counts_what_either_has_and_fetches_nothing(world: World) -> None:
+    namespace = world.declare_both("match")
+    ids = ids_of(namespace, 8)
+    put_chain(world.far, namespace, ids[:6])
+    put_chain(world.near, namespace, ids[:2])
+    found = match(world.near, namespace, ids, detail="chunks", explain=True)
+    assert (found["matched"], found["tokens"]) == (6, 6 * CHUNK_TOKENS)
+    assert found["size_bytes"] == 6 * CHUNK_BYTES
+    assert [each["id"] for each in found["chunks"]] == ids[:6]
+    assert [each["tier"] for each in found["chunks"]] == ["dram"] * 2 + ["upstream"] * 4
+    assert all(each["digest"] == blake3(bytes_of(each["id"])).hexdigest() for each in found["chunks"])
+    assert (found["explain"]["at"], found["pin"]) == (6, None)
+    assert not {*ids[2:]} & stored(world.near)
+    # What this store alone has is counted as ever.
+    other = ids_of(namespace, 3, first=1000)
+    put_chain(world.near, namespace, other)
+    assert match(world.near, namespace, other)["matched"] == 3
+
+
+def test_a_match_stays_exact_for_lists_that_are_no_chain(world: World) -> None:
+    namespace = world.declare_both("exact")
+    one, two = ids_of(namespace, 4), ids_of(namespace, 4, first=1000)
+    put_chain(world.far, namespace, one)
+    put_chain(world.far, namespace, two)
+    put_chain(world.near, namespace, one[:2])
+    assert match(world.near, namespace, [*one[:2], *two[2:]])["matched"] == 2
+    assert match(world.near, namespace, one[1:])["matched"] == 0
+    assert match(world.near, namespace, [*one[:3], one[2]])["matched"] == 3
+    assert match(world.near, namespace, [*two[:1], one[1]])["matched"] == 1
+
+
+def test_a_match_with_a_pin_has_the_run_here_and_pinned(world: World) -> None:
+    namespace = world.declare_both("pin")
+    ids = ids_of(namespace, 6)
+    put_chain(world.far, namespace, ids[:5])
+    put_chain(world.near, namespace, ids[:1])
+    opened = call(world.near, "POST", "/cache", b'{"holder": "t"}', query={"sessions": ""})
+    session = opened.body.split(b'"session":"')[1][:32].decode()
+    found = match(world.near, namespace, ids, pin=True, session=session, detail="chunks")
+    assert (found["matched"], len(found["chunks"])) == (5, 5)
+    assert "upstream" not in {each["tier"] for each in found["chunks"]}
+    assert {*ids[:5]} <= stored(world.near)
+    # It is the pin that holds: a deleted chunk is read by it still.
+    assert call(world.near, "DELETE", f"/cache/{ids[0]}").status == 204
+    world.proxy.plan = AWAY
+    read = call(world.near, "GET", f"/cache/{ids[4]}", headers={"x-kvobj-pin": found["pin"]})
+    assert read.body == bytes_of(ids[4])
+    assert call(world.near, "GET", f"/cache/{ids[4]}").status == 404
+
+
+# -- writes ----------------------------------------------------------------------------------------------------------
+def test_a_shared_write_stands_in_both_and_the_upstreams_answer_is_the_writers(world: World) -> None:
+    namespace = world.declare_both("shared")
+    ids = ids_of(namespace, 3)
+    first = put(world.near, namespace, ids[0], "root", durability="shared")
+    assert first.status == 200, first.body
+    assert first.headers["x-kvobj-existed"] == "false"
+    assert first.headers["x-kvobj-durability"] == "local"  # what upstreams are asked for, unless configured otherwise
+    assert first.headers["x-kvobj-digest"] == blake3(bytes_of(ids[0])).hexdigest()
+    assert ids[0] in stored(world.near) & stored(world.far)
+    head = call(world.far, "HEAD", f"/cache/{ids[0]}")
+    assert (head.headers["x-kvobj-namespace"], head.headers["x-kvobj-parent"]) == ("shared", "root")
+    # There before: by an earlier writer of its own, whose bytes stand and whose digest is told.
+    put_chain(world.far, namespace, [ids[1]], parent=ids[0])
+    second = put(world.near, namespace, ids[1], ids[0], durability="shared")
+    assert (second.status, second.headers["x-kvobj-existed"]) == (200, "true")
+    again = put(world.near, namespace, ids[0], "root", durability="shared")
+    assert (again.status, again.headers["x-kvobj-existed"]) == (200, "true")
+    # What stands here alone is put there when it is written as shared.
+    assert put(world.near, namespace, ids[2], ids[1]).headers["x-kvobj-durability"] == "memory"
+    assert ids[2] not in stored(world.far)
+    raised = put(world.near, namespace, ids[2], ids[1], durability="shared")
+    assert (raised.status, raised.headers["x-kvobj-durability"]) == (200, "local")
+    assert ids[2] in stored(world.far)
+
+
+def test_other_classes_stay_here(world: World) -> None:
+    namespace = world.declare_both("classes")
+    ids = ids_of(namespace, 2)
+    assert put(world.near, namespace, ids[0], "root", durability="memory").status == 200
+    assert put(world.near, namespace, ids[1], ids[0], durability="local").status == 200
+    assert not {*ids} & stored(world.far)
+
+
+def test_the_upstreams_refusal_passes_through(world: World) -> None:
+    namespace = world.declare_both("refusal")
+    ids = ids_of(namespace, 2)
+    put_chain(world.near, namespace, ids[:1])
+    refused = put(world.near, namespace, ids[1], ids[0], durability="shared")
+    assert (refused.status, refused.code) == (409, "ParentNotFound")
+    assert ids[1] in stored(world.near) - stored(world.far)
+
+
+def test_a_shared_write_while_the_upstream_is_away_is_refused_and_stands_here(world: World) -> None:
+    namespace = world.declare_both("writes-away")
+    (chunk_id,) = ids_of(namespace, 1)
+    world.proxy.plan = AWAY
+    refused = put(world.near, namespace, chunk_id, "root", durability="shared")
+    assert refused.status == 503
+    world.proxy.plan = NOTHING
+
+    def is_taken() -> bool:
+        return put(world.near, namespace, chunk_id, "root", durability="shared").status == 200
+
+    wait_until(is_taken, timeout_seconds=15, what="the upstream to be asked again")
+    assert chunk_id in stored(world.far)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+def test_a_namespace_with_another_key_there_is_not_used(world: World) -> None:
+    there, here = world.declare(world.far, "other"), world.declare(world.near, "other")
+    assert there.key != here.key
+    ids = ids_of(there, 1)
+    put_chain(world.far, there, ids)
+    assert call(world.near, "GET", f"/cache/{ids[0]}").status == 404
+    assert match(world.near, here, ids_of(here, 2))["matched"] == 0
+    refused = put(world.near, here, ids_of(here, 1)[0], "root", durability="shared")
+    assert (refused.status, refused.code) == (409, "NamespaceConflict")
+    assert "kvobj-admin namespace import" in world.near.log_path.read_text()
+    alone = world.declare(world.far, "alone")
+    (absent,) = ids_of(alone, 1)
+    put_chain(world.far, alone, [absent])
+    assert call(world.near, "GET", f"/cache/{absent}").status == 404
+    assert not {absent, *ids} & stored(world.near)
+
+
+def test_wrong_bytes_are_a_miss_and_are_not_stored(world: World) -> None:
+    namespace = world.declare_both("wrong")
+    ids = ids_of(namespace, 1)
+    put_chain(world.far, namespace, ids)
+    world.proxy.plan = Plan((Toxic.WRONG_DOWNLOAD,), rate=1.0, operations=frozenset({Operation.GET}), key_part=ids[0])
+    assert call(world.near, "GET", f"/cache/{ids[0]}").status == 404
+    assert ids[0] not in stored(world.near)
+    world.proxy.plan = NOTHING
+    assert call(world.near, "GET", f"/cache/{ids[0]}").body == bytes_of(ids[0])
+
+
+@pytest.mark.parametrize("toxic", [Toxic.RESET_BODY, Toxic.TRUNCATED, Toxic.SLOW_DOWN])
+def test_a_broken_answer_is_asked_for_again(world: World, toxic: Toxic) -> None:
+    namespace = world.declare_both(f"broken-{toxic.name.lower().replace('_', '-')}")
+    ids = ids_of(namespace, 12)
+    put_chain(world.far, namespace, ids)
+    world.proxy.plan = Plan((toxic,), rate=0.3, seed=5, operations=frozenset({Operation.GET}))
+    for chunk_id in ids:
+        reply = call(world.near, "GET", f"/cache/{chunk_id}")
+        assert reply.status in (200, 404)
+        assert reply.status == 404 or reply.body == bytes_of(chunk_id)
+    world.proxy.plan = NOTHING
+    wait_until(
+        lambda: all(call(world.near, "GET", f"/cache/{each}").status == 200 for each in ids),
+        timeout_seconds=15,
+        what="all of them",
+    )
+
+
+def test_an_upstream_that_is_away_is_as_none_and_comes_back(world: World) -> None:
+    namespace = world.declare_both("away")
+    ids = ids_of(namespace, 4)
+    put_chain(world.far, namespace, ids)
+    put_chain(world.near, namespace, ids[:2])
+    world.proxy.plan = AWAY
+    began = time.monotonic()
+    for _ in range(5):
+        assert call(world.near, "GET", f"/cache/{ids[3]}").status == 404
+        assert match(world.near, namespace, ids)["matched"] == 2
+        assert [item.header["status"] for item in mget(world.near, ids)] == [200, 200, 404, 404]
+    assert time.monotonic() - began < 40
+    assert call(world.near, "GET", f"/cache/{ids[1]}").body == bytes_of(ids[1])
+    world.proxy.plan = NOTHING
+    wait_until(
+        lambda: call(world.near, "GET", f"/cache/{ids[3]}").status == 200,
+        timeout_seconds=15,
+        what="it to be asked again",
+    )
+    log = world.near.log_path.read_text()
+    assert "fails, as if there were none" in log
+    assert "answers again" in log

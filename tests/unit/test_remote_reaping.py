@@ -1,0 +1,167 @@
+"""The delete queue of a node with a remote: a remote that does not answer holds up nothing but its own blobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fakes import ManualClock
+from gc_world import LOG, GcWorld, SizedRemote, SizedTier, open_catalog
+
+from kvobj.catalog.rows import ObjectRow
+from kvobj.gc.reaper import BATCH_ENTRIES, PASSED_OVER_SECONDS, Reaper
+from kvobj.gc.remote_reaping import FIRST_PAUSE_SECONDS, RemoteReaping
+from kvobj.ids import BlobId
+from kvobj.tiers.layered_home import LayeredHome
+
+
+class ReapingWorld(GcWorld):
+    """A world whose reaper deletes from the remote too."""
+
+    def begin(self, remote: SizedRemote) -> None:
+        layered = LayeredHome(self.home, _AsTier(remote), blobs=remote)
+        self.remote_reaping = RemoteReaping(
+            remote, catalog=self.catalog, tiers=layered, local=(self.home,), clock=self.clock, log=LOG
+        )
+        self.reaper = Reaper(
+            catalog=self.catalog,
+            tiers=layered,
+            in_use=self.in_use,
+            clock=self.clock,
+            interval_seconds=10,
+            on_freed=lambda: None,
+            log=LOG,
+            remote=self.remote_reaping,
+        )
+
+    async def reap(self) -> None:
+        """Everything that can be done now."""
+        while await self.reaper.reap_batch():
+            await self.remote_reaping.done()
+            await asyncio.sleep(0)
+
+    async def queued(self) -> int:
+        return len(await self.catalog.due(now_ms=1 << 62, limit=100_000))
+
+    async def remove(self, row: ObjectRow) -> None:
+        await self.catalog.delete(row.bucket, [row.key], now_ms=self.clock.now_ms())
+
+
+class _AsTier(SizedTier):
+    """The remote's sizes behind the protocol of a tier."""
+
+    def __init__(self, remote: SizedRemote) -> None:
+        super().__init__(1 << 40, name="remote")
+        self.delete = remote.delete  # type: ignore[method-assign] # what is deleted is deleted there
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ReapingWorld]:
+    clock = ManualClock()
+    async with open_catalog(request.param, tmp_path, clock) as catalog:
+        remote = SizedRemote()
+        world = ReapingWorld(catalog, clock, remote=remote, capacity_bytes=1 << 30)
+        world.begin(remote)
+        await world.open()
+        yield world
+
+
+def remote_of(world: GcWorld) -> SizedRemote:
+    assert world.remote is not None
+    return world.remote
+
+
+async def test_blobs_go_from_here_and_from_the_remote(world: ReapingWorld) -> None:
+    rows = [await world.share(await world.put(f"o{number}", bucket="objects")) for number in range(3)]
+    local = await world.put("l", bucket="objects")
+    for row in (*rows, local):
+        await world.remove(row)
+    await world.reap()
+    assert (await world.queued(), world.home.sizes, remote_of(world).sizes) == (0, {}, {})
+    assert world.reaper.reaped_blobs == 4
+
+
+async def test_while_the_remote_is_away_its_blobs_leave_this_node_and_wait_and_all_others_go(
+    world: ReapingWorld,
+) -> None:
+    remote_of(world).is_available = False
+    shared = [await world.put(f"s{number}", bucket="objects") for number in range(3)]
+    for row in shared:
+        await world.remove(await world.share(row))
+    local = [await world.put(f"l{number}", bucket="objects") for number in range(3)]
+    for row in local:
+        await world.remove(row)
+    await world.reap()
+    assert world.home.sizes == {}
+    assert len(remote_of(world).sizes) == 3
+    assert await world.queued() == 3
+    remote_of(world).is_available = True
+    await world.reap()
+    assert (await world.queued(), remote_of(world).sizes) == (0, {})
+
+
+async def test_more_entries_than_a_batch_that_the_remote_holds_up_do_not_hide_what_is_behind_them(
+    world: ReapingWorld,
+) -> None:
+    remote = remote_of(world)
+    blob_ids = [BlobId.of(9, number) for number in range(BATCH_ENTRIES + 200)]
+    remote.sizes = dict.fromkeys(blob_ids, 1)
+    remote.is_available = False
+    await world.catalog.queue_blobs([bytes(blob_id) for blob_id in blob_ids], now_ms=world.clock.now_ms())
+    await world.remove(await world.put("behind", bucket="objects"))
+    await world.reap()
+    assert world.home.sizes == {}
+    assert await world.queued() == len(blob_ids)
+    assert world.reaper.reaped_blobs == 1
+
+
+async def test_a_delete_that_fails_is_tried_again_after_growing_pauses(world: ReapingWorld) -> None:
+    remote = remote_of(world)
+    row = await world.share(await world.put("o", bucket="objects"))
+    await world.remove(row)
+    asked: list[float] = []
+
+    async def fail(blob_ids: object) -> None:
+        asked.append(world.clock.monotonic())
+        remote.is_available = False
+        try:
+            await SizedRemote.delete(remote, list(remote.sizes))
+        finally:
+            remote.is_available = True
+        del blob_ids
+
+    world.remote_reaping._tiers._remote.delete = fail  # type: ignore[attr-defined]
+    for _ in range(3):
+        await world.reap()
+    assert len(asked) == 1
+    assert world.reaper.remote_failures == 1
+    world.clock.advance(FIRST_PAUSE_SECONDS)
+    await world.reap()
+    assert len(asked) == 2
+    world.clock.advance(FIRST_PAUSE_SECONDS)
+    await world.reap()
+    assert len(asked) == 2  # twice as long now
+    assert world.reaper.remote_lag_seconds >= 2
+    world.remote_reaping._tiers._remote.delete = remote.delete  # type: ignore[attr-defined]
+    world.clock.advance(FIRST_PAUSE_SECONDS)
+    await world.reap()
+    assert (await world.queued(), world.reaper.remote_lag_seconds) == (0, 0)
+
+
+async def test_what_was_passed_over_for_a_reader_is_seen_again_though_the_remote_stays_away(
+    world: ReapingWorld,
+) -> None:
+    remote_of(world).is_available = False
+    read = await world.put("read", bucket="objects")
+    world.in_use.hold([read.blobs[0].blob_id])
+    await world.remove(read)
+    await world.remove(await world.share(await world.put("s", bucket="objects")))
+    await world.reap()
+    assert await world.queued() == 2
+    world.in_use.release([read.blobs[0].blob_id])
+    world.clock.advance(PASSED_OVER_SECONDS)
+    await world.reap()
+    assert await world.queued() == 1
+    assert world.home.sizes == {}
