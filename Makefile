@@ -1,6 +1,7 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
 # make faults   the fault tests at their full size (half an hour)
+# make toxics   10,000 operations through each fault of a remote S3, 100 kills in mid-upload, and the record of it (half an hour)
 # make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
 # make native   compile the native libraries again, where their sources changed
@@ -26,9 +27,10 @@ SERVE_ARGS ?=
 TEST_ARGS ?=
 
 # command:package pairs that some tests start
-SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs
+SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs radosgw:radosgw ceph-mon:ceph-mon \
+  ceph-osd:ceph-osd ceph-mgr:ceph-mgr ceph-authtool:ceph-common
 
-.PHONY: help setup native serve test faults fuzz mutants lint format bench client-envs system-tools clean
+.PHONY: help setup native serve test faults toxics fuzz mutants lint format bench client-envs system-tools clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,6 +51,14 @@ faults: $(TEST_STAMP) $(NATIVE_STAMP) system-tools
 	@KVOBJ_MACHINE=3000 KVOBJ_CRASH_CYCLES=200 KVOBJ_FAULT_CYCLES=50 \
 	  $(BIN)/python -m pytest -s --durations=25 tests/stateful tests/crash tests/faults $(TEST_ARGS)
 	@$(BIN)/python tests/model/explore.py --large --limit 1200000
+
+# The long form of tests/remote's faults; docs/reliability.md has its record, which is written to build/toxics. Half an hour.
+toxics: $(TEST_STAMP) $(NATIVE_STAMP)
+	@rm -rf build/toxics
+	@KVOBJ_TOXIC_OPERATIONS=10000 KVOBJ_UPLOAD_KILLS=100 KVOBJ_TOXIC_RECORD=$(abspath build/toxics) \
+	  $(BIN)/python -m pytest tests/remote/test_toxics.py tests/remote/test_toxics_of_a_node.py \
+	  tests/remote/test_kill_in_upload.py $(TEST_ARGS)
+	@$(BIN)/python tools/toxic_record.py build/toxics
 
 # The long form of tests/fuzz; docs/fuzzing.md is its record. Frames at kernels under AddressSanitizer, of two instruction sets.
 fuzz: $(TEST_STAMP) $(NATIVE_STAMP)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ("remote_servers",)
+
 IS_CI = os.environ.get("CI") == "true"
 
 # No deadline and no judgement of slowness: two busy cores make every example slow now and then.

@@ -60,6 +60,7 @@ class BucketSetting:
     durability: str = "local"
     regions: str = "shared"
     owner: str = "root"
+    remote: str = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ class UserSetting:
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """What a test's server is given. Small by default; `sections` is more TOML by section name. `workers`: by default what the
-    environment variable KVOBJ_TEST_WORKERS says, so that any of these tests can be run against worker processes."""
+    environment variable KVOBJ_TEST_WORKERS says, so that any of these tests can be run against worker processes. `hbm`, `remote`
+    and each of `upstreams` are the lines of those tables, whose values are TOML; `RemoteStore.tier()` makes the second."""
 
     dram_bytes: int = 128 * MIB
     nvme_bytes: int = 1024 * MIB
@@ -90,6 +92,9 @@ class ServerSettings:
     nvme_path: Path | None = None
     nvme_segment_bytes: int | None = None
     dram_path: Path | None = None
+    hbm: Mapping[str, str] | None = None
+    remote: Mapping[str, str] | None = None
+    upstreams: Sequence[Mapping[str, str]] = ()
     sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -120,6 +125,8 @@ def write_configuration(
             f'regions = "{bucket.regions}"',
             f'owner = "{bucket.owner}"',
         ]
+        if bucket.remote != "never":
+            lines.append(f'remote = "{bucket.remote}"')
     for user in settings.users:
         lines += [
             "[[users]]",
@@ -129,6 +136,23 @@ def write_configuration(
             f'secret_key = "{user.secret_key}"',
             f'same_host = "{user.same_host}"',
         ]
+    for upstream in settings.upstreams:
+        lines += ["[[upstreams]]", *(f"{name} = {value}" for name, value in upstream.items())]
+    lines += _tiers(settings, dram_path)
+    sections: dict[str, dict[str, str]] = {"gc": {"sweep_interval": '"1 s"'}}
+    for name, values in settings.sections.items():
+        if name not in ("server", "admin"):
+            sections.setdefault(name, {}).update(values)
+    for name, values in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _tiers(settings: ServerSettings, dram_path: Path) -> list[str]:
+    """The `[[tiers]]` entries, fast to slow."""
+    lines = []
+    if settings.hbm is not None:
+        lines += ["[[tiers]]", 'kind = "hbm"', *(f"{name} = {value}" for name, value in settings.hbm.items())]
     lines += [
         "[[tiers]]",
         'kind = "dram"',
@@ -142,13 +166,9 @@ def write_configuration(
         lines.append(f'path = "{settings.nvme_path}"')
     if settings.nvme_segment_bytes is not None:
         lines.append(f'segment_size = "{settings.nvme_segment_bytes // MIB} MiB"')
-    sections: dict[str, dict[str, str]] = {"gc": {"sweep_interval": '"1 s"'}}
-    for name, values in settings.sections.items():
-        if name not in ("server", "admin"):
-            sections.setdefault(name, {}).update(values)
-    for name, values in sections.items():
-        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
-    path.write_text("\n".join(lines) + "\n")
+    if settings.remote is not None:  # the last tier always
+        lines += ["[[tiers]]", 'kind = "remote"', *(f"{name} = {value}" for name, value in settings.remote.items())]
+    return lines
 
 
 class ServerProcess:

@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import uuid
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bench_support import Credentials, RemoteTarget, wait_until
 from limits import free_port, wait_for_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PACKAGES: Final = "radosgw ceph-mon ceph-osd ceph-mgr ceph-common"
@@ -29,6 +30,7 @@ _PROGRAMS: Final = (
     "ceph-mgr",
     "ceph-authtool",
     "monmaptool",
+    "setpriv",
 )
 _KEY_PAIR: Final = Credentials("mainaccesskey0000001", "mainsecretkey00000000000000000000000001")
 _START_SECONDS: Final = 120.0
@@ -75,7 +77,16 @@ rgw_data = {root}/rgw
 rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw_thread_pool_size = 64
 rgw_dynamic_resharding = false
+{options}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Radosgw(RemoteTarget):
+    """A gateway that runs. `admin` runs radosgw-admin on it with the arguments given and returns its output; RuntimeError if it
+    fails."""
+
+    admin: Callable[..., str]
 
 
 def is_installed() -> bool:
@@ -115,7 +126,9 @@ class _Cluster:
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a daemon in the foreground; it is stopped by `stop`."""
         with (self._root / "log" / f"{command[0]}.out").open("wb") as log:
-            daemon = subprocess.Popen([*command, "-c", self._configuration, "-f"], stdout=log, stderr=log)
+            # Where this process is killed itself, its daemons go with it.
+            bound = ("setpriv", "--pdeathsig", "TERM", "--", *command)
+            daemon = subprocess.Popen([*bound, "-c", self._configuration, "-f"], stdout=log, stderr=log)
         self._daemons[command[0]] = daemon
         return daemon
 
@@ -131,13 +144,25 @@ class _Cluster:
 
 
 @contextmanager
-def radosgw_server(root: Path, *, store_bytes: int = 4 * 2**30) -> Iterator[RemoteTarget]:
-    """Run one in `root`, an absolute path that is made. RuntimeError where a part fails, TimeoutError where one does not start."""
+def radosgw_server(
+    root: Path, *, store_bytes: int = 4 * 2**30, options: Mapping[str, str] | None = None
+) -> Iterator[Radosgw]:
+    """Run one in `root`, an absolute path that is made. RuntimeError where a part fails, TimeoutError where one does not start.
+
+    `options` are more lines of the gateway's configuration. Start and stop come from one thread: the daemons end with it.
+    """
     for name in ("mon", "mgr", "osd", "rgw", "log", "run", "crash"):
         (root / name).mkdir(parents=True)
     fsid, port, mon_port = str(uuid.uuid4()), free_port(), free_port()
     (root / "ceph.conf").write_text(
-        _CONFIGURATION.format(fsid=fsid, root=root, port=port, mon_port=mon_port, store_bytes=store_bytes)
+        _CONFIGURATION.format(
+            fsid=fsid,
+            root=root,
+            port=port,
+            mon_port=mon_port,
+            store_bytes=store_bytes,
+            options="\n".join(f"{name} = {value}" for name, value in (options or {}).items()),
+        )
     )
     cluster = _Cluster(root)
     with ExitStack() as stack:
@@ -147,7 +172,11 @@ def radosgw_server(root: Path, *, store_bytes: int = 4 * 2**30) -> Iterator[Remo
         wait_for_port(port, gateway, timeout_seconds=_START_SECONDS)
         pair = (f"--access-key={_KEY_PAIR.access_key}", f"--secret-key={_KEY_PAIR.secret_key}")
         cluster.run("radosgw-admin", "-n", "client.admin", "user", "create", "--uid=main", "--display-name=main", *pair)
-        yield RemoteTarget("127.0.0.1", port, _KEY_PAIR)
+
+        def admin(*arguments: str) -> str:
+            return cluster.run("radosgw-admin", "-n", "client.admin", *arguments)
+
+        yield Radosgw("127.0.0.1", port, _KEY_PAIR, admin)
 
 
 def _start_store(cluster: _Cluster, root: Path, fsid: str, mon_port: int) -> None:
