@@ -1,6 +1,6 @@
 """An NVIDIA GPU through CuPy's driver calls. Imported only where one is asked for; CuPy, only once it is opened.
 
-Not run without a GPU: what can be tested without one stands on `HostDevice`, which has the same protocol.
+Runs on a GPU alone (`tests/gpu`): what can be tested without one stands on `HostDevice`, which has the same protocol.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ QUEUED_MAX: Final = 4096
 DEADLINE_SECONDS: Final = 30.0
 _POLL_SHORTEST: Final = 20e-6
 _POLL_LONGEST: Final = 500e-6
+_POLL_PART: Final = 1 / 32
+"""Of how long has been waited: what has ended is known a little later, and a long wait takes few looks."""
 _JOIN_SECONDS: Final = 60.0
 
 Work = Callable[[Stream], object]
@@ -103,7 +105,7 @@ class Lane:
 
     # -- the lane's thread -----------------------------------------------------------------------------------------------
     def _work(self) -> None:
-        pause = _POLL_SHORTEST
+        since = time.monotonic()
         while True:
             with self._changed:
                 if not self._queue and not self._running:
@@ -113,11 +115,12 @@ class Lane:
                     continue
                 job = self._next_job()
                 if job is None:
-                    self._changed.wait(pause)
+                    waited = time.monotonic() - since
+                    self._changed.wait(min(max(waited * _POLL_PART, _POLL_SHORTEST), _POLL_LONGEST))
             if job is not None:
                 self._begin(job)
-                pause = _POLL_SHORTEST
-            pause = _POLL_SHORTEST if self._settle() else min(pause * 2, _POLL_LONGEST)
+            if self._settle() or job is not None:
+                since = time.monotonic()
 
     def _next_job(self) -> _Job | None:
         if not self._queue:

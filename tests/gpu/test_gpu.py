@@ -12,7 +12,9 @@ import pytest
 
 from kvobj.gpu import open_device, status
 from kvobj.gpu.ipc import Exports
+from kvobj.gpu.pool import DevicePool
 from kvobj.gpu.tensors import DeviceChunk, DeviceTensors
+from kvobj.gpu.torch_slabs import TorchSlabs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,3 +98,42 @@ def test_another_process_reads_the_memory_where_it_lies(world: bench_gpu.World) 
     assert done.stdout.strip() == str(sum(range(256)) * 100), done.stderr
     exports.peer_gone("other")
     chunk.release()
+
+
+async def test_a_pool_lies_in_torchs_own_memory_and_gives_it_back(world: bench_gpu.World) -> None:
+    torch = pytest.importorskip("torch")
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated()
+    pool = DevicePool(TorchSlabs(0), capacity_bytes=64 * MIB, slab_bytes=32 * MIB)
+    tensors = DeviceTensors(world.device, pool, world.copies)
+    given = torch.randn(1 << 20, device="cuda")
+    allocated = torch.cuda.memory_allocated()
+    with await tensors.put(given) as chunk:
+        assert torch.cuda.memory_allocated() == allocated + 32 * MIB
+        assert torch.equal(chunk.tensor(given.shape, "fp32"), given)
+    torch.cuda.synchronize()
+    assert pool.trim() == 32 * MIB
+    del given
+    assert torch.cuda.memory_allocated() == before
+    pool.close()
+
+
+async def test_memory_that_a_stream_still_reads_is_not_given_to_another(world: bench_gpu.World) -> None:
+    """A tensor that is dropped while its stream is behind keeps its extent until that stream is done."""
+    torch = pytest.importorskip("torch")
+    tensors = DeviceTensors(world.device, world.pool, world.copies)
+    given = torch.arange(1 << 22, dtype=torch.int32, device="cuda").view(torch.uint8)
+    stream = torch.cuda.Stream()
+    with await tensors.put(given) as chunk, torch.cuda.stream(stream):
+        address = chunk.address
+        torch.cuda._sleep(200_000_000)  # a tenth of a second of the GPU's clock
+        seen = torch.from_dlpack(chunk.view((given.numel(),), "uint8", read_only=False))
+        copy = seen.clone()
+        del seen
+    assert world.pool.usage().leaving_bytes == given.numel()
+    other = world.room(given.numel())
+    assert other.address != address
+    stream.synchronize()
+    assert torch.equal(copy, given)
+    assert world.pool.usage().leaving_bytes == 0
+    other.release()
