@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from emulated_gpu import EmulatedLauncher, parameters_of
 
+from kvobj.gpu.kernel_source import warp_bytes
 from kvobj.tensors.kernels.launcher import Address
 
 _POINTER: Final = 8
@@ -19,6 +20,10 @@ _POINTER: Final = 8
 
 class DriverError(Exception):
     """What CuPy raises of CUDA's."""
+
+
+class _Device(nullcontext[None]):
+    attributes: Final = {"MaxSharedMemoryPerBlockOptin": 64 * 1024}
 
 
 class EmulatedStream:
@@ -56,6 +61,7 @@ class EmulatedFunction:
     """A kernel, called as CuPy's are."""
 
     max_threads_per_block = 640
+    max_dynamic_shared_size_bytes = 0
 
     def __init__(
         self, inner: EmulatedLauncher, stream: EmulatedStream, name: str, launches: list[tuple[str, int, int, int]]
@@ -65,8 +71,12 @@ class EmulatedFunction:
         self._name = name
         self._launches = launches
 
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[np.generic]) -> None:
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[np.generic], *, shared_mem: int
+    ) -> None:
         assert self._stream.is_current, "CuPy launches on the current stream"
+        assert shared_mem == block[0] // 32 * warp_bytes(self._name)
+        assert shared_mem <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         assert block[0] % 32 == 0
         assert 32 <= block[0] <= self.max_threads_per_block
         warps, *given = arguments
@@ -86,9 +96,9 @@ class EmulatedFunction:
 def emulated_cupy(stream: EmulatedStream) -> Any:  # noqa: ANN401 - as CuPy
     """The module."""
 
-    def device(ordinal: int) -> AbstractContextManager[None]:
+    def device(ordinal: int = 0) -> AbstractContextManager[None]:
         assert ordinal == 0
-        return nullcontext()
+        return _Device()
 
     def copy(to: int, source: int, size_bytes: int, kind: int, on: int) -> None:
         assert kind in {1, 2}

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from kvobj.errors import DeviceError
 from kvobj.gpu.device import Device, DeviceFacts, DeviceMemory
-from kvobj.gpu.kernel_source import cubin_path, kernel_names
+from kvobj.gpu.kernel_source import cubin_path, kernel_names, warp_bytes
 from kvobj.gpu.nvrtc import find_nvrtc
 from kvobj.tensors.kernels.host_memory import address_of
 from kvobj.tensors.kernels.launcher import Address
@@ -23,6 +23,8 @@ _BLOCKS_PER_SM: Final = 16
 _TO_DEVICE: Final = 1
 _TO_HOST: Final = 2
 _SCRATCH_STEP: Final = 2**20
+_SHARED_UNASKED: Final = 48 * 2**10
+"""Bytes of memory that a block's threads share, beyond which CUDA wants to be told."""
 
 
 class KernelModule:
@@ -49,7 +51,12 @@ class KernelModule:
         found = self._functions.get(kernel)
         if found is None:
             function = self._module.get_function(f"kv_{kernel}")
-            found = self._functions[kernel] = (function, max(1, int(function.max_threads_per_block) // _WARP))
+            block_warps_max, each = max(1, int(function.max_threads_per_block) // _WARP), warp_bytes(kernel)
+            if block_warps_max * each > _SHARED_UNASKED:
+                most = int(self._cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
+                block_warps_max = min(block_warps_max, most // each)
+                function.max_dynamic_shared_size_bytes = block_warps_max * each
+            found = self._functions[kernel] = (function, block_warps_max)
         return found
 
 
@@ -105,7 +112,7 @@ class CudaLauncher:
             blocks, block_warps = grid_of(
                 warps, sms=self._facts.sms, block_warps_max=block_warps_max, max_sms=self._max_sms
             )
-            function((blocks,), (block_warps * _WARP,), given)
+            function((blocks,), (block_warps * _WARP,), given, shared_mem=block_warps * warp_bytes(kernel))
 
     def scratch(self, slot: str, size_bytes: int) -> Address:
         """See `Launcher.scratch`."""

@@ -32,6 +32,13 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(_KERNEL.findall(text)))
 
 
+@cache
+def warp_bytes(kernel: str) -> int:
+    """Bytes of fast memory that each warp of a kernel needs (`KV_WARP_MEMORY`)."""
+    found = re.search(rf"^KV_WARP_MEMORY\({kernel}, (\d+)\)", kernel_source(), re.MULTILINE)
+    return 0 if found is None else int(found[1])
+
+
 def cubin_path(compiler: Nvrtc, arch: str, directory: Path | None = None, *, source: str | None = None) -> Path:
     """A file with the machine code for `arch` of the kernels, or of another `source`, compiled unless it is there from an earlier
     time. Blocks for seconds.

@@ -196,7 +196,15 @@ Cell& cell_of(uintptr_t address) {
 bool is_own(uintptr_t address) { // the stack, and a kernel's parameters
     return address - (uintptr_t)running->stack.get() < STACK || address - (uintptr_t)arguments_ < arguments_bytes;
 }
+std::unordered_map<unsigned, std::vector<unsigned>> warp_memory; // of this launch, by the warp's number
+bool is_of_warp(uintptr_t address, unsigned size) {
+    const auto found = warp_memory.find(running->logical_warp);
+    if (found == warp_memory.end()) return false;
+    const uintptr_t start = (uintptr_t)found->second.data();
+    return address >= start && address + size <= start + 4 * found->second.size();
+}
 bool is_given(uintptr_t address, unsigned size) {
+    if (is_of_warp(address, size)) return true;
     if (!given || address - (uintptr_t)&__ehdr_start < (uintptr_t)(&_end - &__ehdr_start)) return true; // tables of the library
     for (unsigned at = 0; at < given_count; at++)
         if (address >= given[2 * at] && address + size <= given[2 * at] + given[2 * at + 1]) return true;
@@ -279,6 +287,11 @@ KV_SHOWN const char* emulated_problem() {
     return told;
 }
 extern "C" void emulated_logical_warp(unsigned warp) { running->logical_warp = warp; }
+extern "C" unsigned* emulated_warp_memory(unsigned bytes) {
+    std::vector<unsigned>& memory = warp_memory[running->logical_warp];
+    if (memory.empty()) memory.assign(bytes / 4, 0xc9c9c9c9u);
+    return memory.data();
+}
 
 extern "C" void emulated_launch(const char* kernel, void (*grid)(void*), void* arguments, unsigned long size) {
     const std::lock_guard<std::mutex> held(one_at_a_time);
@@ -288,6 +301,7 @@ extern "C" void emulated_launch(const char* kernel, void (*grid)(void*), void* a
     arguments_ = arguments;
     arguments_bytes = size;
     launch_++;
+    warp_memory.clear();
     gridDim = {BLOCKS, 1, 1};
     blockDim = {BLOCK_WARPS * LANES, 1, 1};
     for (Warp& warp : warps_) {
@@ -329,7 +343,7 @@ extern "C" unsigned emulated_atomic_add(unsigned* at, unsigned x) {
     return before;
 }
 
-// CUDA C++ Programming Guide: __fdividef is off by at most two units in the last place.
+// PTX: rcp.approx.ftz.f32 is off by at most one unit in the last place; here two.
 extern "C" float emulated_divide_roughly(float x, float y) {
     const float exact = x / y;
     uint32_t bits;

@@ -28,6 +28,13 @@ extern "C" unsigned long long emulated_meet(EmulatedKind kind, unsigned width, u
 extern "C" unsigned emulated_atomic_add(unsigned* at, unsigned x);
 extern "C" float emulated_divide_roughly(float x, float y);
 extern "C" void emulated_logical_warp(unsigned warp);
+extern "C" unsigned* emulated_warp_memory(unsigned bytes); // of the warp that runs
+#define KV_WARP_MEMORY_AT(bytes) emulated_warp_memory(bytes)
+#define KV_GLOBAL(p) (p)
+#define KV_FETCH(p) ((void)(p))
+#define KV_COPY_16(to, from) (*(uint4*)(to) = *(const uint4*)(from))
+#define KV_COPIES_END() ((void)0)
+#define KV_WAIT_FOR_COPIES(LATER) ((void)0)
 extern "C" void emulated_launch(const char* kernel, void (*grid)(void*), void* arguments, unsigned long size);
 
 // lanes_gpu.h's KV_KERNEL__, run so: what it has for a kernel's grid stands between. To be put in its place.
@@ -72,7 +79,7 @@ inline int __float2int_rz(float x) { // PTX: cvt.rzi.s32.f32 saturates, and give
 }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fdividef(float x, float y) { return emulated_divide_roughly(x, y); }
+#define KV_INVERSE_ROUGHLY(x) emulated_divide_roughly(1.0f, x)
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
@@ -91,6 +98,10 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select) { // P
         r |= (which & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * at);
     }
     return r;
+}
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    const unsigned low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
+    return low | ((a >> 16) > (b >> 16) ? a >> 16 : b >> 16) << 16;
 }
 inline unsigned __vmaxu4(unsigned a, unsigned b) {
     unsigned r = 0;

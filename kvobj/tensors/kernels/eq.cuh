@@ -79,11 +79,20 @@ template <bool HALF> KV_FUNCTION void kv_eq_code_head(const EqPlace& p) {
     const u32 rungs = (u32)p.plan[KV_EQ_RUNG];
     kv_eq_centre<HALF>(p, x);
     const EqGuards guards = {kv_eq_guards(p), *kv_eq_guard_count(p), (const u16*)p.job[0], true};
-    if (!kv_eq_quantise<HALF>(p, x, guards, rungs ? 0 : decoded)) {
+    u32 rung = 0;
+    bool fits;
+#if KV_WIDE
+    if (p.dim == 4 * KV_LANES && rungs <= 1) {
+        rung = rungs;
+        fits = rungs ? kv_eq_quantise_rows<HALF, true, 4>(p, x, guards, decoded) : kv_eq_quantise_rows<HALF, false, 4>(p, x, guards, decoded);
+    } else
+#endif
+        fits = kv_eq_quantise<HALF>(p, x, guards, rungs ? 0 : decoded);
+    if (!fits) {
         KV_ONCE(kv_eq_head(p)->status = 1);
         return;
     }
-    for (u32 rung = 0; rung < rungs; rung++) kv_eq_divide<HALF>(p, guards, rung, kv_eq_report(p, rung + 1), rung + 1 < rungs ? 0 : decoded);
+    for (; rung < rungs; rung++) kv_eq_divide<HALF>(p, guards, rung, kv_eq_report(p, rung + 1), rung + 1 < rungs ? 0 : decoded);
     kv_eq_code_symbols(p);
 }
 KV_KERNEL(eq_code, (const u64* plan), (plan)) {
@@ -157,7 +166,8 @@ KV_FUNCTION void kv_eq_take_means(const EqPlace& p, const u16* from) {
     u16* means = kv_eq_means(p);
     for (u32 at = 0; at < p.dim; at += KV_LANES) kv_store_u16(means + at, kv_load_u16(from + at, p.dim - at), p.dim - at);
     kv_sync();
-    for (u32 at = 0; at < KV_LANES; at++) {
+    if (p.dim >= KV_LANES) kv_store_u16(means + p.dim, kv_load_u16(means));
+    for (u32 at = 0; p.dim < KV_LANES && at < KV_LANES; at++) {
         const u16 mean = means[at % p.dim];
         kv_sync();
         KV_ONCE(means[p.dim + at] = mean);

@@ -13,7 +13,26 @@ KV_FUNCTION void kv_eq_sum_columns(const EqPlace& p, const u16* x, u32 first, La
     i64* rows = kv_eq_rows(p);
     LaneI32 sums[TILES];
     for (int tile = 0; tile < TILES; tile++) sums[tile] = LaneI32(0);
-    for (u32 t = 0; t < p.tokens; t++) {
+    u32 t = 0;
+#if KV_WIDE
+    enum { ROWS = 16 / TILES }; // fetched together
+    for (; first + TILES * KV_LANES <= p.dim && t + ROWS <= p.tokens; t += ROWS) {
+        u32 words[ROWS][TILES];
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++)
+            KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) words[row][tile] = kv_load_u16(x + (u64)(t + row) * p.dim + first + 32 * tile);
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++) {
+            u32 squares = 0;
+            KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
+                const i32 v = kv_truncate(kv_value<HALF>(words[row][tile]) * grid);
+                sums[tile] += v;
+                squares += (u32)(v * v);
+            }
+            const i64 square = (i64)kv_sum(squares & 0xffffu) + ((i64)kv_sum(squares >> 16) << 16);
+            KV_ONCE(rows[t + row] = first ? rows[t + row] + square : square);
+        }
+    }
+#endif
+    for (; t < p.tokens; t++) {
         const u16* row = x + (u64)t * p.dim + first;
         LaneU32 squares(0u); // at most 4 of below 2^30
         for (int tile = 0; tile < TILES; tile++) {

@@ -13,6 +13,9 @@ enum {
 };
 enum { KV_EQ_BLOCK_WORDS = 4, KV_EQ_HEAD_WORDS = 8, KV_EQ_GUARDED_PART = 16, KV_EQ_LARGEST = 32767 };
 enum { KV_EQ_SIZES = 130 }; // counters of a column: for each |q| to 127, an escape, and one that makes them even
+enum { KV_EQ_MEMORY = KV_EQ_SIZES / 2 * KV_LANES * 4 }; // bytes of the counters of 32 columns, where a warp has memory of its own
+KV_WARP_MEMORY(eq_code, 8320)
+KV_WARP_MEMORY(eq_demote, 8320)
 enum { KV_EQ_FRACTION = 14 }; // a head's largest value has this exponent as an integer
 enum { KV_EQ_LEAST_EXPONENT = -64, KV_EQ_GREATEST_EXPONENT = 63 }; // of a head's largest value
 
@@ -51,8 +54,8 @@ KV_FUNCTION i32* kv_eq_sums(const EqPlace& p) { return (i32*)p.plan[KV_EQ_SUMS_A
 KV_FUNCTION i64* kv_eq_rows(const EqPlace& p) { return (i64*)p.plan[KV_EQ_ROWS_AT] + p.at * kv_eq_padded(p.tokens); }
 KV_FUNCTION u16* kv_eq_means(const EqPlace& p) { return (u16*)p.plan[KV_EQ_MEANS_AT] + p.at * kv_eq_columns(p); }
 KV_FUNCTION u8* kv_eq_ids(const EqPlace& p) { return (u8*)p.plan[KV_EQ_IDS_AT] + p.at * kv_eq_columns(p); }
-KV_FUNCTION u16* kv_eq_symbols(const EqPlace& p) { return (u16*)p.plan[KV_EQ_SYMBOLS_AT] + p.at * kv_eq_padded(kv_eq_values(p)); }
-KV_FUNCTION u8* kv_eq_stream(const EqPlace& p) { return (u8*)p.plan[KV_EQ_STREAMS_AT] + p.at * p.plan[KV_EQ_SLOT_BYTES]; }
+KV_FUNCTION u16* kv_eq_symbols(const EqPlace& p) { return KV_GLOBAL((u16*)p.plan[KV_EQ_SYMBOLS_AT]) + p.at * kv_eq_padded(kv_eq_values(p)); }
+KV_FUNCTION u8* kv_eq_stream(const EqPlace& p) { return KV_GLOBAL((u8*)p.plan[KV_EQ_STREAMS_AT]) + p.at * p.plan[KV_EQ_SLOT_BYTES]; }
 KV_FUNCTION u16* kv_eq_counts(const EqPlace& p) { return (u16*)p.plan[KV_EQ_COUNTS_AT] + p.at * KV_EQ_SIZES * KV_LANES; }
 KV_FUNCTION u32* kv_eq_norms(const EqPlace& p) { return (u32*)p.plan[KV_EQ_NORMS_AT] + (u64)p.block * 2 * kv_eq_padded(p.tokens); }
 // Of a block: how many tokens are guarded, and which, in order.
@@ -67,6 +70,6 @@ KV_FUNCTION u32* kv_eq_report(const EqPlace& p, u32 rung) {
 KV_FUNCTION u64 kv_eq_guarded_row(const EqPlace& p, u32 guard) { return ((u64)guard * p.heads + p.head) * p.dim; } // among a block's
 
 // The head's values among those at `block` in [head][token][dim] order.
-KV_FUNCTION u16* kv_eq_values_at(const EqPlace& p, u64 block) { return (u16*)block + (u64)p.head * kv_eq_values(p); }
+KV_FUNCTION u16* kv_eq_values_at(const EqPlace& p, u64 block) { return KV_GLOBAL((u16*)block) + (u64)p.head * kv_eq_values(p); }
 
 #endif

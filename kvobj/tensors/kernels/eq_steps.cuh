@@ -107,6 +107,89 @@ template <bool HALF> KV_ROUTINE bool kv_eq_quantise(const EqPlace& p, const u16*
     return kv_greatest(greatest) <= KV_EQ_LARGEST;
 }
 
+#if KV_WIDE
+// Quantises one step of a row, and with RUNG divides it: base symbols are not kept then.
+template <bool HALF, bool RUNG>
+KV_FUNCTION void kv_eq_quantise_one(u32 word, float mean, float inverse, float step, float coarse, float scale, u16* symbol, u16* decoded,
+                                    KvMeasured& m, KvMeasured& of_rung, u32& escapes, u32& greatest) {
+    const float value = kv_value<HALF>(word), y = (value - mean) * inverse;
+    const i32 sign = (i32)kv_bits(y) >> 31;
+    const u32 size = (u32)kv_truncate(kv_from_bits(kv_bits(y) & 0x7fffffffu) + 0.49999997f);
+    const i32 q = ((i32)size ^ sign) - sign;
+    escapes += size > 127u ? 1u : 0u;
+    greatest = kv_max(greatest, size);
+    const u32 before = kv_eq_decoded<HALF>(q, step, mean);
+    kv_measure(m, value, kv_value<HALF>(before), scale);
+    if (RUNG) {
+        const i32 third = kv_eq_third(q);
+        const u32 after = kv_eq_decoded<HALF>(third, coarse, mean);
+        kv_measure(of_rung, kv_value<HALF>(before), kv_value<HALF>(after), scale);
+        *symbol = (u16)third;
+        if (decoded) *decoded = (u16)after;
+    } else {
+        *symbol = (u16)q;
+        if (decoded) *decoded = (u16)before;
+    }
+}
+// As kv_eq_quantise and, with RUNG, the first kv_eq_divide in one walk, where a row is TILES times 32 columns. The same sums in the same
+// order.
+template <bool HALF, bool RUNG, u32 TILES> KV_FUNCTION bool kv_eq_quantise_rows(const EqPlace& p, const u16* x, const EqGuards& g, u16* decoded) {
+    const u32 lane = kv_lane();
+    EqHead* head = kv_eq_head(p);
+    const float step = kv_eq_step_of_rung(head->step, 0), coarse = kv_eq_step_of_rung(head->step, 1);
+    const float inverse = head->step ? kv_reciprocal(step) : 0.0f;
+    const i32 exponent = kv_eq_step_exponent(head->step);
+    const float scale = kv_power_of_two(-exponent);
+    u16* symbols = kv_eq_symbols(p) + lane;
+    float means[TILES];
+    KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) means[tile] = kv_value<false>(kv_load_u16(kv_eq_means(p) + tile * KV_LANES));
+    if (decoded) decoded += lane;
+    KvMeasured m = kv_measured(), of_rung = kv_measured();
+    EqWalk w = kv_eq_walk(g);
+    u32 escapes = 0, greatest = 0;
+    // 512 bytes at a time come by way of the warp's own memory, two times before they are used: 16 a lane.
+    enum { ROWS = 8 / TILES };
+    u32* near = KV_WARP_MEMORY_AT(KV_EQ_MEMORY);
+    const u16* from = x + 8 * lane;
+    const u32 stretches = (p.tokens + ROWS - 1) / ROWS;
+    kv_sync();
+    for (u32 next = 0; next < stretches + 2; next++) {
+        if (next * ROWS + lane / (4 * TILES) < p.tokens) KV_COPY_16(near + next % 3 * 128 + 4 * lane, from + next * (8 * KV_LANES));
+        KV_COPIES_END();
+        if (next < 2) continue;
+        KV_WAIT_FOR_COPIES(2);
+        kv_sync();
+        const u16* here = (const u16*)(near + (next - 2) % 3 * 128) + lane;
+        for (u32 row = 0, t = (next - 2) * ROWS; row < ROWS && t < p.tokens; row++, t++) {
+            const bool is_guarded = t == w.next;
+            KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
+                const u32 at = (t * TILES + tile) * KV_LANES, word = here[(row * TILES + tile) * KV_LANES];
+                if (is_guarded) {
+                    const float value = kv_value<HALF>(word);
+                    symbols[at] = 0;
+                    if (decoded) decoded[at] = (u16)word;
+                    kv_measure(m, value, value, scale);
+                    if (RUNG) kv_measure(of_rung, value, value, scale);
+                } else {
+                    kv_eq_quantise_one<HALF, RUNG>(word, means[tile], inverse, step, coarse, scale, symbols + at, decoded ? decoded + at : 0, m,
+                                                   of_rung, escapes, greatest);
+                }
+                if (RUNG && (w.steps + 1) % KV_MEASURED_PART == 0) kv_measure_fold(of_rung);
+                kv_eq_walked_step(w, m);
+            }
+            if (is_guarded) kv_eq_walked_guard(w, g);
+        }
+        kv_sync();
+    }
+    const u32 escaped = kv_sum(escapes);
+    KV_ONCE(head->escapes = escaped);
+    kv_eq_report_step(kv_eq_report(p, 0), m, exponent);
+    if (RUNG) kv_eq_report_step(kv_eq_report(p, 1), of_rung, exponent);
+    kv_sync();
+    return kv_greatest(greatest) <= KV_EQ_LARGEST;
+}
+#endif
+
 // Symbols of a rung to those of the next, in place.
 template <bool HALF> KV_ROUTINE void kv_eq_divide(const EqPlace& p, const EqGuards& g, u32 rung, u32* report, u16* decoded) {
     const u32 base = kv_eq_head(p)->step;

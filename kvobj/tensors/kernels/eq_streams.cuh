@@ -22,9 +22,73 @@ KV_KERNEL(eq_prepare, (u32 rows), (rows)) {
         KV_ONCE(kv_eq_costs[warp * KV_TABLES + table] = kv_eq_cost(table, 2 * warp) | kv_eq_cost(table, 2 * warp + 1) << 16);
 }
 
+#if KV_WIDE
+enum { KV_EQ_ROWS = 8 }; // fetched together
+
+// As kv_eq_choose where there are whole tiles of 32 columns: each lane counts one by itself.
+KV_FUNCTION void kv_eq_choose_tiles(const EqPlace& p) {
+    const u16* symbols = kv_eq_symbols(p) + kv_lane();
+    u32* counters = KV_WARP_MEMORY_AT(KV_EQ_MEMORY);
+    const u32 lane = kv_lane();
+    for (u32 first = 0; first < p.dim; first += KV_LANES) {
+        kv_sync();
+        KV_UNROLL for (u32 pair = 0; pair < KV_EQ_PAIRS; pair++) counters[pair * KV_LANES + lane] = 0;
+        u32 seen = 0, coming[KV_EQ_ROWS];
+        KV_UNROLL for (u32 row = 0; row < KV_EQ_ROWS; row++) coming[row] = row < p.tokens ? (u32)symbols[row * p.dim + first] : 0u;
+        for (u32 t = 0; t < p.tokens; t += KV_EQ_ROWS) {
+            u32 words[KV_EQ_ROWS];
+            KV_UNROLL for (u32 row = 0; row < KV_EQ_ROWS; row++) words[row] = coming[row];
+            KV_UNROLL for (u32 row = 0; row < KV_EQ_ROWS; row++) {
+                const u32 later = t + row + KV_EQ_ROWS;
+                coming[row] = later < p.tokens ? (u32)symbols[later * p.dim + first] : 0u;
+            }
+            KV_UNROLL for (u32 row = 0; row < KV_EQ_ROWS; row++) {
+                const i32 q = (i32)(words[row] << 16) >> 16;
+                const u32 size = kv_min((u32)(q < 0 ? -q : q), KV_EQ_ALPHABET + 1u);
+                seen = kv_max(seen, size);
+                counters[(size >> 1) * KV_LANES + lane] += t + row < p.tokens ? 1u << (16 * (size & 1)) : 0u;
+            }
+        }
+        const u32 pairs = kv_greatest(seen) / 2 + 1;
+        kv_sync();
+        u32 mine = 0;
+        for (u32 column = 0; column < KV_LANES; column += 4) {
+            u32 low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+            for (u32 group = 0; group < pairs; group += KV_LANES) {
+                u32 two[4];
+                KV_UNROLL for (u32 at = 0; at < 4; at++)
+                    two[at] = group + lane < pairs ? counters[(group + lane) * KV_LANES + column + at] : 0u;
+                for (u32 left = kv_ballot((two[0] | two[1] | two[2] | two[3]) != 0); left; left &= left - 1) {
+                    const u32 pair = kv_ctz(left);
+                    const u32* row = kv_eq_costs + (group + pair) * KV_TABLES + lane;
+                    const u32 of_low = row[0], of_high = row[KV_LANES];
+                    KV_UNROLL for (u32 at = 0; at < 4; at++) {
+                        const u32 count = kv_broadcast(two[at], pair);
+                        low[at] += kv_pair_products(of_low, count);
+                        high[at] += kv_pair_products(of_high, count);
+                    }
+                }
+            }
+            KV_UNROLL for (u32 at = 0; at < 4; at++) {
+                const u32 id = kv_rans_least(low[at], high[at]);
+                mine = lane == column + at ? id : mine;
+            }
+        }
+        kv_eq_ids(p)[first + lane] = (u8)mine;
+    }
+    kv_columns_wrap(kv_eq_ids(p), p.dim);
+}
+#endif
+
 // For each column the cheapest table, the lowest of equal ones: how often each |q| is in it is counted, 32 columns at a time, and what
 // they cost is summed, a table a lane.
 KV_ROUTINE void kv_eq_choose(const EqPlace& p) {
+#if KV_WIDE
+    if (p.dim % KV_LANES == 0) {
+        kv_eq_choose_tiles(p);
+        return;
+    }
+#endif
     const u16* symbols = kv_eq_symbols(p);
     u16* counts = kv_eq_counts(p);
     u8* ids = kv_eq_ids(p);
@@ -51,15 +115,21 @@ KV_ROUTINE void kv_eq_choose(const EqPlace& p) {
                 low += kv_pair_products(kv_load_u32(kv_eq_costs + pair * KV_TABLES), two);
                 high += kv_pair_products(kv_load_u32(kv_eq_costs + pair * KV_TABLES + KV_LANES), two);
             }
-            const u32 least = kv_least(kv_min(low, high));
-            const u32 of_low = kv_ballot(low == LaneU32(least)), of_high = kv_ballot(high == LaneU32(least));
-            const u32 id = of_low ? kv_ctz(of_low) : KV_LANES + kv_ctz(of_high);
+            const u32 id = kv_rans_least(low, high);
             KV_ONCE(ids[first + column] = (u8)id);
         }
         kv_sync();
     }
     kv_columns_wrap(ids, p.dim);
 }
+
+struct EqSymbols {
+    typedef u16 Word;
+    KV_FUNCTION u32 place(u32 word) {
+        const u32 at = (u32)(((i32)(word << 16) >> 16) + KV_EQ_ALPHABET);
+        return at < KV_ESCAPE ? at : KV_ESCAPE;
+    }
+};
 
 // The stream of the head's symbols, at the end of its slot: length, or 0 if it does not fit.
 KV_ROUTINE u32 kv_eq_put(const EqPlace& p) {
@@ -72,6 +142,12 @@ KV_ROUTINE u32 kv_eq_put(const EqPlace& p) {
     RansColumns c = kv_columns_from(step - 1, p.dim);
     const LaneU32 escape_put(1u | (KV_SLOTS - 1) << 16);
     while (step-- > 0) {
+#if KV_WIDE
+        if (step % 8 == 7 && 128 % p.dim == 0 && p.dim >= KV_LANES) {
+            step = kv_rans_put_run<EqSymbols>(w, kv_eq_tables.puts, ids, p.dim, symbols, step + 1, KV_WARP_MEMORY_AT(KV_EQ_MEMORY)) - 1;
+            c = kv_columns_from(step, p.dim);
+        }
+#endif
         const u32 at = step * KV_LANES, some = values - at;
         const LaneI32 q = kv_eq_symbols_at(symbols + at, some);
         const LaneU32 place = kv_min(kv_as_u32(q + LaneI32(KV_EQ_ALPHABET)), LaneU32(KV_ESCAPE));
@@ -85,6 +161,34 @@ KV_ROUTINE u32 kv_eq_put(const EqPlace& p) {
     return start ? (u32)((u8*)end - (u8*)start) : 0;
 }
 
+#if KV_WIDE
+// As many full steps, four at a time, as are far from the end of a stream whose columns come again every four steps; returns how many.
+template <bool HALF, bool SYMBOLS>
+KV_FUNCTION u32 kv_eq_get_regular(RansReader& r, u32 columns, u32 steps, float step_of_rung, const u16* means, const u8* ids, u16* to) {
+    LaneU32 tables[4];
+    LaneF32 mean[4];
+    KV_UNROLL for (u32 at = 0; at < 4; at++) {
+        tables[at] = KV_RANS_TABLE_AT(kv_load_u8(ids + at * KV_LANES % columns));
+        mean[at] = SYMBOLS ? 0.0f : kv_value<false>(kv_load_u16(means + at * KV_LANES % columns));
+    }
+    to += kv_lane();
+    for (u32 done = 0; done + 4 <= steps; done += 4, to += 4 * KV_LANES) {
+        KV_UNROLL for (u32 at = 0; at < 4; at++) {
+            if (!kv_rans_is_far(r)) return done + at;
+            const u32 symbol = kv_rans_symbol(kv_rans_get_far(r, kv_eq_tables, tables[at]));
+            i32 q = (i32)symbol - KV_EQ_ALPHABET;
+            const bool is_escaped = symbol == KV_ESCAPE;
+            if (kv_ballot(is_escaped)) {
+                const u32 raw = kv_rans_escapes(r, is_escaped);
+                q = is_escaped ? (i32)(raw << 16) >> 16 : q;
+            }
+            to[at * KV_LANES] = SYMBOLS ? (u16)q : (u16)kv_eq_decoded<HALF>(q, step_of_rung, mean[at]);
+        }
+    }
+    return steps / 4 * 4;
+}
+#endif
+
 // What becomes of decoded symbols: kept, or made values. The means are those of steps, as ids are.
 template <bool HALF, bool SYMBOLS>
 KV_ROUTINE bool kv_eq_get(const EqPlace& p, const u16* stream, u32 bytes, float step_of_rung, const u16* means, u8* ids, u16* to) {
@@ -93,25 +197,34 @@ KV_ROUTINE bool kv_eq_get(const EqPlace& p, const u16* stream, u32 bytes, float 
     kv_rans_get_ids(r, ids, p.dim);
     const u32 values = kv_eq_values(p);
     const LaneF32 step(step_of_rung);
-    RansColumns c = kv_columns_from(0, p.dim);
-    for (u32 at = 0; at < values; at += KV_LANES) {
-        const u32 some = values - at;
+    u32 done = 0;
+#if KV_WIDE
+    if (128 % p.dim == 0 && p.dim >= KV_LANES)
+        done = kv_eq_get_regular<HALF, SYMBOLS>(r, p.dim, values / KV_LANES, step_of_rung, means, ids, to);
+#endif
+    if (r.is_bad) return false;
+    RansColumns c = kv_columns_from(done, p.dim);
+    LaneU32 next_table = kv_load_u8(ids + c.at);
+    for (u32 at = done * KV_LANES; at < values; at += KV_LANES) {
+        const u32 some = values - at, here = c.at;
         const LaneMask valid = kv_lane() < LaneU32(some);
-        const LaneU32 table = kv_load_u8(ids + c.at);
-        LaneU32 entry;
+        const LaneU32 table = next_table;
+        kv_columns_next(c);
+        next_table = kv_load_u8(ids + c.at); // there beyond the last step too
+        LaneU32 mean(0u), entry;
+        if (!SYMBOLS) mean = kv_load_u16(means + here);
         if (some >= KV_LANES && kv_rans_is_far(r)) {
-            entry = kv_rans_get_far(r, kv_eq_tables.slots, table);
+            entry = kv_rans_get_far(r, kv_eq_tables, KV_RANS_TABLE_AT(table));
         } else {
             kv_rans_rest(r);
-            entry = kv_rans_get(r, kv_eq_tables.slots, table, valid);
+            entry = kv_rans_get(r, kv_eq_tables, table, valid);
         }
         const LaneU32 symbol = kv_rans_symbol(entry);
         LaneI32 q = kv_as_i32(symbol) - LaneI32(KV_EQ_ALPHABET);
         const LaneMask escaped = kv_and(valid, symbol == LaneU32(KV_ESCAPE));
         if (kv_ballot(escaped)) q = kv_select(escaped, kv_as_i32(kv_rans_escapes(r, escaped) << 16) >> 16, q);
         if (SYMBOLS) kv_store_u16(to + at, kv_as_u32(q), some);
-        else kv_store_u16(to + at, kv_eq_decoded<HALF>(q, step, kv_value<false>(kv_load_u16(means + c.at))), some);
-        kv_columns_next(c);
+        else kv_store_u16(to + at, kv_eq_decoded<HALF>(q, step, kv_value<false>(mean)), some);
         if (r.is_bad) return false;
     }
     return kv_rans_is_whole(r);

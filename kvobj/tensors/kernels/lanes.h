@@ -28,13 +28,18 @@ typedef long long i64;
 
 #define KV_LANES 32
 
+// KV_WIDE is 1 where memory answers late and registers are many, on a GPU: loops there fetch what several steps need before they use
+// any of it, and a table that is gathered from is kept small. The same bytes come of both.
+//
 // KV_UNROLL stands before a loop of a constant count over a small array of lane values, so that a GPU keeps them in registers;
 // KV_ROUTINE is a function large enough to be called on a CPU: lane values go to it by address.
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+#define KV_WIDE 1
 #define KV_UNROLL _Pragma("unroll")
 #define KV_ROUTINE static __device__ __forceinline__
 #include "lanes_gpu.h"
 #else
+#define KV_WIDE 0
 #define KV_UNROLL
 #define KV_ROUTINE static __attribute__((noinline))
 #include "lanes_cpu.h"

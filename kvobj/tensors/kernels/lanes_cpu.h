@@ -143,6 +143,8 @@ KV_SELECT(LaneF32)
     }                                                                                                                            \
     static inline void name##_warp(u32 warp, KV_UNPACK parameters)
 
+#define KV_WARP_MEMORY(kernel, bytes) // of a GPU
+#define KV_GLOBAL(p) (p)
 #define KV_ONCE(statement) do { statement; } while (0)
 
 KV_FUNCTION void kv_sync() {}
@@ -492,6 +494,7 @@ KV_FUNCTION LaneU32 kv_expand_u16(const u16* p, LaneMask m) { // 0 in the other 
 // For uniform values, memory and streams.
 KV_FUNCTION u32 kv_min_uniform(u32 a, u32 b) { return a < b ? a : b; }
 KV_FUNCTION void kv_copy(u8* to, const u8* from, u64 size_bytes) { __builtin_memcpy(to, from, size_bytes); }
+KV_FUNCTION void kv_copy_few(u8* to, const u8* from, u32 size_bytes) { kv_copy(to, from, size_bytes); }
 template <class T> KV_FUNCTION void kv_copy_strided_as(u8* to, u32 to_step, const u8* from, u32 from_step, u32 count) {
     for (u64 at = 0; at < count; at++) __builtin_memcpy(to + at * to_step * sizeof(T), from + at * from_step * sizeof(T), sizeof(T));
 }

@@ -9,18 +9,44 @@ typedef float LaneF32;
 typedef i64 LaneI64;
 typedef bool LaneMask;
 
-// KV_KERNEL(name, (parameters), (their names)) { body } : the body sees `warp`, the warp's number, below `warps`.
+// KV_KERNEL(name, (parameters), (their names)) { body } : the body sees `warp`, the warp's number, below `warps`. Blocks have up to
+// 1,024 threads, so that a multiprocessor that has one block alone is filled; that leaves 64 registers to a thread.
 #define KV_KERNEL(name, parameters, names) KV_KERNEL_(name, KV_UNPACK parameters, KV_UNPACK names)
 #define KV_UNPACK(...) __VA_ARGS__
 #define KV_KERNEL_(name, parameters, names) KV_KERNEL__(name, (parameters), (names))
 #define KV_KERNEL__(name, parameters, names)                                                            \
     static __device__ void name##_warp(u32 warp, KV_UNPACK parameters);                                 \
-    extern "C" __global__ void kv_##name(u32 warps, KV_UNPACK parameters) {                             \
+    extern "C" __global__ void __launch_bounds__(1024, 1) kv_##name(u32 warps, KV_UNPACK parameters) {  \
         const u32 step = gridDim.x * (blockDim.x >> 5);                                                 \
         for (u32 at = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); at < warps; at += step)      \
             name##_warp(at, KV_UNPACK names);                                                           \
     }                                                                                                   \
     static __device__ void name##_warp(u32 warp, KV_UNPACK parameters)
+
+// KV_WARP_MEMORY(kernel, bytes): each warp of the kernel has so much fast memory, which its lanes share (kernel_source.py reads it);
+// undefined at first, and before its first use kv_sync() has to tell that the warp before is done with it.
+#define KV_WARP_MEMORY(kernel, bytes) enum { kv_bytes_of_##kernel = bytes };
+#ifndef KV_WARP_MEMORY_AT
+extern __shared__ __align__(16) u32 kv_shared[];
+#define KV_WARP_MEMORY_AT(bytes) (kv_shared + (threadIdx.x >> 5) * ((bytes) / 4))
+#endif
+
+// What a kernel is given as a number is an address of the device's own memory, which a compiler cannot know.
+#ifndef KV_GLOBAL
+template <class T> KV_FUNCTION T* kv_global(T* p) {
+    __builtin_assume(__isGlobal((const void*)p));
+    return p;
+}
+#define KV_GLOBAL(p) kv_global(p)
+// Has memory bring the line of p nearer; p is memory that is there.
+#define KV_FETCH(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
+// Copies 16 bytes, aligned, from device memory to the warp's own, later: before KV_WAIT_FOR_COPIES, which leaves out those of
+// the last LATER groups that KV_COPIES_END has ended. Other lanes see it after kv_sync.
+#define KV_COPY_16(to, from) \
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory")
+#define KV_COPIES_END() asm volatile("cp.async.commit_group;" ::: "memory")
+#define KV_WAIT_FOR_COPIES(LATER) asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory")
+#endif
 
 #define KV_ONCE(statement) do { if ((threadIdx.x & 31u) == 0) { statement; } } while (0)
 
@@ -56,9 +82,17 @@ KV_FUNCTION LaneU32 kv_min(LaneU32 a, LaneU32 b) { return a < b ? a : b; }
 KV_FUNCTION LaneU32 kv_max(LaneU32 a, LaneU32 b) { return a > b ? a : b; }
 KV_FUNCTION LaneI32 kv_min(LaneI32 a, LaneI32 b) { return a < b ? a : b; }
 KV_FUNCTION LaneI32 kv_max(LaneI32 a, LaneI32 b) { return a > b ? a : b; }
+#ifndef KV_INVERSE_ROUGHLY
+KV_FUNCTION float kv_inverse_roughly(float x) { // off by up to two units in the last place
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+}
+#define KV_INVERSE_ROUGHLY kv_inverse_roughly
+#endif
 // floor(x / f) for 1 <= f < 4096 and x < f * 2^20: from a float that is off by at most one. Any result where that does not hold.
 KV_FUNCTION LaneU32 kv_quotient(LaneU32 x, LaneU32 f) {
-    const u32 q = (u32)__float2int_rz(__fdividef(__uint2float_rn(x), __uint2float_rn(f)));
+    const u32 q = (u32)__float2int_rz(__uint2float_rn(x) * KV_INVERSE_ROUGHLY(__uint2float_rn(f)));
     const i32 rest = (i32)(x - q * f);
     return q + (u32)(rest >> 31) + (rest >= (i32)f ? 1u : 0u);
 }
@@ -131,9 +165,18 @@ KV_FUNCTION LaneU32 kv_expand_u16(const u16* p, LaneMask m) { // 0 in the other 
 KV_FUNCTION u32 kv_min_uniform(u32 a, u32 b) { return a < b ? a : b; }
 template <class T> KV_FUNCTION void kv_copy_as(u8* to, const u8* from, u64 size_bytes) {
     const u64 whole = size_bytes / sizeof(T);
-    for (u64 at = kv_lane(); at < whole; at += 32) ((T*)to)[at] = ((const T*)from)[at];
+    u64 at = kv_lane();
+    for (; at + 7 * 32 < whole; at += 8 * 32) { // fetched together
+        T x[8];
+        KV_UNROLL for (u32 part = 0; part < 8; part++) x[part] = ((const T*)from)[at + 32 * part];
+        KV_UNROLL for (u32 part = 0; part < 8; part++) ((T*)to)[at + 32 * part] = x[part];
+    }
+    for (; at < whole; at += 32) ((T*)to)[at] = ((const T*)from)[at];
     const u64 rest = whole * sizeof(T) + kv_lane(); // fewer than 32 bytes
     if (rest < size_bytes) to[rest] = from[rest];
+}
+KV_FUNCTION void kv_copy_few(u8* to, const u8* from, u32 size_bytes) { // a few bytes, mostly
+    for (u32 at = kv_lane(); at < size_bytes; at += KV_LANES) to[at] = from[at];
 }
 KV_FUNCTION void kv_copy(u8* to, const u8* from, u64 size_bytes) {
     const u64 low = (u64)to | (u64)from;

@@ -93,6 +93,76 @@ KV_FUNCTION u32 kv_expand_packed(const u8* p, u32 limit, LaneU32& x, LaneU32 fla
     return all;
 }
 
+// Where all is aligned and there: 128 bytes, 128 values of 16 bits.
+KV_FUNCTION LaneU32 kv_load_packed_aligned(const u8* p) { return ((const u32*)p)[kv_lane()]; }
+KV_FUNCTION void kv_store_packed_aligned(u8* p, LaneU32 x) { ((u32*)p)[kv_lane()] = x; }
+KV_FUNCTION uint2 kv_load_pairs_aligned(const u8* p) { return ((const uint2*)p)[kv_lane()]; }
+KV_FUNCTION void kv_store_pairs_aligned(u8* p, LaneU32 low, LaneU32 high) {
+    ((uint2*)p)[kv_lane()] = make_uint2(__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
+}
+
+// The flags of eight steps together: of byte b of step s in bit 4 * s + b of its lane. Their order is that of steps, in a step of
+// lanes, in a lane of bytes; one sum over the lanes tells all ranks.
+KV_FUNCTION u32 kv_flag_bits(LaneU32 flags, u32 step) { return ((flags >> 7) * 0x10204080u >> 28) << (4 * step); }
+struct KvFlagField {
+    u32 bits;               // of the lane
+    u32 even, odd;          // in the lanes below, a byte a step: those of steps 0, 2, 4, 6 and of 1, 3, 5, 7
+    u32 all_even, all_odd;  // in all lanes
+};
+KV_FUNCTION KvFlagField kv_flag_field(u32 bits) {
+    u32 counts = bits - ((bits >> 1) & 0x55555555u);
+    counts = (counts & 0x33333333u) + ((counts >> 2) & 0x33333333u);
+    const u32 own_even = counts & 0x0f0f0f0fu, own_odd = (counts >> 4) & 0x0f0f0f0fu;
+    u32 even = own_even, odd = own_odd;
+    KV_UNROLL for (u32 step = 1; step < 32; step *= 2) {
+        const u32 more_even = __shfl_up_sync(0xffffffffu, even, step), more_odd = __shfl_up_sync(0xffffffffu, odd, step);
+        if (kv_lane() >= step) {
+            even += more_even;
+            odd += more_odd;
+        }
+    }
+    const u32 all_even = __shfl_sync(0xffffffffu, even, 31), all_odd = __shfl_sync(0xffffffffu, odd, 31);
+    return {bits, even - own_even, odd - own_odd, all_even, all_odd};
+}
+KV_FUNCTION u32 kv_sum_of_bytes(u32 x, u32 count) { // of the lowest, up to four
+    const u32 these = count ? x & (~0u >> (32 - 8 * count)) : 0u;
+    const u32 pairs = (these & 0x00ff00ffu) + ((these >> 8) & 0x00ff00ffu);
+    return (pairs & 0xffffu) + (pairs >> 16);
+}
+KV_FUNCTION u32 kv_flag_count(const KvFlagField& f) { return kv_sum_of_bytes(f.all_even, 4) + kv_sum_of_bytes(f.all_odd, 4); }
+KV_FUNCTION u32 kv_flag_rank(const KvFlagField& f, u32 bit) { // of a flag of the lane, among all
+    const u32 step = bit >> 2, below = f.bits & ((1u << bit) - 1u) & (15u << (4 * step));
+    return kv_sum_of_bytes(f.all_even, (step + 1) >> 1) + kv_sum_of_bytes(f.all_odd, step >> 1) +
+           (((step & 1 ? f.odd : f.even) >> (8 * (step >> 1))) & 255u) + __popc(below);
+}
+// The flagged bytes of eight steps, in order, to consecutive bytes at `p`: returns how many.
+KV_FUNCTION u32 kv_compress_field(u8* p, const LaneU32 (&x)[8], u32 bits) {
+    const KvFlagField f = kv_flag_field(bits);
+    for (u32 left = bits; left; left &= left - 1) {
+        const u32 bit = kv_ctz(left), by = 8 * (bit & 3);
+        u32 word = x[0];
+        KV_UNROLL for (u32 step = 1; step < 8; step++) word = bit >> 2 == step ? x[step] : word;
+        p[kv_flag_rank(f, bit)] = (u8)(word >> by);
+    }
+    return kv_flag_count(f);
+}
+// The flagged bytes of eight steps become, in order, the bytes from `p` on, of which there are `limit`; returns how many they are.
+// More than `limit`: nothing is read. `near` is p's first bytes, one a lane, anything beyond the limit.
+KV_FUNCTION u32 kv_expand_field(const u8* p, u32 limit, LaneU32 near, LaneU32 (&x)[8], u32 bits) {
+    const KvFlagField f = kv_flag_field(bits);
+    const u32 all = kv_flag_count(f);
+    if (all > limit) return all;
+    for (u32 left = bits; kv_ballot(left != 0); left &= left - 1) {
+        const u32 bit = left ? kv_ctz(left) : 0u, rank = kv_flag_rank(f, bit), by = 8 * (bit & 3);
+        u32 byte = __shfl_sync(0xffffffffu, near, (int)(rank & 31u));
+        if (left && rank >= 32) byte = p[rank];
+        const u32 step = left ? bit >> 2 : 8u;
+        KV_UNROLL for (u32 at = 0; at < 8; at++)
+            if (at == step) x[at] = (x[at] & ~(255u << by)) | byte << by;
+    }
+    return all;
+}
+
 #else
 
 typedef u8 KvBytes __attribute__((vector_size(KV_PART_BYTES)));

@@ -46,9 +46,15 @@ KV_CONSTANT u16 kv_cost_of_frequency[KV_SLOTS] = {
 // What is made of them once a process or device, by kv_rans_prepare: of each alphabet
 // slots[table][slot]: f | (slot - c) << 12 | symbol << 24;
 // puts[table][symbol]: f | c << 16, and the escape's where the symbol has no frequency;
-// costs[symbol][table]: 1/1024 bit.
+// costs[symbol][table]: 1/1024 bit;
+// where KV_WIDE, eighths[table][slot / 8]: symbol of the first of eight slots, and from bit 8 on whether each of the others has the next
+// symbol after the one before it. (No symbol in use has one between that has no frequency, but for the escape at the last slot.) With
+// `puts` the same as `slots`, in a sixteenth of the room, so that it stays where it is near, and two steps.
 struct RansTables {
     u32 slots[KV_TABLES * KV_SLOTS];
+#if KV_WIDE
+    u16 eighths[KV_TABLES * KV_SLOTS / 8];
+#endif
     u32 puts[KV_TABLES * KV_SYMBOLS];
     u32 costs[KV_SYMBOLS * KV_TABLES];
 };
@@ -79,6 +85,15 @@ KV_KERNEL(rans_prepare, (u32 unused), (unused)) {
         }
         from += f;
     }
+#if KV_WIDE
+    kv_sync();
+    const u32* slots = to.slots + table * KV_SLOTS;
+    for (u32 at = kv_lane(); at < KV_SLOTS / 8; at += KV_LANES) {
+        u32 entry = slots[8 * at] >> 24;
+        for (u32 slot = 1; slot < 8; slot++) entry |= (slots[8 * at + slot] >> 24 != slots[8 * at + slot - 1] >> 24 ? 128u : 0u) << slot;
+        to.eighths[table * (KV_SLOTS / 8) + at] = (u16)entry;
+    }
+#endif
 }
 
 // --- Columns ---------------------------------------------------------------------------------------------------------------------------
@@ -89,6 +104,11 @@ KV_FUNCTION u32 kv_columns_bytes(u32 columns) { return columns + KV_LANES; }
 // The first D places are filled: fill the others.
 KV_FUNCTION void kv_columns_wrap(u8* ids, u32 columns) {
     kv_sync();
+    if (columns >= KV_LANES) {
+        kv_store_u8(ids + columns, kv_load_u8(ids));
+        kv_sync();
+        return;
+    }
     for (u32 at = 0; at < KV_LANES; at++) {
         const u8 id = ids[at % columns];
         kv_sync();
@@ -158,8 +178,70 @@ KV_FUNCTION void kv_rans_put(RansWriter& w, LaneU32 put, LaneMask valid, LaneMas
     w.x = kv_select(valid, x, w.x);
 }
 
+#if KV_WIDE
+// Whether sixteen steps, of which each writes words, fit for certain.
+KV_FUNCTION bool kv_rans_has_room(const RansWriter& w) { return !w.is_rest && w.at - w.floor >= 16 * KV_STEP_WORDS; }
+// A full step without escapes where that is so.
+KV_FUNCTION void kv_rans_put_far(RansWriter& w, LaneU32 put) {
+    const u32 f = put & 0xffffu;
+    const bool is_over = w.x >= f << 20;
+    const u32 ballot = kv_ballot(is_over);
+    u16* at = w.at - __popc(ballot);
+    if (is_over) at[kv_rank(ballot)] = (u16)w.x;
+    w.at = at;
+    const u32 x = is_over ? w.x >> 16 : w.x, quotient = kv_quotient(x, f);
+    w.x = (quotient << 12) + (x - quotient * f) + (put >> 16);
+}
+#endif
+
 // Of a `put`: whether the symbol has no frequency of its own in its table.
 KV_FUNCTION LaneMask kv_rans_is_escape(LaneU32 put) { return (put >> 16) == kv_u32(KV_SLOTS - 1); }
+
+#if KV_WIDE
+// Puts the last of `steps` full steps, four at a time, of a stream whose columns come again every four: until one has an escape, or few
+// are left, or little room; returns how many are left. `steps` is a multiple of 4. Symbols come by way of the warp's own `near`, three
+// stretches of 512 bytes of which one is used; what is put is fetched a step before. S says what they lie as: `S::place(word)` is their
+// place in a table; `symbols` is aligned to 512 bytes' part of a stretch.
+template <class S>
+KV_FUNCTION u32 kv_rans_put_run(RansWriter& w, const u32* puts, const u8* ids, u32 columns, const typename S::Word* symbols, u32 steps, u32* near) {
+    enum { WORD = sizeof(typename S::Word), STEPS = 16 / WORD, AHEAD = 2 }; // steps of a stretch
+    u32 tables[4];
+    if (steps < 2 * STEPS || steps % STEPS || !kv_rans_has_room(w)) return steps;
+    KV_UNROLL for (u32 at = 0; at < 4; at++) tables[at] = kv_load_u8(ids + (3 - at) * KV_LANES % columns) << 8;
+    const u8* from = (const u8*)symbols + 16 * kv_lane();
+    u32 stretch = steps / STEPS, coming = stretch; // stretches left, and not asked for yet
+    kv_sync();
+    KV_UNROLL for (u32 at = 0; at < AHEAD; at++) {
+        coming--;
+        KV_COPY_16(near + coming % 3 * 128 + 4 * kv_lane(), from + (u64)coming * 512);
+        KV_COPIES_END();
+    }
+    while (stretch > 1 && kv_rans_has_room(w)) {
+        stretch--;
+        if (coming) {
+            coming--;
+            KV_COPY_16(near + coming % 3 * 128 + 4 * kv_lane(), from + (u64)coming * 512);
+        }
+        KV_COPIES_END();
+        KV_WAIT_FOR_COPIES(2);
+        kv_sync();
+        const typename S::Word* here = (const typename S::Word*)(near + stretch % 3 * 128) + kv_lane();
+        u32 next = puts[tables[0] | S::place(here[(STEPS - 1) * KV_LANES])];
+        KV_UNROLL for (u32 at = 0; at < STEPS; at++) {
+            const u32 put = next;
+            if (kv_ballot(kv_rans_is_escape(put))) {
+                KV_WAIT_FOR_COPIES(0);
+                return (stretch + 1) * STEPS - at;
+            }
+            if (at + 1 < STEPS) next = puts[tables[(at + 1) % 4] | S::place(here[(STEPS - 2 - at) * KV_LANES])];
+            kv_rans_put_far(w, put);
+        }
+        kv_sync(); // before its place is written again
+    }
+    KV_WAIT_FOR_COPIES(0);
+    return stretch * STEPS;
+}
+#endif
 
 // After all values: the ids of the columns.
 KV_FUNCTION void kv_rans_put_ids(RansWriter& w, const u8* ids, u32 columns) {
@@ -181,6 +263,95 @@ KV_FUNCTION u16* kv_rans_finish(RansWriter& w) {
 
 // --- Decoding --------------------------------------------------------------------------------------------------------------------------
 
+#if KV_WIDE
+#define KV_RANS_TABLE_AT(table) ((table) << 9) // what kv_rans_get_far takes for a table
+// The words left begin `used` after `at`; 96 from there on are in registers (what is beyond the end is 0), of which the last 32 are not
+// asked for before the first 32 are used up: memory has that long to bring them.
+struct RansReader {
+    const u16* at;
+    u32 left, used; // words
+    LaneU32 words[3];
+    LaneU32 x;
+    bool is_rest; // 2^16 subtracted: no word is read any more
+    bool is_bad;  // no stream: what is decoded means nothing
+};
+
+// A stream of so many bytes. Nothing outside is ever read.
+KV_FUNCTION RansReader kv_rans_reader(const u16* stream, u32 bytes) {
+    if (bytes < 2 * KV_STATE_WORDS || bytes % 2) return {stream, 0, 0, {0, 0, 0}, 0, false, true};
+    const LaneU32 x = kv_load_u16(stream) | (kv_load_u16(stream + KV_LANES) << 16);
+    const u16* at = stream + KV_STATE_WORDS;
+    const i32 left = (i32)(bytes / 2 - KV_STATE_WORDS);
+    RansReader r = {at, (u32)left, 0, {0, 0, 0}, x, false, false};
+    if (64u * kv_lane() < r.left) KV_FETCH(at + 64 * kv_lane());
+    KV_UNROLL for (i32 part = 0; part < 3; part++)
+        if ((i32)kv_lane() < left - 32 * part) r.words[part] = at[32 * part + (i32)kv_lane()];
+    return r;
+}
+KV_FUNCTION void kv_rans_rest(RansReader& r) { // call before each step
+    if (r.left == 0 && !r.is_rest) {
+        r.x -= kv_u32(65536);
+        r.is_rest = true;
+    }
+}
+// The next words, of which there are enough, for the lanes of the ballot; other lanes get anything.
+KV_FUNCTION LaneU32 kv_rans_take(RansReader& r, u32 ballot) {
+    const u32 place = r.used + kv_rank(ballot), count = kv_popc(ballot);
+    const u32 first = __shfl_sync(0xffffffffu, r.words[0], (int)(place & 31u)), second = __shfl_sync(0xffffffffu, r.words[1], (int)(place & 31u));
+    r.used += count;
+    r.left -= count;
+    if (r.used >= KV_LANES) {
+        r.used -= KV_LANES;
+        r.at += KV_LANES;
+        r.words[0] = r.words[1];
+        r.words[1] = r.words[2];
+        if (1024 < r.left) KV_FETCH(r.at + 1024);
+        r.words[2] = 2 * KV_LANES + kv_lane() < r.used + r.left ? (u32)r.at[2 * KV_LANES + kv_lane()] : 0u;
+    }
+    return place < KV_LANES ? first : second;
+}
+// Words for the lanes of the mask.
+KV_FUNCTION LaneU32 kv_rans_words(RansReader& r, LaneMask m) {
+    const u32 ballot = kv_ballot(m);
+    if (kv_popc(ballot) > r.left) {
+        r.is_bad = true;
+        return 0;
+    }
+    return kv_rans_take(r, ballot);
+}
+// `table_at` is 512 times each lane's table.
+KV_FUNCTION LaneU32 kv_rans_entry(RansReader& r, const RansTables& tables, LaneU32 table_at, LaneU32& x) {
+    const u32 slot = r.x & (KV_SLOTS - 1), eighth = tables.eighths[table_at | slot >> 3];
+    const u32 near = (eighth & 255u) + __popc((eighth >> 8) & ((1u << (slot & 7u)) - 1u));
+    const u32 symbol = slot == KV_SLOTS - 1 ? KV_ESCAPE : near;
+    const u32 put = tables.puts[table_at >> 1 | symbol];
+    x = (put & 0xffffu) * (r.x >> 12) + slot - (put >> 16);
+    return symbol << 24;
+}
+// One step in the lanes of `valid`: gives symbol << 24. `table` is each lane's.
+KV_FUNCTION LaneU32 kv_rans_get(RansReader& r, const RansTables& tables, LaneU32 table, LaneMask valid) {
+    LaneU32 x;
+    const LaneU32 entry = kv_rans_entry(r, tables, table << 9, x);
+    if (!r.is_rest) {
+        const LaneMask low = valid && x < 65536u;
+        const u32 word = kv_rans_words(r, low);
+        x = low ? x << 16 | word : x;
+    }
+    r.x = valid ? x : r.x;
+    return entry;
+}
+// The same for a full step far from the end of the words, which is most of them.
+KV_FUNCTION bool kv_rans_is_far(const RansReader& r) { return r.left >= KV_LANES && !r.is_bad; }
+KV_FUNCTION LaneU32 kv_rans_get_far(RansReader& r, const RansTables& tables, LaneU32 table_at) {
+    LaneU32 x;
+    const LaneU32 entry = kv_rans_entry(r, tables, table_at, x);
+    const LaneMask low = x < 65536u;
+    const u32 word = kv_rans_take(r, kv_ballot(low));
+    r.x = low ? x << 16 | word : x;
+    return entry;
+}
+#else
+#define KV_RANS_TABLE_AT(table) (table)
 struct RansReader {
     const u16 *at, *end; // of the words left
     LaneU32 x;
@@ -211,9 +382,9 @@ KV_FUNCTION LaneU32 kv_rans_words(RansReader& r, LaneMask m) {
     r.at += count;
     return words;
 }
-// One step in the lanes of `valid`: gives f | (slot - c) << 12 | symbol << 24. `slots` are those of the alphabet, `table` each lane's.
-KV_FUNCTION LaneU32 kv_rans_get(RansReader& r, const u32* slots, LaneU32 table, LaneMask valid) {
-    const LaneU32 entry = kv_gather_u32(slots, (table << 12) | (r.x & kv_u32(KV_SLOTS - 1)));
+// One step in the lanes of `valid`: gives f | (slot - c) << 12 | symbol << 24. `table` is each lane's.
+KV_FUNCTION LaneU32 kv_rans_get(RansReader& r, const RansTables& tables, LaneU32 table, LaneMask valid) {
+    const LaneU32 entry = kv_gather_u32(tables.slots, (table << 12) | (r.x & kv_u32(KV_SLOTS - 1)));
     LaneU32 x = (entry & kv_u32(0xfff)) * (r.x >> 12) + ((entry >> 12) & kv_u32(0xfff));
     if (!r.is_rest) {
         const LaneMask low = kv_and(valid, x < kv_u32(65536));
@@ -224,14 +395,15 @@ KV_FUNCTION LaneU32 kv_rans_get(RansReader& r, const u32* slots, LaneU32 table, 
 }
 // The same for a full step far from the end of the words, which is most of them.
 KV_FUNCTION bool kv_rans_is_far(const RansReader& r) { return r.end - r.at >= 2 * KV_LANES && !r.is_bad; }
-KV_FUNCTION LaneU32 kv_rans_get_far(RansReader& r, const u32* slots, LaneU32 table) {
-    const LaneU32 entry = kv_gather_u32(slots, (table << 12) | (r.x & kv_u32(KV_SLOTS - 1)));
+KV_FUNCTION LaneU32 kv_rans_get_far(RansReader& r, const RansTables& tables, LaneU32 table) {
+    const LaneU32 entry = kv_gather_u32(tables.slots, (table << 12) | (r.x & kv_u32(KV_SLOTS - 1)));
     const LaneU32 x = (entry & kv_u32(0xfff)) * (r.x >> 12) + ((entry >> 12) & kv_u32(0xfff));
     const LaneMask low = x < kv_u32(65536);
     r.x = kv_select(low, (x << 16) | kv_expand_u16_near(r.at, low), x);
     r.at += kv_popc(kv_ballot(low));
     return entry;
 }
+#endif
 // Of what kv_rans_get gave.
 KV_FUNCTION LaneU32 kv_rans_symbol(LaneU32 entry) { return entry >> 24; }
 
@@ -263,6 +435,13 @@ KV_FUNCTION bool kv_rans_is_whole(RansReader& r) {
 
 // --- Choice of tables ------------------------------------------------------------------------------------------------------------------
 
+// The table with the least of these costs, of tables 0 to 31 and 32 to 63; the lowest id of equal ones.
+KV_FUNCTION u32 kv_rans_least(LaneU32 low, LaneU32 high) {
+    const u32 least = kv_least(kv_min(low, high));
+    const u32 of_low = kv_ballot(low == kv_u32(least)), of_high = kv_ballot(high == kv_u32(least));
+    return of_low ? kv_ctz(of_low) : KV_LANES + kv_ctz(of_high);
+}
+
 // The cheapest of the 64 tables for a column that has `counts[i]` of each symbol first + i, i < symbols, and so many escapes; the lowest
 // id of equal ones. Counts sum to at most KV_COST_TOKENS.
 KV_FUNCTION u32 kv_rans_cheapest(const u32* costs, const u16* counts, u32 first, u32 symbols, u32 escapes) {
@@ -273,11 +452,33 @@ KV_FUNCTION u32 kv_rans_cheapest(const u32* costs, const u16* counts, u32 first,
         low += kv_load_u32(costs + (first + at) * KV_TABLES) * kv_u32(count);
         high += kv_load_u32(costs + (first + at) * KV_TABLES + KV_LANES) * kv_u32(count);
     }
-    const u32 least = kv_least(kv_min(low, high));
-    const u32 of_low = kv_ballot(low == kv_u32(least));
-    if (of_low) return kv_ctz(of_low);
-    return KV_LANES + kv_ctz(kv_ballot(high == kv_u32(least)));
+    return kv_rans_least(low, high);
 }
+
+#if KV_WIDE
+// As kv_rans_cheapest, for four columns: `counts` of each are a symbol a lane , 0 from 25 on; that of symbol 24
+// counts escapes.
+KV_FUNCTION void kv_rans_cheapest_of_xa(const u32* costs, const u32 (&counts)[4], u32 (&ids)[4]) {
+    u32 low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+    u32 left = kv_ballot((counts[0] | counts[1] | counts[2] | counts[3]) != 0), symbol = left ? kv_ctz(left) : 0;
+    const u32* row = costs + (symbol == 24 ? (u32)KV_ESCAPE : symbol) * KV_TABLES + kv_lane();
+    u32 next_of_low = row[0], next_of_high = row[KV_LANES]; // fetched a symbol before its turn
+    while (left) {
+        const u32 own = symbol, of_low = next_of_low, of_high = next_of_high;
+        left &= left - 1;
+        symbol = left ? kv_ctz(left) : 0;
+        row = costs + (symbol == 24 ? (u32)KV_ESCAPE : symbol) * KV_TABLES + kv_lane();
+        next_of_low = row[0];
+        next_of_high = row[KV_LANES];
+        KV_UNROLL for (u32 at = 0; at < 4; at++) {
+            const u32 count = kv_broadcast(counts[at], own);
+            low[at] += of_low * count;
+            high[at] += of_high * count;
+        }
+    }
+    KV_UNROLL for (u32 at = 0; at < 4; at++) ids[at] = kv_rans_least(low[at], high[at]);
+}
+#endif
 
 // --- Moving --------------------------------------------------------------------------------------------------------------------------
 

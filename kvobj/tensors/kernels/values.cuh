@@ -35,6 +35,21 @@ KV_FUNCTION u32 kv_first_non_finite(u32 is_half) { return is_half ? 0x7c00u : 0x
 KV_FUNCTION u32 kv_greatest_word(const u16* values, u32 count) {
     LaneU32 greatest(0u);
     u32 at = 0;
+#if KV_WIDE
+    if (!((u64)values & 15)) {
+        const uint4* from = (const uint4*)values + kv_lane();
+        u32 two = 0;
+        for (; at + 1024 <= count; at += 1024, from += 128) { // fetched together
+            uint4 x[4];
+            KV_UNROLL for (u32 part = 0; part < 4; part++) x[part] = from[32 * part];
+            KV_UNROLL for (u32 part = 0; part < 4; part++) {
+                two = __vmaxu2(__vmaxu2(two, x[part].x & 0x7fff7fffu), x[part].y & 0x7fff7fffu);
+                two = __vmaxu2(__vmaxu2(two, x[part].z & 0x7fff7fffu), x[part].w & 0x7fff7fffu);
+            }
+        }
+        greatest = two >> 16 > (two & 0xffffu) ? two >> 16 : two & 0xffffu;
+    }
+#endif
     for (; at + KV_LANES <= count; at += KV_LANES) greatest = kv_max(greatest, kv_load_u16(values + at) & LaneU32(0x7fffu));
     if (at < count) greatest = kv_max(greatest, kv_load_u16(values + at, count - at) & LaneU32(0x7fffu));
     return kv_greatest(greatest);

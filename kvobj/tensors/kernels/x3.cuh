@@ -58,7 +58,7 @@ typedef X3Field<3> X3Codes;
 // `first` and `second` are a value's low and high byte, `first` alone where it has one.
 struct X3Bf16 {
     typedef X3Field<0> Rest;
-    static constexpr u32 bytes = 2, lows = 1;
+    static constexpr u32 bytes = 2, lows = 1, mantissa = 7;
     KV_FUNCTION void split(LaneU32 first, LaneU32 second, LaneU32& exponent, LaneU32& low, LaneU32&) {
         exponent = ((second & kv_packed(0x7f)) << 1) | ((first >> 7) & kv_packed(1));
         low = (second & kv_packed(0x80)) | (first & kv_packed(0x7f));
@@ -70,7 +70,7 @@ struct X3Bf16 {
 };
 struct X3Fp16 {
     typedef X3Field<3> Rest;
-    static constexpr u32 bytes = 2, lows = 1;
+    static constexpr u32 bytes = 2, lows = 1, mantissa = 10;
     KV_FUNCTION void split(LaneU32 first, LaneU32 second, LaneU32& exponent, LaneU32& low, LaneU32& rest) {
         exponent = (second >> 2) & kv_packed(31);
         low = first;
@@ -83,7 +83,7 @@ struct X3Fp16 {
 };
 struct X3E4m3 {
     typedef X3Field<4> Rest;
-    static constexpr u32 bytes = 1, lows = 0;
+    static constexpr u32 bytes = 1, lows = 0, mantissa = 3;
     KV_FUNCTION void split(LaneU32 first, LaneU32, LaneU32& exponent, LaneU32&, LaneU32& rest) {
         exponent = (first >> 3) & kv_packed(15);
         rest = ((first >> 4) & kv_packed(8)) | (first & kv_packed(7));
@@ -94,7 +94,7 @@ struct X3E4m3 {
 };
 struct X3E5m2 {
     typedef X3Field<3> Rest;
-    static constexpr u32 bytes = 1, lows = 0;
+    static constexpr u32 bytes = 1, lows = 0, mantissa = 2;
     KV_FUNCTION void split(LaneU32 first, LaneU32, LaneU32& exponent, LaneU32&, LaneU32& rest) {
         exponent = (first >> 2) & kv_packed(31);
         rest = ((first >> 5) & kv_packed(4)) | (first & kv_packed(3));
@@ -132,7 +132,8 @@ struct X3Tops {
     u32 dim, place, stride; // place: of the next step
 };
 KV_FUNCTION X3Tops x3_tops(const u8* in_block, const u8* spread, u32 pitch, u32 run, u32 head, u32 dim, u32 first) {
-    return {spread ? spread + (u64)run * pitch : in_block + (u64)head * dim, dim, first % dim, KV_PACKED % dim};
+    const u32 stride = dim > KV_PACKED ? KV_PACKED : dim == KV_PACKED ? 0 : KV_PACKED % dim;
+    return {spread ? spread + (u64)run * pitch : in_block + (u64)head * dim, dim, stride ? first % dim : 0, stride};
 }
 KV_FUNCTION LaneU32 x3_next_tops(X3Tops& tops) {
     const LaneU32 found = kv_load_packed(tops.at + tops.place);
@@ -141,6 +142,26 @@ KV_FUNCTION LaneU32 x3_next_tops(X3Tops& tops) {
     if (tops.place >= tops.dim) tops.place -= tops.dim;
     return found;
 }
+
+#if KV_WIDE
+// Whether the steps of a field, and their tops, are whole and aligned: then it is coded at once.
+KV_FUNCTION bool x3_is_wide(const u8* values, const u8* lows, u32 count, const X3Tops& tops, u32 bytes) {
+    return count == KV_X3_FIELD && !(((u64)values & (4 * bytes - 1)) | (((u64)lows | (u64)tops.at | tops.place | tops.dim) & 3));
+}
+// Those of a field, the same for every step where dim divides 128.
+KV_FUNCTION void x3_field_tops(X3Tops& tops, LaneU32 (&of)[KV_X3_STEPS]) {
+    if (!tops.stride) {
+        const LaneU32 all = kv_load_packed_aligned(tops.at + tops.place);
+        KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) of[step] = all;
+        return;
+    }
+    KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) {
+        of[step] = kv_load_packed_aligned(tops.at + tops.place);
+        tops.place += tops.stride;
+        if (tops.place >= tops.dim) tops.place -= tops.dim;
+    }
+}
+#endif
 
 // One warp a head of a block (or of an encoded one): its tops to `pitch` bytes of `spread`.
 KV_KERNEL(x3_spread_tops, (const u64* blocks, u8* spread, u32 pitch, u32 heads, u32 dim), (blocks, spread, pitch, heads, dim)) {
@@ -170,12 +191,46 @@ KV_FUNCTION X3Rows x3_rows(u32 tokens, u32 dim, u32 tile) {
     return rows;
 }
 
+#if KV_WIDE
+#define KV_X3_ROWS 16u // fetched at once
+// The greatest exponents of 128 columns over rows from `row` to `whole`, all there and aligned; leaves `row` at those that are left.
+// Values of one dtype, signs aside, are ordered as their words are.
+template <class Split> KV_FUNCTION LaneU32 x3_greatest_of_rows(const u8* values, u32 stride, u32& row, u32 whole) {
+    u32 first = 0, second = 0;
+    for (; row + KV_X3_ROWS <= whole; row += KV_X3_ROWS) {
+        if constexpr (Split::bytes == 2) {
+            uint2 x[KV_X3_ROWS];
+            KV_UNROLL for (u32 at = 0; at < KV_X3_ROWS; at++) x[at] = kv_load_pairs_aligned(values + (u64)(row + at) * stride * 2);
+            KV_UNROLL for (u32 at = 0; at < KV_X3_ROWS; at++) {
+                first = __vmaxu2(first, x[at].x & 0x7fff7fffu);
+                second = __vmaxu2(second, x[at].y & 0x7fff7fffu);
+            }
+        } else {
+            u32 x[KV_X3_ROWS];
+            KV_UNROLL for (u32 at = 0; at < KV_X3_ROWS; at++) x[at] = kv_load_packed_aligned(values + (u64)(row + at) * stride);
+            KV_UNROLL for (u32 at = 0; at < KV_X3_ROWS; at++) first = __vmaxu4(first, x[at] & 0x7f7f7f7fu);
+        }
+    }
+    if constexpr (Split::bytes == 2) {
+        const u32 exponents = (0x7fffu >> Split::mantissa) * 0x00010001u;
+        return __byte_perm((first >> Split::mantissa) & exponents, (second >> Split::mantissa) & exponents, 0x6420);
+    }
+    return (first >> Split::mantissa) & kv_packed(0x7fu >> Split::mantissa);
+}
+#endif
+
 // The greatest exponents of each column's chunks, 128 a chunk.
 template <class Split> KV_ROUTINE void x3_find_maxima(const u8* values, u32 n, const X3Rows& rows, u8* maxima) {
     for (u32 chunk = 0; chunk < rows.chunks; chunk++) {
         const u32 last = kv_min_uniform((chunk + 1) * KV_X3_CHUNK, rows.count);
         LaneU32 most = kv_u32(0);
-        for (u32 row = chunk * KV_X3_CHUNK; row < last; row++) {
+        u32 row = chunk * KV_X3_CHUNK;
+#if KV_WIDE
+        const u32 whole = rows.copies == 1 ? last : kv_min_uniform(last, n / KV_PACKED);
+        if ((rows.copies > 1 || rows.width == KV_PACKED) && !(((u64)values | rows.stride * Split::bytes) & (4 * Split::bytes - 1)))
+            most = x3_greatest_of_rows<Split>(values, rows.stride, row, whole);
+#endif
+        for (; row < last; row++) {
             const u32 count = rows.copies == 1 ? rows.width : kv_min_uniform(n - row * KV_PACKED, KV_PACKED);
             LaneU32 first = kv_u32(0), second = kv_u32(0), exponent, low, rest;
             x3_load_values<Split>(values + (u64)row * rows.stride * Split::bytes, count, first, second);
@@ -194,7 +249,7 @@ KV_KERNEL(x3_choose_tops,
     const u32 head = warp / tiles % heads, tile = warp % tiles, n = tokens * dim;
     const X3Rows rows = x3_rows(tokens, dim, tile);
     const u64 first = (u64)head * n + tile * KV_PACKED;
-    const u8* values = (const u8*)plains[block] + first * (split <= KV_X3_FP16 ? 2 : 1);
+    const u8* values = KV_GLOBAL((const u8*)plains[block]) + first * (split <= KV_X3_FP16 ? 2 : 1);
     maxima += (u64)warp * room;
     if (split == KV_X3_BF16) x3_find_maxima<X3Bf16>(values, n, rows, maxima);
     else if (split == KV_X3_FP16) x3_find_maxima<X3Fp16>(values, n, rows, maxima);
@@ -206,19 +261,21 @@ KV_KERNEL(x3_choose_tops,
     for (u32 at = 0; at < rows.width; at += KV_LANES) {
         const u32 count = kv_min_uniform(rows.width - at, KV_LANES);
         LaneU32 zeros = kv_u32(0), median = kv_u32(0);
-        for (u32 each = 0; each < found; each++) {
-            const u8* p = maxima + (u64)(each / rows.copies) * KV_PACKED + each % rows.copies * dim + at;
-            zeros += kv_select(kv_load_u8(p, count) == kv_u32(0), kv_u32(1), kv_u32(0));
-        }
+        for (u32 chunk = 0; chunk < rows.chunks; chunk++)
+            for (u32 copy = 0; copy < rows.copies; copy++) {
+                const u8* p = maxima + (u64)chunk * KV_PACKED + copy * dim + at;
+                zeros += kv_select(kv_load_u8(p, count) == kv_u32(0), kv_u32(1), kv_u32(0));
+            }
         // The lower median of the others, bit by bit: the greatest number that at most `middle` of all are below.
         const LaneU32 middle = zeros + ((kv_u32(found + 1) - zeros) >> 1) - kv_u32(1);
         for (u32 bit = 128; bit; bit >>= 1) {
             const LaneU32 higher = median | kv_u32(bit);
             LaneU32 below = kv_u32(0);
-            for (u32 each = 0; each < found; each++) {
-                const u8* p = maxima + (u64)(each / rows.copies) * KV_PACKED + each % rows.copies * dim + at;
-                below += kv_select(kv_load_u8(p, count) < higher, kv_u32(1), kv_u32(0));
-            }
+            for (u32 chunk = 0; chunk < rows.chunks; chunk++)
+                for (u32 copy = 0; copy < rows.copies; copy++) {
+                    const u8* p = maxima + (u64)chunk * KV_PACKED + copy * dim + at;
+                    below += kv_select(kv_load_u8(p, count) < higher, kv_u32(1), kv_u32(0));
+                }
             median = kv_select(below <= middle, higher, median);
         }
         kv_store_u8(tops + at, kv_max(median, kv_u32(KV_X3_LEAST_TOP)), count);
@@ -255,6 +312,35 @@ template <class Split> KV_ROUTINE void x3_encode_step(X3Encoder<Split>& c, u32 s
     if constexpr (Split::lows != 0) kv_store_packed(c.lows + step * KV_PACKED, low, (here + 3) & ~3u);
 }
 
+#if KV_WIDE
+template <class Split> KV_FUNCTION void x3_encode_field(X3Encoder<Split>& c) {
+    uint2 x[KV_X3_STEPS];
+    LaneU32 tops[KV_X3_STEPS], exponents[KV_X3_STEPS];
+    KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) {
+        const u8* at = c.values + step * KV_PACKED * Split::bytes;
+        if constexpr (Split::bytes == 2) x[step] = kv_load_pairs_aligned(at);
+        else x[step].x = kv_load_packed_aligned(at);
+    }
+    x3_field_tops(c.tops, tops);
+    u32 bits = 0;
+    KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) {
+        LaneU32 first = x[step].x, second = 0, low = 0, rest = 0;
+        if constexpr (Split::bytes == 2) {
+            first = __byte_perm(x[step].x, x[step].y, 0x6420);
+            second = __byte_perm(x[step].x, x[step].y, 0x7531);
+        }
+        Split::split(first, second, exponents[step], low, rest);
+        const LaneU32 code = kv_packed_minus(tops[step], exponents[step]);
+        const LaneU32 flags = (((code & kv_packed(0x7f)) + kv_packed(0x79)) | code) & kv_packed(0x80);
+        X3Codes::put(c.codes, step, (code & kv_packed(7)) | (flags >> 7) | (flags >> 6) | (flags >> 5));
+        Split::Rest::put(c.rests, step, rest);
+        if constexpr (Split::lows != 0) kv_store_packed_aligned(c.lows + step * KV_PACKED, low);
+        bits |= kv_flag_bits(flags, step);
+    }
+    c.escaped += kv_compress_field(c.escapes + c.escaped, exponents, bits);
+}
+#endif
+
 struct X3Spread { const u8* tops; u32 pitch; };
 
 template <class Split>
@@ -271,6 +357,10 @@ KV_FUNCTION u32 x3_encode_group(const u8* plain, u8* slot, u8* escapes, X3Spread
         coder.count = kv_min_uniform(n - at, KV_X3_FIELD);
         X3Codes::clear(coder.codes);
         Split::Rest::clear(coder.rests);
+#if KV_WIDE
+        if (x3_is_wide(coder.values, coder.lows, coder.count, coder.tops, Split::bytes)) x3_encode_field<Split>(coder);
+        else
+#endif
         KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++)
             if (step * KV_PACKED < coder.count) x3_encode_step<Split>(coder, step);
         const u64 field = (u64)head * parts.fields + at / KV_X3_FIELD;
@@ -287,8 +377,8 @@ KV_KERNEL(x3_encode,
            u32 split),
           (plains, slots, spread, pitch, escapes, counts, heads, n, dim, split)) {
     const u32 groups = (n + KV_X3_GROUP - 1) / KV_X3_GROUP, block = warp / (heads * groups), place = warp % (heads * groups);
-    const u8* plain = (const u8*)plains[block];
-    u8* slot = (u8*)slots[block];
+    const u8* plain = KV_GLOBAL((const u8*)plains[block]);
+    u8* slot = KV_GLOBAL((u8*)slots[block]);
     u8* mine = escapes + (u64)warp * KV_X3_GROUP;
     const X3Spread tops = {spread, pitch};
     u32 count;
@@ -343,8 +433,8 @@ KV_KERNEL(x3_gather,
     if (!lengths[block]) return;
     u8* slot = (u8*)slots[block];
     const u32 earlier = head ? ((const u32*)(slot + parts.ends))[head - 1] : 0u;
-    kv_copy(slot + parts.escapes + earlier + ((const u16*)(slot + parts.before))[place], escapes + (u64)warp * KV_X3_GROUP,
-            counts[warp]);
+    kv_copy_few(slot + parts.escapes + earlier + ((const u16*)(slot + parts.before))[place], escapes + (u64)warp * KV_X3_GROUP,
+                counts[warp]);
 }
 
 // ---- Decoding ----
@@ -377,6 +467,36 @@ template <class Split> KV_ROUTINE bool x3_decode_step(X3Decoder<Split>& c, u32 s
     return true;
 }
 
+#if KV_WIDE
+// As x3_decode_step does, of a whole field. `near`: the first bytes of the escapes that are left.
+template <class Split> KV_FUNCTION bool x3_decode_field(X3Decoder<Split>& c, LaneU32 near) {
+    LaneU32 lows[KV_X3_STEPS], exponents[KV_X3_STEPS];
+    if constexpr (Split::lows != 0) {
+        KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) lows[step] = kv_load_packed_aligned(c.lows + step * KV_PACKED);
+    }
+    x3_field_tops(c.tops, exponents);
+    u32 bits = 0;
+    KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) {
+        const LaneU32 code = X3Codes::get(c.codes, step);
+        exponents[step] = kv_packed_minus(exponents[step], code);
+        bits |= kv_flag_bits((code + kv_packed(0x79)) & kv_packed(0x80), step);
+    }
+    const u32 found = kv_expand_field(c.escapes, c.left, near, exponents, bits);
+    if (found > c.left) return false;
+    c.escapes += found;
+    c.left -= found;
+    KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++) {
+        LaneU32 low = 0, first, second;
+        if constexpr (Split::lows != 0) low = lows[step];
+        Split::join(exponents[step], low, Split::Rest::get(c.rests, step), first, second);
+        u8* values = c.values + step * KV_PACKED * Split::bytes;
+        if constexpr (Split::bytes == 2) kv_store_pairs_aligned(values, first, second);
+        else kv_store_packed_aligned(values, first);
+    }
+    return true;
+}
+#endif
+
 // Whether the group was one.
 template <class Split>
 KV_FUNCTION bool x3_decode_group(const u8* block, u32 length, u8* plain, X3Spread spread, u32 number, u32 heads, u32 n, u32 dim,
@@ -401,6 +521,12 @@ KV_FUNCTION bool x3_decode_group(const u8* block, u32 length, u8* plain, X3Sprea
         const u64 field = (u64)head * parts.fields + at / KV_X3_FIELD;
         X3Codes::load(coder.codes, block + parts.codes + field * X3Codes::rows * KV_PACKED);
         Split::Rest::load(coder.rests, block + parts.rests + field * Split::Rest::rows * KV_PACKED);
+#if KV_WIDE
+        if (x3_is_wide(coder.values, coder.lows, coder.count, coder.tops, Split::bytes)) {
+            if (!x3_decode_field<Split>(coder, kv_load_u8(coder.escapes, coder.left))) return false;
+            continue;
+        }
+#endif
         KV_UNROLL for (u32 step = 0; step < KV_X3_STEPS; step++)
             if (step * KV_PACKED < coder.count && !x3_decode_step<Split>(coder, step)) return false;
     }
@@ -414,8 +540,8 @@ KV_KERNEL(x3_decode,
            u32 dim, u32 split),
           (blocks, lengths, plains, spread, pitch, statuses, heads, n, dim, split)) {
     const u32 groups = (n + KV_X3_GROUP - 1) / KV_X3_GROUP, block = warp / (heads * groups), place = warp % (heads * groups);
-    const u8* encoded = (const u8*)blocks[block];
-    u8* plain = (u8*)plains[block];
+    const u8* encoded = KV_GLOBAL((const u8*)blocks[block]);
+    u8* plain = KV_GLOBAL((u8*)plains[block]);
     const X3Spread tops = {spread, pitch};
     bool is_good;
     if (split == KV_X3_BF16) is_good = x3_decode_group<X3Bf16>(encoded, lengths[block], plain, tops, block, heads, n, dim, place);

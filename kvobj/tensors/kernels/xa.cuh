@@ -14,9 +14,11 @@ struct XaBf16 {
     static constexpr u32 streams = 1;
 #endif
     static constexpr u32 bytes = 2, exponent = 8, mantissa = 7, largest = 254, planes = 1, bits = 0;
+    static constexpr bool is_of_bytes = true; // low parts are a byte each
 };
 struct XaDtype {
     static constexpr u32 streams = 1;
+    static constexpr bool is_of_bytes = false;
     u32 bytes, exponent, mantissa, largest, planes, bits;
 };
 KV_FUNCTION XaDtype kv_xa_dtype(u32 number) { // the numbers are xa.py's
@@ -129,25 +131,100 @@ KV_FUNCTION void kv_xa_split(const F& f, const u8* values, const XaShape& s, u32
     kv_sync();
 }
 
-template <class F>
-KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 head, u32 heads, u32 head_values, u32 columns,
-                                   u8* work, u16* slot, u32 slot_words, u64* stream, u32* length) {
-    const XaShape s = kv_xa_shape(f, heads, head_values, columns);
-    const XaRoom room = kv_xa_room(work, s);
-    values += (u64)head * head_values * f.bytes;
-    const u32 largest = kv_xa_largest(f, values, s);
-    KV_ONCE(block[4 * heads + head] = (u8)largest);
-    kv_xa_split(f, values, s, largest, block + s.low_offset + head * s.low_bytes, room);
-    for (u32 column = 0; column < columns; column++) {
-        const u16* counts = room.counts + column * KV_XA_COUNTS;
-        const u32 id = kv_rans_cheapest(kv_xa_tables.costs, counts, 0, KV_XA_SYMBOLS, counts[KV_XA_SYMBOLS]);
-        KV_ONCE(room.ids[column] = (u8)id);
-    }
-    kv_columns_wrap(room.ids, columns);
+#if KV_WIDE
+#define KV_XA_ROWS 8u // fetched together
+#define KV_XA_PAIRS 13u // words of counters of a column: two symbols each
+KV_WARP_MEMORY(xa_encode, 3200) // counters of 32 columns, and three times eight rows of them
 
-    RansWriter w = kv_rans_writer(slot, slot + slot_words);
-    RansColumns c = kv_columns_from(s.steps - 1, columns);
+// As kv_xa_largest, of bf16, a multiple of 1,024 values.
+KV_FUNCTION u32 kv_xa_largest_wide(const u16* values, u32 count) {
+    const uint4* from = (const uint4*)values + kv_lane();
+    u32 most = 0;
+    for (u32 at = 0; at < count / 8; at += 128) {
+        uint4 x[4];
+        KV_UNROLL for (u32 part = 0; part < 4; part++) x[part] = from[at + 32 * part];
+        KV_UNROLL for (u32 part = 0; part < 4; part++) {
+            most = __vmaxu2(most, x[part].x & 0x7fff7fffu);
+            most = __vmaxu2(most, x[part].y & 0x7fff7fffu);
+            most = __vmaxu2(most, x[part].z & 0x7fff7fffu);
+            most = __vmaxu2(most, x[part].w & 0x7fff7fffu);
+        }
+    }
+    return kv_greatest(most >> 16 > (most & 0xffffu) ? most >> 16 : most & 0xffffu) >> 7;
+}
+
+KV_FUNCTION void kv_xa_split_one(u32 x, u32 at, u32 largest, u8* low, u8* symbols, u32* counters) {
+    const u32 far = largest - (x >> 7 & 255u), d = far < KV_XA_SYMBOLS ? far : KV_XA_SYMBOLS;
+    low[at] = (u8)((x >> 8 & 128u) | (x & 127u));
+    symbols[at] = (u8)(d == KV_XA_SYMBOLS ? KV_ESCAPE : d);
+    counters[(d >> 1) * KV_LANES] += 1u << (16 * (d & 1));
+}
+// As kv_xa_split, and the tables of all columns: 32 columns at a time, a column a lane, so that each counts by itself.
+// COLUMNS: how many they are, or 0.
+template <u32 COLUMNS>
+KV_FUNCTION void kv_xa_split_wide(const u16* values, const XaShape& s, u32 largest, u8* low, const XaRoom& room) {
+    const u32 columns = COLUMNS ? COLUMNS : s.columns, tokens = s.values / columns, lane = kv_lane();
+    u32* counters = KV_WARP_MEMORY_AT(kv_bytes_of_xa_encode);
+    for (u32 tile = 0; tile < columns; tile += KV_LANES) {
+        kv_sync();
+        KV_UNROLL for (u32 pair = 0; pair < KV_XA_PAIRS; pair++) counters[pair * KV_LANES + lane] = 0;
+        // Eight rows at a time come by way of the warp's own memory, two times before they are used: a quarter of a row a lane.
+        const u32 whole = tokens / KV_XA_ROWS;
+        u32* near = counters + KV_XA_PAIRS * KV_LANES;
+        const u16* from = values + (lane >> 2) * columns + tile + 8 * (lane & 3);
+        u32 t = 0;
+        for (u32 next = 0; next < whole + 2; next++) {
+            if (next < whole) KV_COPY_16(near + next % 3 * 128 + 4 * lane, from + next * KV_XA_ROWS * columns);
+            KV_COPIES_END();
+            if (next < 2) continue;
+            KV_WAIT_FOR_COPIES(2);
+            kv_sync();
+            const u16* here = (const u16*)(near + (next - 2) % 3 * 128) + lane;
+            const u32 first = t * columns + tile + lane;
+            u32 x[KV_XA_ROWS]; // before counters are written, which might lie there for all that a compiler knows
+            KV_UNROLL for (u32 row = 0; row < KV_XA_ROWS; row++) x[row] = here[row * KV_LANES];
+            KV_UNROLL for (u32 row = 0; row < KV_XA_ROWS; row++)
+                kv_xa_split_one(x[row], first + row * columns, largest, low, room.symbols, counters + lane);
+            t += KV_XA_ROWS;
+            kv_sync();
+        }
+        for (; t < tokens; t++) {
+            const u32 at = t * columns + tile + lane;
+            kv_xa_split_one(values[at], at, largest, low, room.symbols, counters + lane);
+        }
+        kv_sync();
+        u32 mine = 0;
+        for (u32 column = 0; column < KV_LANES; column += 4) {
+            u32 counts[4], ids[4];
+            KV_UNROLL for (u32 at = 0; at < 4; at++) {
+                const u32 two = lane < 2 * KV_XA_PAIRS ? counters[(lane >> 1) * KV_LANES + column + at] : 0u;
+                counts[at] = lane & 1 ? two >> 16 : two & 0xffffu;
+            }
+            kv_rans_cheapest_of_xa(kv_xa_tables.costs, counts, ids);
+            KV_UNROLL for (u32 at = 0; at < 4; at++) mine = lane == column + at ? ids[at] : mine;
+        }
+        room.ids[tile + lane] = (u8)mine;
+    }
+    for (u32 at = s.values; at < s.low_bytes; at++) KV_ONCE(low[at] = 0);
+    kv_sync();
+}
+#endif
+
+// Puts all symbols, the last first.
+struct XaSymbols {
+    typedef u8 Word;
+    KV_FUNCTION u32 place(u32 symbol) { return symbol; }
+};
+template <class F> KV_FUNCTION void kv_xa_put(const F& f, RansWriter& w, const u8* values, const XaShape& s, const XaRoom& room) {
+    RansColumns c = kv_columns_from(s.steps - 1, s.columns);
     for (u32 step = s.steps; step-- > 0 && !w.is_full;) {
+#if KV_WIDE
+        if (step % 16 == 15 && 128 % s.columns == 0 && s.columns >= KV_LANES) {
+            step = kv_rans_put_run<XaSymbols>(w, kv_xa_tables.puts, room.ids, s.columns, room.symbols, step + 1,
+                                              KV_WARP_MEMORY_AT(kv_bytes_of_xa_encode)) - 1;
+            c = kv_columns_from(step, s.columns);
+        }
+#endif
         const u32 count = kv_xa_count(s, step);
         const LaneU32 symbol = kv_load_u8(room.symbols + step * KV_LANES);
         const LaneU32 put = kv_gather_u32(kv_xa_tables.puts, (kv_load_u8(room.ids + c.at) << 8) | symbol);
@@ -158,6 +235,41 @@ KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 
         kv_rans_put(w, put, valid, escaped, raw);
         kv_columns_back(c);
     }
+}
+
+template <class F>
+KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 head, u32 heads, u32 head_values, u32 columns,
+                                   u8* work, u16* slot, u32 slot_words, u64* stream, u32* length) {
+    const XaShape s = kv_xa_shape(f, heads, head_values, columns);
+    const XaRoom room = kv_xa_room(work, s);
+    values += (u64)head * head_values * f.bytes;
+    u32 largest = 0;
+    bool is_split = false;
+    u8* low = block + s.low_offset + head * s.low_bytes;
+#if KV_WIDE
+    if constexpr (F::is_of_bytes) {
+        const bool is_even = head_values % 1024 == 0 && !((u64)values & 15);
+        if (is_even) largest = kv_xa_largest_wide((const u16*)values, head_values);
+        if (!is_even || largest == 255) largest = kv_xa_largest(f, values, s);
+        is_split = columns % KV_LANES == 0 && head_values / columns <= KV_COST_TOKENS;
+        if (is_split && columns == 128) kv_xa_split_wide<128>((const u16*)values, s, largest, low, room);
+        else if (is_split) kv_xa_split_wide<0>((const u16*)values, s, largest, low, room);
+    } else
+#endif
+        largest = kv_xa_largest(f, values, s);
+    KV_ONCE(block[4 * heads + head] = (u8)largest);
+    if (!is_split) {
+        kv_xa_split(f, values, s, largest, low, room);
+        for (u32 column = 0; column < columns; column++) {
+            const u16* counts = room.counts + column * KV_XA_COUNTS;
+            const u32 id = kv_rans_cheapest(kv_xa_tables.costs, counts, 0, KV_XA_SYMBOLS, counts[KV_XA_SYMBOLS]);
+            KV_ONCE(room.ids[column] = (u8)id);
+        }
+    }
+    kv_columns_wrap(room.ids, columns);
+
+    RansWriter w = kv_rans_writer(slot, slot + slot_words);
+    kv_xa_put(f, w, values, s, room);
     kv_rans_put_ids(w, room.ids, columns);
     const u16* found = kv_rans_finish(w);
     KV_ONCE(*stream = (u64)found);
@@ -172,7 +284,7 @@ KV_KERNEL(xa_encode,
            u32 slot_words, u64* streams, u32* lengths),
           (blocks, dtype, heads, values, columns, work, rooms, room_bytes, slots, slot_words, streams, lengths)) {
     const u32 block = warp / heads, head = warp % heads;
-    KV_XA_CALL(dtype, kv_xa_encode_head, (const u8*)blocks[2 * block], (u8*)blocks[2 * block + 1], head, heads, values, columns,
+    KV_XA_CALL(dtype, kv_xa_encode_head, KV_GLOBAL((const u8*)blocks[2 * block]), KV_GLOBAL((u8*)blocks[2 * block + 1]), head, heads, values, columns,
                work + (u64)(warp % rooms) * room_bytes, slots + (u64)warp * slot_words, slot_words, streams + warp, lengths + warp);
 }
 
@@ -200,7 +312,7 @@ KV_KERNEL(xa_place,
     }
     if (!fits) return;
     KV_ONCE(((u32*)block)[head] = (u32)start + lengths[warp]);
-    kv_copy_u16((u16*)(block + streams_offset + start), (const u16*)streams[warp], lengths[warp] / 2);
+    kv_copy(block + streams_offset + start, (const u8*)streams[warp], lengths[warp]);
 }
 
 // --- Decoding --------------------------------------------------------------------------------------------------------------------------
@@ -228,6 +340,68 @@ KV_FUNCTION void kv_xa_join(const F& f, RansReader& r, LaneU32 symbol, LaneMask 
     kv_xa_store(f, values, step, e | kv_xa_load_low(f, low, s, step, count), count);
 }
 
+#if KV_WIDE
+// As many full steps, eight at a time, as are far from the end of a stream of bf16 whose columns come again every four steps: returns how
+// many. A lane fetches the low parts of eight neighbouring values at once, and others get theirs from it.
+KV_FUNCTION u32 kv_xa_decode_regular(RansReader& r, u32 largest, const u8* low, const XaShape& s, const u8* ids, u16* to) {
+    LaneU32 tables[4];
+    KV_UNROLL for (u32 at = 0; at < 4; at++) tables[at] = KV_RANS_TABLE_AT(kv_load_u8(ids + at * KV_LANES % s.columns));
+    const u32 lane = kv_lane(), blocks = s.values / (8 * KV_LANES), chosen = lane & 7u;
+    const uint2* from = (const uint2*)low + lane;
+    uint2 coming = blocks ? from[0] : make_uint2(0, 0);
+    to += lane;
+    for (u32 block = 0; block < blocks; block++, to += 8 * KV_LANES) {
+        const uint2 bytes = coming;
+        if (block + 1 < blocks) coming = from[(block + 1) * KV_LANES];
+        KV_UNROLL for (u32 at = 0; at < 8; at++) {
+            if (!kv_rans_is_far(r)) return 8 * block + at;
+            const u32 symbol = kv_rans_symbol(kv_rans_get_far(r, kv_xa_tables, tables[at % 4]));
+            const int holder = (int)(4 * at + (lane >> 3));
+            const u32 first = __shfl_sync(0xffffffffu, bytes.x, holder), second = __shfl_sync(0xffffffffu, bytes.y, holder);
+            const u32 byte = __byte_perm(first, second, chosen);
+            u32 e = largest - symbol;
+            const bool is_escaped = symbol == KV_ESCAPE;
+            if (kv_ballot(is_escaped)) {
+                const u32 raw = kv_rans_escapes(r, is_escaped);
+                if (kv_ballot(is_escaped && raw > 255u)) r.is_bad = true;
+                e = is_escaped ? raw : e;
+            }
+            to[at * KV_LANES] = (u16)((byte << 8 & 0x8000u) | (e & 255u) << 7 | (byte & 127u));
+        }
+    }
+    return 8 * blocks;
+}
+// The values of a stream of bf16 from `step` on.
+KV_FUNCTION void kv_xa_decode_bytes(RansReader& r, u32 largest, const u8* low, const XaShape& s, const u8* ids, u16* to, u32 step) {
+    RansColumns c = kv_columns_from(step, s.columns);
+    LaneU32 table = kv_load_u8(ids + c.at);
+    LaneU32 byte = kv_load_u8(low + step * KV_LANES, step < s.steps ? s.values - step * KV_LANES : 0u);
+    for (; step < s.steps && !r.is_bad; step++) {
+        const u32 from = step * KV_LANES, left = s.values - from;
+        const LaneU32 own = table, mine = byte;
+        kv_columns_next(c);
+        table = kv_load_u8(ids + c.at);
+        byte = left > KV_LANES ? kv_load_u8(low + from + KV_LANES, left - KV_LANES) : 0u;
+        LaneU32 entry;
+        if (left >= KV_LANES && kv_rans_is_far(r)) {
+            entry = kv_rans_get_far(r, kv_xa_tables, KV_RANS_TABLE_AT(own));
+        } else {
+            kv_rans_rest(r);
+            entry = kv_rans_get(r, kv_xa_tables, own, kv_lane() < left);
+        }
+        const LaneU32 symbol = kv_rans_symbol(entry);
+        LaneU32 e = largest - symbol;
+        const LaneMask escaped = symbol == KV_ESCAPE && kv_lane() < left;
+        if (kv_ballot(escaped)) {
+            const LaneU32 raw = kv_rans_escapes(r, escaped);
+            if (kv_ballot(escaped && raw > 255u)) r.is_bad = true;
+            e = escaped ? raw : e;
+        }
+        if (kv_lane() < left) to[from + kv_lane()] = (u16)((mine >> 7 << 15) | (e & 255u) << 7 | (mine & 127u));
+    }
+}
+#endif
+
 // STREAMS heads from `head` on. Sets the status of each.
 template <class F, u32 STREAMS>
 KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8* values, u32 head, const XaShape& s, u8* ids,
@@ -244,6 +418,17 @@ KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8*
         to[i] = values + (u64)(head + i) * s.values * f.bytes;
         kv_rans_get_ids(r[i], ids_of[i], s.columns);
     }
+#if KV_WIDE
+    if constexpr (F::is_of_bytes) {
+        u32 done = 0;
+        if (128 % s.columns == 0 && s.columns >= KV_LANES && !((u64)low[0] & 7))
+            done = kv_xa_decode_regular(r[0], largest[0], low[0], s, ids_of[0], (u16*)to[0]);
+        kv_xa_decode_bytes(r[0], largest[0], low[0], s, ids_of[0], (u16*)to[0], done);
+        const u32 is_bad = kv_rans_is_whole(r[0]) ? 0 : 1;
+        KV_ONCE(status[0] = is_bad);
+        return;
+    }
+#endif
     RansColumns c = kv_columns_from(0, s.columns);
     u32 step = 0;
     for (; step < s.values / KV_LANES; step++) {
@@ -252,7 +437,7 @@ KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8*
         if (!are_far) break;
         LaneU32 symbols[STREAMS];
         for (u32 i = 0; i < STREAMS; i++)
-            symbols[i] = kv_rans_symbol(kv_rans_get_far(r[i], kv_xa_tables.slots, kv_load_u8(ids_of[i] + c.at)));
+            symbols[i] = kv_rans_symbol(kv_rans_get_far(r[i], kv_xa_tables, KV_RANS_TABLE_AT(kv_load_u8(ids_of[i] + c.at))));
         for (u32 i = 0; i < STREAMS; i++)
             kv_xa_join(f, r[i], symbols[i], kv_mask(true), largest[i], low[i], s, step, KV_LANES, to[i]);
         kv_columns_next(c);
@@ -263,7 +448,7 @@ KV_FUNCTION void kv_xa_decode_heads(const F& f, const u8* block, u32 length, u8*
             const u32 count = kv_xa_count(s, last);
             const LaneMask valid = count == KV_LANES ? kv_mask(true) : kv_lane() < kv_u32(count);
             kv_rans_rest(r[i]);
-            const LaneU32 entry = kv_rans_get(r[i], kv_xa_tables.slots, kv_load_u8(ids_of[i] + at.at), valid);
+            const LaneU32 entry = kv_rans_get(r[i], kv_xa_tables, kv_load_u8(ids_of[i] + at.at), valid);
             kv_xa_join(f, r[i], kv_rans_symbol(entry), valid, largest[i], low[i], s, last, count, to[i]);
             kv_columns_next(at);
         }
@@ -292,7 +477,7 @@ KV_FUNCTION void kv_xa_decode_some(const F& f, const u8* block, u64 length, u8* 
 KV_KERNEL(xa_decode, (const u64* blocks, u32 dtype, u32 heads, u32 values, u32 columns, u8* ids, u32* status),
           (blocks, dtype, heads, values, columns, ids, status)) {
     const u64* block = blocks + 3 * (u64)(warp / heads);
-    KV_XA_CALL(dtype, kv_xa_decode_some, (const u8*)block[0], block[2], (u8*)block[1], warp % heads, heads, values, columns,
+    KV_XA_CALL(dtype, kv_xa_decode_some, KV_GLOBAL((const u8*)block[0]), block[2], KV_GLOBAL((u8*)block[1]), warp % heads, heads, values, columns,
                ids + (u64)warp * kv_xa_up(kv_columns_bytes(columns)), status + warp);
 }
 
