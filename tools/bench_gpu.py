@@ -1,10 +1,18 @@
 """What a GPU makes of the codecs: the same bytes as the CPU, case for case, and how fast; copies; tensors without copies.
 
-    python tools/bench_gpu.py --json docs/figures/gpu.json      # on a machine with a GPU: CuPy and NVRTC installed
+    python tools/bench_gpu.py --json docs/figures/gpu.json      # on a machine with a GPU: CuPy, torch and NVRTC installed
     python tools/bench_gpu.py --device host --quick             # the same over host memory: checks the tool, measures nothing
 
 Exits 1 where a frame or a decoded byte differs from the CPU's. Speeds are of plain bytes (1 GB = 10^9 bytes), the median of several
-repetitions; `kernels` is a codec's own work on the device, `whole` adds the way of the frames to and from the host.
+repetitions, on values of the LLM-like generator (`codec_bench/kvgen.py`, made by torch; `--plain` names a file of a chunk instead):
+
+- `kernels`: a codec's own work on the device, all launches of a batch replayed as one CUDA graph between two events, after a copy
+  that leaves nothing of the batch in the L2 cache;
+- `calls`: the same as a caller sees it, with Python's part, tables and lengths, by the clock;
+- `whole`: with the way of the frames to and from the host's pageable memory, checksums and heads.
+
+`floor_part` is the part of the rate that the least traffic (plain bytes once, encoded bytes once) would have at the rate of a copy
+on the device, which is measured beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -31,10 +39,9 @@ from kvobj.gpu import HostDevice, open_device, status  # noqa: E402
 from kvobj.gpu.codec_copies import ChunkToEncode, DeviceCodecs, FrameToDecode  # noqa: E402
 from kvobj.gpu.copies import Copies, Copy  # noqa: E402
 from kvobj.gpu.device import CopyKind, Device  # noqa: E402
-from kvobj.gpu.lane import Lane  # noqa: E402
 from kvobj.gpu.pool import DevicePin, DevicePool  # noqa: E402
 from kvobj.gpu.tensors import DeviceChunk  # noqa: E402
-from kvobj.tensors.codec_protocol import BlockToEncode, Coding  # noqa: E402
+from kvobj.tensors.codec_protocol import BlockToDecode, BlockToEncode, Coding  # noqa: E402
 from kvobj.tensors.codecs import (  # noqa: E402
     LOSSLESS,
     LOSSY,
@@ -46,9 +53,9 @@ from kvobj.tensors.codecs import (  # noqa: E402
     refusal,
     unavailable,
 )
-from kvobj.tensors.frame import tensor_frame_bound  # noqa: E402
+from kvobj.tensors.frame import TensorFrame, tensor_frame_bound  # noqa: E402
 from kvobj.tensors.kernels.host_memory import address_of  # noqa: E402
-from kvobj.tensors.kernels.launcher import Address  # noqa: E402
+from kvobj.tensors.kernels.launcher import Address, Launcher  # noqa: E402
 from kvobj.tensors.registry import codec_named  # noqa: E402
 
 MIB: Final = 1 << 20
@@ -59,6 +66,11 @@ QUICK_CASES: Final = 4
 
 CHUNK: Final = TensorForm("kv", "bf16", layers=8, kv_heads=8, head_dim=128, tokens=256)
 """8 MiB: a quarter of the layers of a chunk of Llama-3.1-8B."""
+BATCHES: Final = (8, 32, 128)
+"""Chunks of a batch: 64 MiB, 256 MiB, 1 GiB."""
+BOUNDED_BATCHES: Final = (32,)
+SPACER_BYTES: Final = 512 * MIB
+"""Copied before each measurement: more than the cache, and long enough for the measured work to be queued meanwhile."""
 SMALL_CHUNK: Final = TensorForm("kv", "bf16", layers=1, kv_heads=2, head_dim=64, tokens=32)
 
 
@@ -155,85 +167,226 @@ def seconds_of(work: Callable[[], object], repetitions: int) -> float:
     return statistics.median(times)
 
 
-def codec_speeds(world: World, codec: str, form: TensorForm, chunks: int, repetitions: int) -> dict[str, float]:
-    """GB/s of plain bytes of a batch of chunks, each way."""
-    frame = on_cpu(model_plain(form), form, codec)
+class Recorded:
+    """See `kvobj.tensors.kernels.launcher.Launcher`: another's, whose launches are noted, to be replayed."""
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner = inner
+        self.launches: list[tuple[str, int, tuple[Address | float, ...]]] = []
+
+    @property
+    def name(self) -> str:
+        """See `Launcher.name`."""
+        return self._inner.name
+
+    @property
+    def is_host(self) -> bool:
+        """See `Launcher.is_host`."""
+        return self._inner.is_host
+
+    def launch(self, kernel: str, warps: int, *arguments: Address | float) -> None:
+        """See `Launcher.launch`."""
+        self.launches.append((kernel, warps, arguments))
+        self._inner.launch(kernel, warps, *arguments)
+
+    def scratch(self, slot: str, size_bytes: int) -> Address:
+        """See `Launcher.scratch`."""
+        return self._inner.scratch(slot, size_bytes)
+
+    def upload(self, to: Address, data: bytes | memoryview) -> None:
+        """See `Launcher.upload`."""
+        self._inner.upload(to, data)
+
+    def download(self, at: Address, into: memoryview) -> None:
+        """See `Launcher.download`."""
+        self._inner.download(at, into)
+
+    def replay(self) -> None:
+        """Launch again what was launched since `launches` was cleared."""
+        for kernel, warps, arguments in self.launches:
+            self._inner.launch(kernel, warps, *arguments)
+
+
+class Bench:
+    """A codec's kernels on a stream of their own. Blocking, for one thread."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._stream = world.device.new_stream()
+        self.launcher = Recorded(world.device.launcher(self._stream))
+        self._spacer = world.room(2 * SPACER_BYTES) if world.device.kind == "cuda" else None
+
+    def close(self) -> None:
+        """Give the spacer back."""
+        if self._spacer is not None:
+            self._spacer.release()
+        self._stream.close()
+
+    def seconds(self, work: Callable[[], object], repetitions: int) -> dict[str, float]:
+        """Of one call of `work`, which launches kernels here: `calls` by the clock, `kernels` those launches alone, and each kernel
+        under its name."""
+        work()
+        found = {"calls": seconds_of(work, repetitions)}
+        self.launcher.launches.clear()
+        work()
+        if self._spacer is None:
+            return {**found, "kernels": seconds_of(self.launcher.replay, repetitions)}
+        whole = list(self.launcher.launches)
+        found["kernels"] = self._replayed(repetitions)
+        for launch in whole:
+            self.launcher.launches[:] = [launch]
+            found[launch[0]] = found.get(launch[0], 0.0) + self._replayed(max(3, repetitions // 3))
+        return found
+
+    def copy_seconds(self, repetitions: int) -> float:
+        """Of the spacer's copy on the device."""
+        import cupy  # noqa: PLC0415 - only where there is a GPU
+
+        times = []
+        for _ in range(repetitions + 1):
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            self._copy_spacer()
+            begin.record(self._stream.stream)  # type: ignore[attr-defined]
+            self._copy_spacer()
+            end.record(self._stream.stream)  # type: ignore[attr-defined]
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+        return float(statistics.median(times[1:]))
+
+    def _copy_spacer(self) -> None:
+        assert self._spacer is not None
+        at = self._spacer.address
+        self._stream.copy(at + SPACER_BYTES, at, SPACER_BYTES, CopyKind.ON_DEVICE)
+
+    def _replayed(self, repetitions: int) -> float:
+        import cupy  # noqa: PLC0415 - only where there is a GPU
+
+        stream = self._stream.stream  # type: ignore[attr-defined]
+        stream.begin_capture()
+        self.launcher.replay()
+        graph = stream.end_capture()
+        times = []
+        for _ in range(repetitions + 1):
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            self._copy_spacer()
+            begin.record(stream)
+            graph.launch(stream)
+            end.record(stream)
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+        return float(statistics.median(times[1:]))
+
+
+def codec_speeds(bench: Bench, codec: str, form: TensorForm, chunks: int, repetitions: int) -> dict[str, Any]:
+    """GB/s of plain bytes of a batch of chunks, each way, and microseconds of each kernel."""
+    world, plain = bench.world, plain_of(form)
+    frame = on_cpu(plain, form, codec)
     head = parse_tensor_frame(frame, len(frame))
     batch_bytes = form.plain_bytes * chunks
-    sources = [world.put(model_plain(form)) for _ in range(chunks)]
-    rooms = [memoryview(bytearray(tensor_frame_bound(form))) for _ in range(chunks)]
+    sources = [world.put(plain) for _ in range(chunks)]
+    figures: dict[str, Any] = {"ratio": form.plain_bytes / len(frame)}
+    for way, seconds in (
+        ("encode", encode_seconds(bench, codec, form, sources, repetitions)),
+        ("decode", decode_seconds(bench, frame, head, sources, repetitions)),
+    ):
+        figures[f"{way}_kernels"] = batch_bytes / seconds.pop("kernels") / 1e9
+        figures[f"{way}_calls"] = batch_bytes / seconds.pop("calls") / 1e9
+        figures[f"{way}_microseconds"] = {name: round(value * 1e6, 1) for name, value in seconds.items()}
+    if chunks == BATCHES[0] or world.device.kind == "host":
+        figures |= whole_speeds(world, codec, frame, head, sources)
+    for pin in sources:
+        pin.release()
+    return figures
+
+
+def whole_speeds(
+    world: World, codec: str, frame: memoryview, head: TensorFrame, sources: list[DevicePin]
+) -> dict[str, float]:
+    """GB/s with the frames' way to and from the host."""
+    form = head.form
+    rooms = [memoryview(bytearray(tensor_frame_bound(form))) for _ in sources]
     to_encode = [
         ChunkToEncode(pin.address, form, codec, room, digest=head.digest)
         for pin, room in zip(sources, rooms, strict=True)
     ]
     to_decode = [FrameToDecode(frame, head, pin.address, is_checked=True) for pin in sources]
-    figures = {
-        "encode_kernels": batch_bytes / encode_kernel_seconds(world, codec, form, sources, repetitions) / 1e9,
-        "encode_whole": batch_bytes
-        / seconds_of(lambda: world.wait(world.codecs.begin_encode(to_encode)[0]), repetitions)
-        / 1e9,
-        "decode_whole": batch_bytes
-        / seconds_of(lambda: world.wait(world.codecs.begin_decode(to_decode)[0]), repetitions)
-        / 1e9,
-    }
-    lying = [world.put(frame) for _ in range(chunks)]
-    there = [
-        FrameToDecode(None, head, pin.address, at=at.address, is_checked=True)
-        for pin, at in zip(sources, lying, strict=True)
-    ]
-    seconds = seconds_of(lambda: world.wait(world.codecs.begin_decode(there)[0]), repetitions)
-    figures["decode_kernels"] = batch_bytes / seconds / 1e9
-    figures["ratio"] = form.plain_bytes / len(frame)
-    for pin in (*sources, *lying):
-        pin.release()
-    return figures
+    batch_bytes = form.plain_bytes * len(sources)
+    encode = seconds_of(lambda: world.wait(world.codecs.begin_encode(to_encode)[0]), 3)
+    decode = seconds_of(lambda: world.wait(world.codecs.begin_decode(to_decode)[0]), 3)
+    return {"encode_whole": batch_bytes / encode / 1e9, "decode_whole": batch_bytes / decode / 1e9}
 
 
-def encode_kernel_seconds(
-    world: World, codec: str, form: TensorForm, sources: list[DevicePin], repetitions: int
-) -> float:
+def encode_seconds(
+    bench: Bench, codec: str, form: TensorForm, sources: list[DevicePin], repetitions: int
+) -> dict[str, float]:
     """Seconds of encoding a batch into slots on the device, the lengths known at the end."""
-    found, stream = codec_named(codec), world.device.new_stream()
-    launcher, lane = world.device.launcher(stream), Lane(stream, name="bench", deadline_seconds=WAIT_SECONDS)
+    found, world = codec_named(codec), bench.world
     slot_bytes = -(-max(found.slot_bytes(form), form.block_bytes) // 256) * 256
-    is_lossy = codec not in LOSSLESS
+    plain_bytes = -(-form.block_bytes // 256) * 256
     count = form.blocks * len(sources)
     slots = world.room(slot_bytes * count)
-    decoded = world.room(form.block_bytes * count) if is_lossy else None
-    blocks = []
-    for at, pin in enumerate(sources):
-        for number in range(form.blocks):
-            place = at * form.blocks + number
-            blocks.append(
-                BlockToEncode(
-                    number,
-                    Address(pin.address + number * form.block_bytes),
-                    Address(slots.address + place * slot_bytes),
-                    None if decoded is None else Address(decoded.address + place * form.block_bytes),
-                )
-            )
-
-    def once() -> None:
-        world.wait(lane.submit(lambda _: found.encode(launcher, Coding(form), blocks), 0))
-
-    seconds = seconds_of(once, repetitions)
-    lane.close()
+    decoded = world.room(plain_bytes * count) if codec not in LOSSLESS else None
+    blocks = [
+        BlockToEncode(
+            at % form.blocks,
+            Address(sources[at // form.blocks].address + at % form.blocks * form.block_bytes),
+            Address(slots.address + at * slot_bytes),
+            None if decoded is None else Address(decoded.address + at * plain_bytes),
+        )
+        for at in range(count)
+    ]
+    seconds = bench.seconds(lambda: found.encode(bench.launcher, Coding(form), blocks), repetitions)
     slots.release()
     if decoded is not None:
         decoded.release()
     return seconds
 
 
+def decode_seconds(
+    bench: Bench, frame: memoryview, head: TensorFrame, targets: list[DevicePin], repetitions: int
+) -> dict[str, float]:
+    """Seconds of decoding a batch of frames that lie on the device, the statuses known at the end."""
+    found, form = codec_named(head.codec), head.form
+    lying = [bench.world.put(frame) for _ in targets]
+    blocks = [
+        BlockToDecode(
+            number, Address(at.address + block.offset), block.length, Address(to.address + number * form.block_bytes)
+        )
+        for at, to in zip(lying, targets, strict=True)
+        for number, block in enumerate(head.blocks)
+    ]
+
+    def work() -> None:
+        assert not any(found.decode(bench.launcher, Coding(form), blocks)), "the CPU's frames decode"
+
+    seconds = bench.seconds(work, repetitions)
+    for pin in lying:
+        pin.release()
+    return seconds
+
+
 _plains: dict[TensorForm, bytes] = {}
 
 
-def model_plain(form: TensorForm) -> bytes:
-    """Values as of a model: one small block of them, repeated with the sign changed now and then, so that it is made quickly."""
+def plain_of(form: TensorForm) -> bytes:
+    """Values of the generator in the form's order (heads before tokens); of a small form, those of the tests."""
     found = _plains.get(form)
     if found is None:
-        block = model_like(SMALL_CHUNK)
-        found = _plains[form] = (block * -(-form.plain_bytes // len(block)))[: form.plain_bytes]
+        found = _plains[form] = model_like(form) if form == SMALL_CHUNK else generated(form)
     return found
+
+
+def generated(form: TensorForm) -> bytes:
+    """One window of `codec_bench/kvgen.py`, seed 7."""
+    import torch  # noqa: PLC0415 - only for speeds
+    from codec_bench import kvgen  # noqa: PLC0415 - needs torch
+
+    (window,) = kvgen.windows(
+        1, seed=7, layers=form.layers, tokens=form.tokens, q_heads=form.kv_heads, kv_heads=form.kv_heads,
+        head_dim=form.head_dim,
+    )  # fmt: skip
+    made = torch.stack([torch.stack([k, v]) for _, k, v in window]).permute(0, 1, 3, 2, 4).contiguous()
+    return bytes(made.view(torch.uint8).numpy().tobytes())
 
 
 def copy_speeds(world: World, size_bytes: int, repetitions: int) -> dict[str, float]:
@@ -287,36 +440,72 @@ def hand_over(world: World, repetitions: int) -> dict[str, Any]:
     return found
 
 
-def run(device: Device, *, quick: bool) -> dict[str, Any]:
+def run(
+    device: Device, *, quick: bool, batches: Sequence[int] = BATCHES, codecs: Sequence[str] = CODECS
+) -> dict[str, Any]:
     """Everything on one device, which is closed."""
-    form, chunks, repetitions = (SMALL_CHUNK, 2, 2) if quick else (CHUNK, 16, 9)
-    capacity = 32 * MIB if quick else 4096 * MIB
+    form, repetitions = (SMALL_CHUNK, 2) if quick else (CHUNK, 15)
+    batches = (2,) if quick else batches
     facts = asdict(device.facts())
-    world = World(device, capacity)
+    world = World(device, 32 * MIB if quick else 16384 * MIB)
     try:
         figures: dict[str, Any] = {
             "device": facts,
             "parity": parity(world, cases=QUICK_CASES if quick else None),
-            "chunk_bytes": form.plain_bytes,
-            "chunks": chunks,
-            "gigabytes_per_second": {
-                codec: codec_speeds(world, codec, form, chunks, repetitions)
-                for codec in usable()
-                if refusal(codec, form) is None
-            },
             "copies": copy_speeds(world, MIB if quick else 256 * MIB, repetitions),
             "hand_over": hand_over(world, repetitions),
+            "chunk_bytes": form.plain_bytes,
         }
+        bench = Bench(world)
+        if device.kind == "cuda":
+            figures["device_copy"] = 2 * SPACER_BYTES / bench.copy_seconds(repetitions) / 1e9
+        figures["gigabytes_per_second"] = {
+            str(chunks): {
+                codec: progress(
+                    codec,
+                    chunks,
+                    with_floors(codec_speeds(bench, codec, form, chunks, repetitions), figures.get("device_copy")),
+                )
+                for codec in codecs
+                if codec in usable() and refusal(codec, form) is None
+            }
+            for chunks in batches
+        }
+        bench.close()
     finally:
         world.close()
+    return figures
+
+
+def progress(codec: str, chunks: int, figures: dict[str, Any]) -> dict[str, Any]:
+    """Says what was measured, on standard error."""
+    print(
+        codec,
+        chunks,
+        {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()},
+        file=sys.stderr,
+        flush=True,
+    )
+    return figures
+
+
+def with_floors(figures: dict[str, Any], copy_rate: float | None) -> dict[str, Any]:
+    """What part of the rate that memory allows the kernels have, given the bytes a second that a copy reads and writes."""
+    if copy_rate is not None:
+        least = 1 + 1 / figures["ratio"]
+        for way in ("encode", "decode"):
+            figures[f"{way}_floor_part"] = figures[f"{way}_kernels"] * least / copy_rate
     return figures
 
 
 def per_sm(figures: dict[str, Any], sms: int) -> dict[str, Any]:
     """The kernels' figures divided by the multiprocessors that they ran on."""
     return {
-        codec: {name: value / sms for name, value in speeds.items() if name.endswith("_kernels")}
-        for codec, speeds in figures["gigabytes_per_second"].items()
+        chunks: {
+            codec: {name: value / sms for name, value in speeds.items() if name.endswith("_kernels")}
+            for codec, speeds in of_codecs.items()
+        }
+        for chunks, of_codecs in figures["gigabytes_per_second"].items()
     }
 
 
@@ -334,10 +523,19 @@ def main() -> int:
     parser.add_argument("--ordinal", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: says nothing about speed")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--plain", type=Path, help="a file of the values of a chunk")
+    parser.add_argument("--codecs", nargs="+", default=CODECS)
+    parser.add_argument("--chunks", nargs="+", type=int, default=BATCHES, help="of a batch, 8 MiB each")
+    parser.add_argument("--unbounded", action="store_true", help="leave out the run on few multiprocessors")
     options = parser.parse_args()
     if options.device == "cuda" and not status().is_usable:
         print(f"no GPU to measure: {status().detail}", file=sys.stderr)
         return 2
+
+    if options.plain is not None:
+        _plains[CHUNK] = options.plain.read_bytes()
+        if len(_plains[CHUNK]) != CHUNK.plain_bytes:
+            parser.error(f"{options.plain} has not the {CHUNK.plain_bytes} bytes of {CHUNK}")
 
     def opened(max_sms: int | None = None) -> Device:
         return HostDevice(8192 * MIB) if options.device == "host" else open_device(options.ordinal, max_sms=max_sms)
@@ -346,11 +544,12 @@ def main() -> int:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit(),
         "is_measurement": options.device == "cuda" and not options.quick,
-        "all_sms": run(opened(), quick=options.quick),
+        "all_sms": run(opened(), quick=options.quick, batches=options.chunks, codecs=options.codecs),
     }
-    if options.device == "cuda":
-        bounded = run(opened(BOUNDED_SMS), quick=options.quick)
+    if options.device == "cuda" and not options.unbounded:
+        bounded = run(opened(BOUNDED_SMS), quick=options.quick, batches=BOUNDED_BATCHES, codecs=options.codecs)
         figures["bounded_sms"] = {"sms": BOUNDED_SMS, **bounded, "per_sm": per_sm(bounded, BOUNDED_SMS)}
+    if options.device == "cuda":
         figures["per_sm"] = per_sm(figures["all_sms"], figures["all_sms"]["device"]["sms"])
     text = json.dumps(figures, indent=1)
     if options.json is None:
