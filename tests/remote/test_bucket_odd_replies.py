@@ -15,7 +15,7 @@ from kvobj.errors import RemoteRefusedError, StoreFullError, TierUnavailableErro
 from kvobj.tiers.protocol import ByteRange
 
 KIB: Final = 1024
-SIZE: Final = 200 * KIB  # four parts, the last of them short
+SIZE: Final = 216 * KIB  # four parts, the last of them short
 
 
 def both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """Reads a range of an object as parallel ranged GETs straight into memory, and tells how far its front has come.
 
-Each part is hedged, resumed at the byte that it reached, and held against what was asked for: another status, range or length is
-that part's failure, never bytes in the wrong place. What the bytes are is the caller's to check.
+A long range's front is a small part: it is whole, and checked and sent on, while those that share connection and cores with it
+still come. Each part is hedged, resumed at the byte that it reached, and held against what was asked for: another status, range or
+length is that part's failure, never bytes in the wrong place. What the bytes are is the caller's to check.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from kvobj.tiers.protocol import ByteRange
 from kvobj.tiers.remote.faults import RemoteFault
+from kvobj.tiers.remote.parts import read_spans
 from kvobj.tiers.remote.requests import Exchange, RemoteRequest, Requests
 
 PARTS_AT_ONCE: Final = 8
@@ -36,12 +38,12 @@ class RangedReader:
     ) -> bool:
         """Fill `into`, as long as the range and not empty; False where there is no such object. `on_filled(n)`: the first n bytes
         are there, n ascending. When it returns or raises nothing writes to `into` any more. Raises `RemoteFault`."""
-        starts = range(0, len(into), self._part_bytes)
-        views = [into[start : start + self._part_bytes] for start in starts]
+        spans = read_spans(len(into), self._part_bytes)
+        views = [into[span.start : span.stop] for span in spans]
         front = _Front([len(view) for view in views], on_filled)
         parts = [
-            _Part(self._requests, key, byte_range.start + start, view, front=front, index=index)
-            for index, (start, view) in enumerate(zip(starts, views, strict=True))
+            _Part(self._requests, key, byte_range.start + span.start, view, front=front, index=index)
+            for index, (span, view) in enumerate(zip(spans, views, strict=True))
         ]
         try:
             await all_done([part.read(until=until) for part in parts], at_once=PARTS_AT_ONCE)

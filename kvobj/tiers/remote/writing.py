@@ -29,6 +29,7 @@ from kvobj.tiers.remote.documents import (
     quoted,
 )
 from kvobj.tiers.remote.faults import RemoteFault, error_of, fault_of_answer
+from kvobj.tiers.remote.parts import part_spans
 from kvobj.tiers.remote.reading import all_done, ended
 from kvobj.tiers.remote.requests import UNSIGNED_PAYLOAD, RemoteRequest, Requests
 from kvobj.tiers.verified import INLINE_BYTES, RunOnPool
@@ -80,8 +81,9 @@ class ObjectWriter:
     async def write(self, key: str, body: memoryview, *, until: float) -> str:
         """Write the object, and its ETag. When it returns or raises nothing reads `body` any more, and what is unfinished of it on
         the server was aborted, where that could be done. Raises `RemoteFault`."""
-        if len(body) > self._part_bytes:
-            return await self._write_parts(key, body, until=until)
+        spans = part_spans(len(body), self._part_bytes)
+        if len(spans) > 1:
+            return await self._write_parts(key, body, spans, until=until)
         return (await self._sent("PutObject", key, (), body, self._check(), until=until))[0]
 
     async def abort(self, upload: RemoteUpload, *, until: float) -> None:
@@ -141,7 +143,7 @@ class ObjectWriter:
 
         return await self._requests.repeated(request.operation, attempt, until=until)
 
-    async def _write_parts(self, key: str, body: memoryview, *, until: float) -> str:
+    async def _write_parts(self, key: str, body: memoryview, spans: Sequence[range], *, until: float) -> str:
         check = self._check()
         headers = {"x-amz-checksum-algorithm": "CRC32C"} if check == "crc32c" else {}
         begun = await self._requests.ask(
@@ -153,8 +155,8 @@ class ObjectWriter:
             raise RemoteFault("server", str(error)) from error
         try:
             works = [
-                self._write_part(key, upload_id, number, body[start : start + self._part_bytes], check, until=until)
-                for number, start in enumerate(range(0, len(body), self._part_bytes), 1)
+                self._write_part(key, upload_id, number, body[span.start : span.stop], check, until=until)
+                for number, span in enumerate(spans, 1)
             ]
             parts = await all_done(works, at_once=PARTS_AT_ONCE)
             return await self._complete(key, upload_id, parts, len(body), until=until)
