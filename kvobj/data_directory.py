@@ -29,6 +29,7 @@ _STORE_KEY: Final = "store_key"
 _CREDENTIALS: Final = "credentials"
 _ENDPOINTS: Final = "endpoints"
 _REMOTE_CLAIM: Final = "remote"
+_REBUILDING: Final = "rebuilding"
 _BEFORE_FORMAT: Final = frozenset({_LOCK, _STORE_KEY, _STORE_KEY + ".new", _FORMAT + ".new"})
 _ACCESS_KEY_RANDOM_BYTES: Final = 10
 _SECRET_KEY_RANDOM_BYTES: Final = 30
@@ -123,6 +124,19 @@ class DataDirectory:
     def remote_claim_path(self) -> Path:
         """What the store has written down of its place on the remote (`tiers.remote.identity`)."""
         return self.path / _REMOTE_CLAIM
+
+    @property
+    def rebuild_mark_path(self) -> Path:
+        """A file that is there while the directory is being made from the remote, and after that was cut short."""
+        return self.path / _REBUILDING
+
+    def require_whole(self) -> None:
+        """`ConfigurationError` where a rebuild from the remote was cut short: what is here knows less than the remote does, and a
+        node that goes on from it would take the rest there for leftovers."""
+        if self.rebuild_mark_path.exists():
+            raise ConfigurationError(
+                [f"{self.path}: a rebuild from the remote was cut short: repeat kvobj-admin rebuild --remote"]
+            )
 
     def write_endpoints(self, *, s3: str, admin: str) -> None:
         """Write down where the running server answers, for `kvobj-admin --data`; `close()` takes it away."""

@@ -47,6 +47,11 @@ class Upstream:
     fetcher: Fetcher
     forwarder: Forwarder
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether the current request may be asked about there: it did not come from there, and an answer may come."""
+        return not (self.client.via.is_at_end or self.client.is_down)
+
     async def match(
         self, namespace: OpenNamespace, chunks: ChunkList, *, detail: bool, explain: bool
     ) -> MatchAnswer | None:
@@ -104,7 +109,7 @@ class UpstreamStore:
         """See `ObjectStore.look_up`; what is not here is fetched first. A chunk that cannot be stored here is handed on."""
         row = await self._inner.look_up(bucket, key, will_open=will_open)
         upstream = None if row is not None else self._upstreams.get(bucket)
-        if upstream is None:
+        if upstream is None or not upstream.may_ask:
             return row
         bucket_row = await self._inner.catalog.bucket(bucket)
         if bucket_row is None:
@@ -115,20 +120,27 @@ class UpstreamStore:
             return await self._inner.look_up(bucket, key, will_open=will_open)
         if outcome is not Outcome.LOOSE:
             return None
-        passed = await upstream.fetcher.passed(bucket_row, key, until=until)
+        passed = await upstream.fetcher.passed(bucket_row, key, until=upstream.client.deadline())
         if passed is None:
             return None
         if will_open:
             blob_id = passed.row.blobs[0].blob_id
             self._passed[blob_id] = passed
-            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._passed.pop, blob_id, None)
+            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._forget, blob_id)
+        else:
+            passed.release()
         return passed.row
+
+    def _forget(self, blob_id: bytes) -> None:
+        passed = self._passed.pop(blob_id, None)
+        if passed is not None:
+            passed.release()
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
         """See `ObjectStore.open`."""
         passed = self._passed.pop(row.blobs[0].blob_id, None) if self._passed and row.blobs else None
         if passed is not None:
-            return _PassedReader(passed.data[start:stop])
+            return _PassedReader(passed, start, stop)
         return await self._inner.open(row, start, stop)
 
     async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
@@ -143,8 +155,10 @@ class UpstreamStore:
         asked = request.durability or request.bucket.durability
         if upstream is None or asked is not Durability.SHARED or request.place is None or request.part is not None:
             return await self._inner.start_put(request)
-        upstream.forwarder.check(request.size_bytes)
         here = request if self._has_remote else replace(request, durability=Durability.LOCAL)
+        if upstream.client.via.is_at_end:
+            return await self._inner.start_put(here)
+        upstream.forwarder.check(request.size_bytes)
         return _ForwardedTransfer(await self._inner.start_put(here), request, self._inner, upstream.forwarder)
 
 
@@ -168,7 +182,7 @@ class UpstreamChunks:
         rows = await self._inner.find(bucket, chunks, caller=caller)
         upstream = self._upstreams.get(bucket.name)
         away = [] if upstream is None else [chunks.key(index) for index, row in enumerate(rows) if row is None]
-        if upstream is None or not away or upstream.client.is_down:
+        if upstream is None or not away or not upstream.may_ask:
             return rows
         # Some are here, and the caller may not read them.
         absent = [
@@ -218,7 +232,7 @@ class UpstreamChunks:
             )
 
         found = await here(whole=upstream is None)
-        if upstream is None or found.matched == len(chunks) or upstream.client.is_down:
+        if upstream is None or found.matched == len(chunks) or not upstream.may_ask:
             return found
         there = await upstream.match(namespace, chunks, detail=detail and session is None, explain=explain)
         if there is None or there.matched <= found.matched:
@@ -265,9 +279,10 @@ class _PassedReader:
 
     tier = TIER
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.length: int | None = len(data)
+    def __init__(self, passed: Passed, start: int, stop: int) -> None:
+        self._data = passed.data[start:stop]
+        self._release = passed.release
+        self.length: int | None = len(self._data)
 
     async def views(self) -> AsyncIterator[memoryview]:
         """See `BodyStream.views`."""
@@ -275,6 +290,7 @@ class _PassedReader:
 
     async def aclose(self) -> None:
         """See `BodyStream.aclose`."""
+        self._release()
 
 
 class _ForwardedTransfer:
@@ -337,8 +353,9 @@ class _ForwardedTransfer:
         place = self._request.place
         assert place is not None
         row = await self._store.settled(row)
-        data = memoryview(await _whole(self._store, row))
-        answered = await self._forwarder.put(row, place, data)
+        async with self._forwarder.room(row.size_bytes):
+            data = memoryview(await _whole(self._store, row))
+            answered = await self._forwarder.put(row, place, data)
         digest = answered.digest if answered.digest is not None else row.digest
         return msgspec.structs.replace(row, durability=answered.durability, digest=digest), answered.existed
 

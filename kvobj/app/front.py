@@ -76,6 +76,7 @@ class OneProcess:
             node.settings.upstreams,
             node.store,
             node.kv.chunks,
+            store_id=host_id,
             has_remote=node.remote is not None,
             clock=clock,
             metrics=metrics,
@@ -92,7 +93,7 @@ class OneProcess:
             executor=node.hash_executor,
         )
         self._http = HttpServer(
-            service.handle,
+            self._upstreams.handler(service.handle),
             settings=http_settings(node.settings, "s3"),
             metrics=metrics,
             clock=clock,
@@ -168,19 +169,19 @@ def worker_processes(
         hits.inc(reads)
         hit_bytes.inc(size_bytes)
 
-    rules = None if node.writing is None else node.writing.rules
+    writing = node.writing
 
     def on_read(row: ObjectRow) -> None:
         node.collector.touched(row)
         node.dram_transcoding.touched(row)
-        if rules is not None:
-            rules.note_reused(row)
+        if writing is not None:
+            writing.note_read(row)
 
     def on_hot_read(row: ObjectRow) -> None:
         node.collector.held_and_touched(row)
         node.dram_transcoding.touched(row)
-        if rules is not None:
-            rules.note_reused(row)
+        if writing is not None:
+            writing.note_read(row)
 
     parts = StoreParts(
         catalog=node.catalog,

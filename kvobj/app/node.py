@@ -137,6 +137,7 @@ async def open_node(
     settings: Settings, data: DataDirectory, *, clock: Clock, metrics: Metrics, log: logging.Logger
 ) -> AsyncIterator[Node]:
     """Open everything, yield it, and stop cleanly. Raises typed errors where a part cannot be opened."""
+    data.require_whole()
     await check_hbm(settings.hbm)
     boot_id = current_boot_id()
     arena_choice = choose_arena(settings.dram, data, boot_id=boot_id)
@@ -328,7 +329,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         collector.touched(row)
         dram_transcoding.touched(row)
         if writing is not None:
-            writing.rules.note_reused(row)
+            writing.note_read(row)
 
     def asked(row: ObjectRow) -> None:
         tiering.hbm_codings.note(row)

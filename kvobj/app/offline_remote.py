@@ -49,7 +49,6 @@ from kvobj.tiers.remote.names import RemoteNames
 
 OnProgress = Callable[[int, int, str], None]
 
-_MARK: Final = "rebuilding"
 _PAGE: Final = 1000
 _TRIES: Final = 8
 _LOG: Final = logging.getLogger("kvobj.rebuild")
@@ -106,9 +105,10 @@ def rebuild_remote(
     if settings.remote is None:
         raise ConfigurationError(["the configuration names no remote tier to rebuild from"])
     path = settings.server.data
-    if not replace and (path / "FORMAT").is_file() and not (path / _MARK).is_file():
-        raise ConfigurationError([f"{path}: is a data directory already; --replace makes it anew from the remote"])
+    was_there = (path / "FORMAT").is_file()
     with DataDirectory.open(path) as data, tempfile.TemporaryDirectory(prefix="kvobj-rebuild-") as volatile:
+        if was_there and not replace and not data.rebuild_mark_path.is_file():
+            raise ConfigurationError([f"{path}: is a data directory already; --replace makes it anew from the remote"])
         whole = _Rebuild(
             settings,
             settings.remote,
@@ -169,7 +169,7 @@ class _Rebuild:
                 return await self._finish(fresh, record, state, began)
 
     def _clear(self, store_id: bytes) -> None:
-        data, mark = self._data, self._data.path / _MARK
+        data, mark = self._data, self._data.rebuild_mark_path
         if not mark.exists() or data.store_id != store_id:
             # A rebuild that did not finish goes on in the lineage that it took; any other takes the next one.
             data.remote_claim_path.unlink(missing_ok=True)
@@ -321,7 +321,7 @@ class _Rebuild:
             await database.aclose()
         made = self._settings.root_credentials is None and not data.credentials_path.exists()
         data.root_credentials(self._settings.root_credentials)
-        (data.path / _MARK).unlink()
+        data.rebuild_mark_path.unlink()
         return RemoteRebuildReport(
             store_id=record.store_id.hex(),
             lineage=folder.lineage,

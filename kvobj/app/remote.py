@@ -150,6 +150,11 @@ class RemoteWriting:
     rules: RemoteRules
     shared: SharedWrites
 
+    def note_read(self, row: ObjectRow) -> None:
+        """A client reads the object. Cheap."""
+        self.uploads.pace.note_read(row.size_bytes)
+        self.rules.note_reused(row)
+
     def start(self, stack: AsyncExitStack) -> None:
         """Begin to work in the background; ended by the stack."""
         for worker in (self.uploads, self.rules):
@@ -190,10 +195,16 @@ async def open_remote(
         )
         return _older_than_told(await folder.names(), catalog.outbox.position, data)
 
-    identity = StoreIdentity(
-        bucket, names, claim_file=data.remote_claim_path, clock=clock, where=where, objection=objection
-    )
     directory = RemoteDirectory(database)
+    identity = StoreIdentity(
+        bucket,
+        names,
+        claim_file=data.remote_claim_path,
+        clock=clock,
+        where=where,
+        objection=objection,
+        on_anew=directory.forget_all,
+    )
     tier = RemoteTier(bucket, directory, arena=arena, names=names, may_write=identity.may_write)
     stack.push_async_callback(tier.aclose)
 
@@ -246,8 +257,8 @@ async def open_remote(
 
 def _older_than_told(told: Sequence[ManifestName], position: int, data: DataDirectory) -> str:
     """Why a catalog must not go on that has published up to `position`; "" where it may. One that was put back from a copy knows
-    nothing of what the remote was told since: its sweep would take the blobs of that for leftovers, and its positions would be given
-    out twice."""
+    nothing of what the remote was told since: its sweep would take the blobs of that for leftovers, and its positions would be
+    given out twice."""
     last = max((name.last for name in told), default=0)
     if last <= position:
         return ""

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from kvobj.app.tls import ServedCertificate
 
 FLUSH_SECONDS = 600.0
+_REMOTE_SHARE = 4.0
+"""One part in so many of the drain's time is for who waits for the remote."""
 
 
 def run(settings: Settings, environment: Mapping[str, str]) -> int:
@@ -213,6 +215,9 @@ async def _serve_node(
         listeners.close_lm()
         await node.kv.events.aclose()  # readers that follow would hold up the drain until its deadline
         node.store.following.stop()
+        if node.writing is not None:
+            # Who waits for the remote is told what was reached, while the drain has time for that.
+            node.writing.shared.hurry(settings.limits.drain_timeout_seconds / _REMOTE_SHARE)
         parting = [server.drain(settings.limits.drain_timeout_seconds) for server in (s3, lm) if server is not None]
         await asyncio.gather(*parting)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvobj.api.kv_store import ChunkStore
+from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.api.object_store import ObjectStore
 from kvobj.clock import Clock
 from kvobj.config.settings import UpstreamSettings
@@ -29,6 +30,18 @@ class Fronted:
     chunks: ChunkStore
     upstreams: Upstreams
 
+    def handler(self, handle: Handler) -> Handler:
+        """The service's handler, which is told by which stores a request has come."""
+        if not self.upstreams:
+            return handle
+        from kvobj.store.upstream.via import VIA_HEADER, Request  # noqa: PLC0415 - as below
+
+        async def handled(head: RequestHead, body: RequestBody) -> Reply:
+            with Request(head.header(VIA_HEADER) or ""):
+                return await handle(head, body)
+
+        return handled
+
     async def aclose(self) -> None:
         """End what is on its way, and the connections. After the last request."""
         for upstream in self.upstreams.values():
@@ -41,12 +54,13 @@ def make_upstreams(
     store: ObjectStore,
     chunks: ChunkStore,
     *,
+    store_id: str,
     has_remote: bool,
     clock: Clock,
     metrics: Metrics,
     log: logging.Logger,
 ) -> Fronted:
-    """Raises `ConfigurationError` where the extra "remote" or a CA bundle is missing."""
+    """`store_id` in hex. Raises `ConfigurationError` where the extra "remote" or a CA bundle is missing."""
     if not settings:
         return Fronted(store, chunks, {})
     # Imported here: a store without upstreams needs none of it.
@@ -56,11 +70,12 @@ def make_upstreams(
     from kvobj.store.upstream.fetching import Fetcher  # noqa: PLC0415
     from kvobj.store.upstream.forwarding import Forwarder  # noqa: PLC0415
     from kvobj.store.upstream.instruments import UpstreamInstruments  # noqa: PLC0415
+    from kvobj.store.upstream.via import Via  # noqa: PLC0415
 
-    instruments = UpstreamInstruments(metrics)
+    via, instruments = Via(store_id), UpstreamInstruments(metrics)
     upstreams: dict[str, Upstream] = {}
     for each in settings:
-        client = UpstreamClient(each, instruments=instruments, clock=clock, log=log)
+        client = UpstreamClient(each, via=via, instruments=instruments, clock=clock, log=log)
         agreement = Agreement(client, clock=clock, log=log)
         fetcher = Fetcher(
             client,

@@ -155,6 +155,7 @@ class Worker(WorkerCalls):
             orders.upstreams,
             self._store,
             chunks,
+            store_id=orders.s3.host_id,
             has_remote=orders.s3.has_remote,
             clock=clock,
             metrics=metrics,
@@ -171,7 +172,7 @@ class Worker(WorkerCalls):
             executor=self._executor,
         )
         self._http = HttpServer(
-            service.handle,
+            self._upstreams.handler(service.handle),
             settings=orders.http,
             metrics=metrics,
             clock=clock,

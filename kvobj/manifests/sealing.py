@@ -64,6 +64,9 @@ def opened_content(content: bytes, sealer: Sealer) -> LogEntry | SealedUser:
     what no manifest holds."""
     if not content or content[0] < _FIRST_OWN_KIND:
         entry = decode_entry(content)
+        if isinstance(entry, UserRow):
+            # Nobody wrote it who has the wrapping key. Whoever can write to the bucket must not make users of a rebuilt store.
+            raise CorruptionError("a manifest holds a user that is not sealed", user=entry.id)
         if entry is None:
             raise CorruptionError("a manifest holds an entry that is no catalog's", kind=content[0])
         return entry

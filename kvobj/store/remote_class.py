@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
@@ -83,10 +84,29 @@ class SharedWrites:
         self._deadline_seconds = deadline_seconds
         self._waiting_max = waiting_max
         self._waiting = 0
+        self._waits: set[asyncio.Timeout] = set()
         self._log = log
         # First blobs of chunks that were seen SHARED with all their ancestors. A chunk's ancestors never change while it lives, and
         # a blob id never means anything else, so this is true for ever.
         self._whole_chains: set[bytes] = set()
+
+    def hurry(self, seconds: float) -> None:
+        """The process ends: nobody waits for the remote any longer than this, now or from here on."""
+        self._deadline_seconds = min(self._deadline_seconds, seconds)
+        latest = asyncio.get_running_loop().time() + seconds
+        for wait in self._waits:
+            ends = wait.when()
+            if not wait.expired() and (ends is None or ends > latest):
+                wait.reschedule(latest)
+
+    @asynccontextmanager
+    async def _deadline(self, seconds: float) -> AsyncIterator[None]:
+        async with asyncio.timeout(seconds) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     # -- before the body -----------------------------------------------------------------------------------------
     @staticmethod
@@ -126,7 +146,7 @@ class SharedWrites:
         if live is None or row.parent is not None or not self._is_promised(live):
             return row
         try:
-            async with asyncio.timeout(self._deadline_seconds):
+            async with self._deadline(self._deadline_seconds):
                 await self._uploads.put(row, owns_blobs=owns_blobs)
         except (KvobjError, TimeoutError) as error:
             if sharing is Sharing.REQUIRED:
@@ -158,7 +178,7 @@ class SharedWrites:
         found = list(rows)
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._deadline_seconds + _GRACE_SECONDS):
+            async with self._deadline(self._deadline_seconds + _GRACE_SECONDS):
                 found = await self._shared(rows)
         except TimeoutError:
             pass

@@ -1,5 +1,5 @@
 """Rows of class `local` that are to be `shared` go to the remote tier: those that somebody waits for first, the others in the order
-in which they were queued.
+in which they were queued, and no faster than readers can bear (`remote_pace`).
 
 The queue is the catalog's, and durable (`catalog.remote_protocol`): a crash at any point leaves the row and its entry, and the
 upload is done at the next start. An entry goes in the transaction that raises its row; one whose row is gone or another by now is
@@ -27,6 +27,7 @@ from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.clock import Clock
 from kvobj.errors import CorruptionError, KvobjError, StoreFullError, TierUnavailableError
 from kvobj.store.remote_frames import lasting_blobs
+from kvobj.store.remote_pace import UploadPace
 from kvobj.tiers.in_use import BlobsInUse
 
 OBJECTS_AT_ONCE: Final = 16
@@ -152,6 +153,7 @@ class RemoteUploads(BackgroundWorker):
         self._waiters: dict[int, list[asyncio.Future[bool]]] = {}
         self._failing = 0
         self._resume_at = 0.0
+        self.pace = UploadPace()
         self.state = ""
         """Why nothing goes up at present; "" while all is well."""
         self.failures = 0
@@ -193,7 +195,8 @@ class RemoteUploads(BackgroundWorker):
             raise TierUnavailableError("the remote tier may not be written", cause=refusal)
         self._uncommitted.update(row.blob_ids)
         try:
-            self.uploaded_bytes += await (self._frames.put_all(row) if owns_blobs else self._frames.put(row))
+            sent_bytes = await (self._frames.put_all(row) if owns_blobs else self._frames.put(row))
+            self.uploaded_bytes += sent_bytes  # not in one: the sum would be read before the wait
         except BaseException:
             self.concluded(row)
             raise
@@ -262,7 +265,8 @@ class RemoteUploads(BackgroundWorker):
         return live is not None and live.durability is Durability.SHARED and live.blob_ids[:1] == row.blob_ids[:1]
 
     async def flush(self, *, timeout_seconds: float) -> bool:
-        """Wait until nothing waits to be uploaded and the remote has been told of everything; False if the deadline came first."""
+        """Wait until nothing waits to be uploaded and the remote has been told of everything; False if the deadline came first.
+        Hurries nobody: uploads keep out of readers' way as before."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self._queue.totals.objects:
@@ -311,24 +315,35 @@ class RemoteUploads(BackgroundWorker):
         elif not self._failing:
             self._say("")
         while len(self._uploading) < at_once:
-            entry = self._choose(now)
+            wait = self.pace.wait_seconds(now)
+            entry = self._choose(now, is_urgent_only=wait > 0)
+            if entry is None and wait > 0:
+                return wait
             if entry is None:
                 return self._again[0][0] - now if self._again else None
             if self._uploading and self._uploading_bytes + entry.size_bytes > self._bytes_at_once:
-                self._next = entry  # goes first once there is room, so that large ones are not overtaken for ever
+                # Goes first once there is room, so that large ones are not overtaken for ever.
+                self._next = self._next or entry
                 return None
+            if entry.position not in self._urgent:
+                totals = self._queue.totals
+                self.pace.begun(entry.size_bytes, now, queued_bytes=totals.size_bytes, queued=totals.objects)
             self._begin(entry)
         return None
 
-    def _choose(self, now: float) -> QueuedUpload | None:
+    def _choose(self, now: float, *, is_urgent_only: bool) -> QueuedUpload | None:
         """The next entry that nobody is at: one that had no room, one that is waited for, one whose pause is over, the queue's
         next."""
-        entry, self._next = self._next, None
-        if entry is not None and entry.position not in self._busy:
-            return entry
+        if self._next is not None and (not is_urgent_only or self._next.position in self._urgent):
+            entry, self._next = self._next, None
+            if entry.position not in self._busy:
+                return entry
         for position, urgent in self._urgent.items():
             if position not in self._busy and position not in self._attempts:
                 return urgent
+        return None if is_urgent_only else self._choose_unawaited(now)
+
+    def _choose_unawaited(self, now: float) -> QueuedUpload | None:
         while self._again and self._again[0][0] <= now:
             _, position, entry = heapq.heappop(self._again)
             if position not in self._busy:
@@ -464,6 +479,8 @@ class RemoteUploads(BackgroundWorker):
         self._busy.discard(entry.position)
         self._attempts.pop(entry.position, None)
         self._urgent.pop(entry.position, None)
+        if self._next is not None and self._next.position == entry.position:
+            self._next = None
         for future in self._waiters.pop(entry.position, ()):
             if not future.done():
                 future.set_result(is_shared)

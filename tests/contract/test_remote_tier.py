@@ -1,4 +1,4 @@
-"""The remote tier, bare and as the node composes it, over a real kvobj server and over radosgw."""
+"""The remote tier over a real kvobj server and over radosgw, and over the first as the node composes it."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ class TestRemoteTier(RemoteContract):
         return remote
 
 
+# What is composed asks the bare tier alone, which is tested over both servers.
+@pytest.mark.parametrize("server_bucket", ["kvobj"], indirect=True)
 class TestRemoteTierComposed(RemoteContract):
     """Metered, verified, one flight for all who want it, decoded where that is said."""
 

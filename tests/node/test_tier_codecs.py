@@ -177,7 +177,8 @@ async def test_memory_holds_more_chunks_where_they_lie_coded(tmp_path: Path, shm
 async def test_status_says_how_much_each_codec_saves_in_each_tier(tmp_path: Path, shm_path: Path) -> None:
     codec = lossless()
     async with coded_node(tmp_path, shm_path, codecs={"dram": codec, "nvme": codec}) as coded:
-        coded.node.dram_transcoding._cold_seconds = 3600.0  # however slow the machine: nothing is coded but what this test codes
+        # However slow the machine: nothing is coded but what this test codes.
+        coded.node.dram_transcoding._cold_seconds = 3600.0
         keys = [await coded.put(number) for number in range(3)]
         await coded.written(keys[0])
         await coded.code_in_memory(keys[0])

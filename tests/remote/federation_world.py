@@ -37,10 +37,10 @@ class World:
         value = json.loads(reply.body)
         return Namespace(name, bytes.fromhex(value["key"]), bytes.fromhex(value["root"]))
 
-    def declare_both(self, name: str, **fields: object) -> Namespace:
+    def declare_both(self, name: str) -> Namespace:
         """The same namespace, with one key, in both."""
-        namespace = self.declare(self.far, name, **fields)
-        again = self.declare(self.near, name, key=namespace.key.hex(), **fields)
+        namespace = self.declare(self.far, name)
+        again = self.declare(self.near, name, key=namespace.key.hex())
         assert again == namespace
         return namespace
 

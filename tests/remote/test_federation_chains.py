@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from blake3 import blake3
@@ -25,12 +26,12 @@ from federation_world import (
 )
 from kv_driver import CHUNK_BYTES, CHUNK_TOKENS, LAYERS, payload
 from s3_proxy import NOTHING, Operation, Plan, Toxic
-from server_process import wait_until
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, free_port, wait_until
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "workers"])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with federation(tmp_path_factory.mktemp("federation"), workers=request.param) as running:
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with federation(tmp_path_factory.mktemp("federation")) as running:
         yield running
 
 
@@ -86,15 +87,17 @@ def test_what_neither_has_is_a_miss(world: World) -> None:
 
 def test_askers_at_the_same_time_share_one_flight(world: World) -> None:
     namespace = world.declare_both("flight")
-    (chunk_id,) = ids_of(namespace, 1)
-    put_chain(world.far, namespace, [chunk_id])
+    earlier, chunk_id = ids_of(namespace, 2)
+    put_chain(world.far, namespace, [earlier, chunk_id])
+    for _ in range(4):  # every process has seen that the namespace is the same there
+        assert call(world.near, "GET", f"/cache/{earlier}").status == 200
+        assert match(world.near, namespace, [earlier, chunk_id])["matched"] == 2
     world.proxy.plan = Plan((Toxic.STALL_HEAD,), rate=1.0, operations=frozenset({Operation.GET}), stall_seconds=0.5)
     asked_before = len(world.proxy.injections)
     with ThreadPoolExecutor(6) as threads:
         replies = list(threads.map(lambda _: call(world.near, "GET", f"/cache/{chunk_id}"), range(6)))
     assert all(reply.body == bytes_of(chunk_id) for reply in replies)
-    processes = 1 if world.near.settings.workers == 1 else world.near.settings.workers
-    assert 1 <= len(world.proxy.injections) - asked_before <= processes
+    assert 1 <= len(world.proxy.injections) - asked_before <= world.near.settings.workers
 
 
 def test_an_mget_brings_what_is_missing_and_a_short_last_chunk(world: World) -> None:
@@ -283,14 +286,14 @@ def test_wrong_bytes_are_a_miss_and_are_not_stored(world: World) -> None:
     namespace = world.declare_both("wrong")
     ids = ids_of(namespace, 1)
     put_chain(world.far, namespace, ids)
-    world.proxy.plan = Plan((Toxic.WRONG_DOWNLOAD,), rate=1.0, operations=frozenset({Operation.GET}), key_part=ids[0])
+    world.proxy.plan = Plan((Toxic.WRONG_BYTE_DOWN,), rate=1.0, operations=frozenset({Operation.GET}), key_part=ids[0])
     assert call(world.near, "GET", f"/cache/{ids[0]}").status == 404
     assert ids[0] not in stored(world.near)
     world.proxy.plan = NOTHING
     assert call(world.near, "GET", f"/cache/{ids[0]}").body == bytes_of(ids[0])
 
 
-@pytest.mark.parametrize("toxic", [Toxic.RESET_BODY, Toxic.TRUNCATED, Toxic.SLOW_DOWN])
+@pytest.mark.parametrize("toxic", [Toxic.RESET_BODY, Toxic.TRUNCATED, Toxic.HALF_HEAD])
 def test_a_broken_answer_is_asked_for_again(world: World, toxic: Toxic) -> None:
     namespace = world.declare_both(f"broken-{toxic.name.lower().replace('_', '-')}")
     ids = ids_of(namespace, 12)
@@ -330,3 +333,50 @@ def test_an_upstream_that_is_away_is_as_none_and_comes_back(world: World) -> Non
     log = world.near.log_path.read_text()
     assert "fails, as if there were none" in log
     assert "answers again" in log
+
+
+def test_worker_processes_ask_upstreams_too(tmp_path: Path) -> None:
+    with federation(tmp_path, workers=2) as world:
+        namespace = world.declare_both("workers")
+        ids = ids_of(namespace, 6)
+        put_chain(world.far, namespace, ids)
+        assert match(world.near, namespace, ids)["matched"] == 6
+        assert call(world.near, "GET", f"/cache/{ids[2]}").body == bytes_of(ids[2])
+        assert [item.payload for item in mget(world.near, ids)] == [bytes_of(each) for each in ids]
+        assert {*ids} <= stored(world.near)
+        (mine,) = ids_of(namespace, 1, first=1000)
+        written = put(world.near, namespace, mine, "root", durability="shared")
+        assert (written.status, written.headers["x-kvobj-durability"]) == (200, "local")
+        assert mine in stored(world.far)
+
+
+def test_two_stores_that_are_each_others_upstream_do_not_ask_in_a_ring(tmp_path: Path) -> None:
+    def server(name: str, port: int, upstream_port: int) -> ServerProcess:
+        table = {
+            "bucket": '"cache"',
+            "endpoint": f'"http://127.0.0.1:{upstream_port}"',
+            "access_key": f'"{ALICE.access_key}"',
+            "secret_key": f'"{ALICE.secret_key}"',
+            "timeout": '"20 s"',
+        }
+        settings = ServerSettings(
+            dram_bytes=32 * MIB,
+            nvme_bytes=64 * MIB,
+            buckets=[BucketSetting("cache", "kv", "memory", owner="alice")],
+            users=[ALICE],
+            upstreams=[table],
+            workers=1,
+        )
+        made = ServerProcess(tmp_path / name, settings)
+        made.port = port
+        return made
+
+    ports = free_port(), free_port()
+    with server("one", *ports) as one, server("two", *reversed(ports)) as two:
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as threads:
+            answers = threads.map(lambda turn: call((one, two)[turn % 2], "GET", "/cache/absent").status, range(8))
+        assert list(answers) == [404] * 8
+        assert time.monotonic() - began < 10, "nobody waited for a timeout"
+        assert call(one, "PUT", "/cache/here", b"one's").status == 200
+        assert call(two, "GET", "/cache/here").body == b"one's"

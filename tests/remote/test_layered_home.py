@@ -51,6 +51,7 @@ async def world(kvobj_remote: RemoteStore, proxy: FaultProxy, tmp_path: Path, sh
     database = open_database(tmp_path, shm_path)
     settings = replace(kvobj_remote.behind(proxy.port).settings(), hedge_seconds=0.0)
     async with small_arena(shm_path) as arena, opened_bucket(settings) as bucket:
+        await bucket.probe()  # else it goes on beside what is counted here
         directory = RemoteDirectory(database)
         remote = RemoteTier(bucket, directory, arena=arena, names=RemoteNames(settings.prefix))
         nvme = DictTier(arena, name="nvme")

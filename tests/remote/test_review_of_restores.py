@@ -1,13 +1,19 @@
-"""A data directory that is put back from a copy: it knows less than the remote was told, and must not make that true there."""
+"""A data directory and a remote that are not each other's any more: one put back from a copy, one begun anew elsewhere."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from remote_servers import RemoteStore
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 from test_kill_in_upload import lose_and_rebuild
+
+from kvobj.app.offline_remote import rebuild_remote
+from kvobj.config import load_settings
 
 SHARED = {"x-kvobj-durability": "shared"}
 
@@ -60,3 +66,68 @@ def test_a_restored_data_directory_removes_nothing_that_was_shared_since_its_cop
         assert get(server, "before") == b"before" * 100
         assert get(server, "since") == b"since" * 100
         assert put(server, "after") == 200
+
+
+def test_a_store_that_begins_anew_elsewhere_does_not_take_what_lay_there_for_what_lies_here(
+    kvobj_remote: RemoteStore, tmp_path: Path
+) -> None:
+    settings = ServerSettings(
+        dram_bytes=64 * MIB,
+        nvme_bytes=64 * MIB,
+        buckets=(BucketSetting("plain", "ordinary", "local"),),
+        remote=kvobj_remote.tier(),
+        workers=1,
+    )
+    with ServerProcess(tmp_path / "node", settings) as server:
+        assert put(server, "before") == 200
+        assert server.tier("remote")["blobs"] == 1
+        server.terminate()
+        # As the message says that tells of a store.json that is gone.
+        (server.data / "remote").unlink()
+        server.settings = replace(settings, remote=replace(kvobj_remote, prefix="elsewhere/").tier())
+        server.start()
+        assert server.tier("remote")["blobs"] == 0
+        assert get(server, "before") == b"before" * 100  # from nvme, where it is the only copy now
+        assert put(server, "after") == 200
+        assert len(kvobj_remote.keys("elsewhere/blobs/")) == 1
+
+
+def test_no_node_starts_where_a_rebuild_was_cut_short(
+    kvobj_remote: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has claimed the prefix and knows of nothing there: its sweep would take all of it for leftovers."""
+    settings = ServerSettings(
+        dram_bytes=64 * MIB,
+        nvme_bytes=64 * MIB,
+        buckets=(BucketSetting("plain", "ordinary", "local"),),
+        remote=kvobj_remote.tier(),
+        sections={"gc": {"sweep_interval": '"200 ms"', "reconcile_interval": '"200 ms"'}},
+        workers=1,
+    )
+
+    def cut_short(*_: object, **__: object) -> NoReturn:
+        raise InterruptedError
+
+    with ServerProcess(tmp_path / "node", settings) as server:
+        assert put(server, "before") == 200
+        server.terminate()
+        shutil.rmtree(server.data)
+        node_settings = load_settings(server.configuration, environment={})
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                "kvobj.app.offline_remote.open_database", cut_short
+            )  # right after the prefix was taken over
+            with pytest.raises(InterruptedError):
+                rebuild_remote(node_settings, cut_nothing, cut_nothing)
+        server.start()
+        wait_until(lambda: not server.is_running, timeout_seconds=20, what="the node to end")
+        assert server.terminate() == 2
+        assert "rebuild --remote" in server.log_tail()
+        assert len(kvobj_remote.keys(f"{kvobj_remote.prefix}blobs/")) == 1
+        lose_and_rebuild(server)
+        server.start()
+        assert get(server, "before") == b"before" * 100
+
+
+def cut_nothing(*_: object) -> None:
+    """Told of what the rebuild does."""

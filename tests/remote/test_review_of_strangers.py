@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvobj.catalog.log_entries import encode_entry
+from kvobj.catalog.rows import UserRow
+from kvobj.errors import CorruptionError
+from kvobj.manifests.sealing import opened_content
+from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.tiers.remote.documents import parse_objects, parse_upload_id
 from kvobj.tiers.remote.faults import error_of, fault_of_answer
 from kvobj.wire.response_head import BrokenAnswerError
@@ -43,3 +48,10 @@ def test_a_document_nested_without_end_is_no_listing() -> None:
 def test_a_redirect_is_not_followed(status: int) -> None:
     fault = fault_of_answer(status, {"location": "http://169.254.169.254/latest/"}, b"")
     assert not fault.is_repeatable
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+def test_a_manifest_from_a_stranger_makes_no_users(is_root: bool) -> None:  # noqa: FBT001 - one of the cases
+    forged = encode_entry(UserRow("mallory", "", "key-mallory", "known to her", is_root=is_root))
+    with pytest.raises(CorruptionError):
+        opened_content(forged, KeyWrapper(bytes(32)))

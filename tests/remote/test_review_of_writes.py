@@ -1,5 +1,5 @@
-"""Interleavings in which an acknowledged object of class `shared` could be lost: two writers of one key, two Completes of one upload,
-a sweep beside either. Real tier and catalogs over a bucket in memory."""
+"""Interleavings in which an acknowledged object of class `shared` could be lost: two writers of one key, two Completes of one
+upload, a sweep beside either. Real tier and catalogs over a bucket in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 from catalog_contract import BUCKET, EPOCH, prepared, row
@@ -21,18 +22,19 @@ from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.rows import CommitMode, Durability, ObjectRow, PartRow, UploadRow
 from kvobj.errors import KvobjError, NotSharedError
 from kvobj.ids import BlobId
+from kvobj.store.placement import ReadTier
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.remote_frames import RemoteFrames
 from kvobj.store.remote_room import QueueRoom
 from kvobj.store.remote_uploads import RemoteUploads
 from kvobj.tiers.in_use import BlobsInUse
-from kvobj.tiers.protocol import ByteRange
+from kvobj.tiers.protocol import ByteRange, Tier
 
 LOG = logging.getLogger("test")
 
 
 class Home:
-    """What uploads read from: a sound frame of every blob."""
+    """As much of a tier as uploads read from: it has a sound frame of every blob."""
 
     def __init__(self, world: RemoteWorld) -> None:
         self._arena = world.arena
@@ -48,11 +50,11 @@ class World:
     def __init__(self, remote: RemoteWorld) -> None:
         self.remote = remote
         self.catalog = MemoryCatalog(has_remote=True)
-        home = Home(remote)
+        home = cast("Tier", Home(remote))
         frames = RemoteFrames(
             remote=remote.tier,
-            local=(home,),  # type: ignore[arg-type] - as much of a tier as is read
-            read=home,  # type: ignore[arg-type]
+            local=(home,),
+            read=cast("ReadTier", home),
             coded=lambda _: None,
             is_there=lambda blob_id: remote.directory.find(blob_id) is not None,
         )
@@ -105,7 +107,8 @@ class World:
         """Whether the server has every blob of the row."""
         keys = list(self.remote.bucket.objects)
         return all(
-            any(key.startswith(self.remote.names.of_blob(BlobId(blob_id))) for key in keys) for blob_id in given.blob_ids
+            any(key.startswith(self.remote.names.of_blob(BlobId(blob_id))) for key in keys)
+            for blob_id in given.blob_ids
         )
 
     async def until_put(self, count: int) -> None:
@@ -215,10 +218,8 @@ async def test_a_blob_whose_upload_is_completed_while_a_sweep_reads_is_named(tmp
         whole = row("a", 1)
         part = PartRow("u", 1, whole.blobs, 10, "e", 1)
         await catalog.put_part(BUCKET, "a", part, now_ms=1)
-        seen: list[bytes] = []
         scan = catalog.scan_named_blobs()
-        for _ in range(steps):
-            seen.append(bytes(await anext(scan)))
+        seen = [bytes(await anext(scan)) for _ in range(steps)]
         await catalog.commit(whole, mode=CommitMode.REPLACE, upload_id="u", now_ms=1)
         seen += [bytes(blob_id) async for blob_id in scan]
         assert bytes(BlobId.of(EPOCH, 1)) in seen

@@ -157,6 +157,21 @@ async def test_what_somebody_waits_for_goes_before_the_others() -> None:
         assert world.remote.sent == ["k0", "k4", "k1", "k2", "k3"]
 
 
+async def test_while_much_is_read_only_what_somebody_waits_for_goes_at_once() -> None:
+    async with opened() as world:
+        world.uploads.pace.note_read(2**40)
+        rows = [await world.add(f"k{number}", number + 1) for number in range(6)]
+        now = asyncio.get_running_loop().time()
+        world.uploads.pace.wait_seconds(now)
+        world.uploads.pace.begun(2**40, now, queued_bytes=0, queued=0)
+        world.uploads.pace.note_read(2**40)
+        world.uploads.start()
+        assert await world.uploads.wait_shared(rows[4], deadline_seconds=10) is Durability.SHARED
+        assert world.remote.sent == ["k4"]
+        await world.until(lambda: not world.queued())  # nobody reads any more
+        assert sorted(world.remote.sent) == [f"k{number}" for number in range(6)]
+
+
 async def test_uploads_at_once_are_bounded_by_number_and_by_bytes() -> None:
     async with opened(objects_at_once=3, bytes_at_once=1000) as world:
         for number in range(12):

@@ -443,3 +443,40 @@ def test_unsigned_payloads_and_explanations_are_switched_by_flags() -> None:
         "server.unsigned_payload_needs_tls",
         "debug.explain_signatures",
     ]
+
+
+# -- upstreams -------------------------------------------------------------------------------------------------------
+UPSTREAM = """
+[[upstreams]]
+bucket = "cache"
+endpoint = "https://kvobj.example:9000/"
+access_key = "near"
+secret_key_env = "UPSTREAM_SECRET"
+"""
+
+
+def test_an_upstream_is_read_with_its_defaults() -> None:
+    (upstream,) = parse(UPSTREAM, UPSTREAM_SECRET=SECRET).upstreams
+    assert (upstream.bucket, upstream.server.bucket, upstream.durability) == ("cache", "cache", "local")
+    assert upstream.server.endpoint == "https://kvobj.example:9000"
+    assert upstream.server.request_timeout_seconds == upstream.timeout_seconds == 10.0
+    assert upstream.server.secret_key == SECRET
+    assert SECRET not in repr(upstream)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (UPSTREAM + UPSTREAM, "upstreams[1].bucket"),
+        (UPSTREAM + '[[buckets]]\nname = "cache"\nkind = "ordinary"\n', "upstreams[0].bucket"),
+        (UPSTREAM.replace("https:", "ftp:"), "upstreams[0].endpoint"),
+        (UPSTREAM.replace('"cache"', '"No"'), "upstreams[0].bucket"),
+        (UPSTREAM + 'durability = "sacred"\n', "upstreams[0].durability"),
+        (UPSTREAM + 'prefix = "x/"\n', "upstreams[0].prefix"),
+        (UPSTREAM.replace("_env", "_envy"), "upstreams[0].secret_key"),
+    ],
+)
+def test_what_is_wrong_with_an_upstream_is_told_with_its_path(text: str, path: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse(text, UPSTREAM_SECRET=SECRET)
+    assert any(problem.startswith(f"{path}:") for problem in refused.value.problems)

@@ -21,6 +21,7 @@ from kvobj.clock import Clock
 from kvobj.config.settings import RemoteSettings, UpstreamSettings
 from kvobj.errors import ConfigurationError
 from kvobj.store.upstream.instruments import UpstreamInstruments
+from kvobj.store.upstream.via import Via
 from kvobj.tiers.remote.breaker import CircuitBreaker
 from kvobj.tiers.remote.connection import ConnectionPool
 from kvobj.tiers.remote.faults import RemoteFault
@@ -91,7 +92,13 @@ class UpstreamClient:
     when they are needed."""
 
     def __init__(
-        self, settings: UpstreamSettings, *, instruments: UpstreamInstruments, clock: Clock, log: logging.Logger
+        self,
+        settings: UpstreamSettings,
+        *,
+        via: Via,
+        instruments: UpstreamInstruments,
+        clock: Clock,
+        log: logging.Logger,
     ) -> None:
         try:
             from kvobj.tiers.remote.signing import RequestSigner  # noqa: PLC0415 - the extra is looked for where it is needed
@@ -100,6 +107,7 @@ class UpstreamClient:
                 [f"upstreams: need the extra \"remote\" ({error.name} is missing): pip install 'kvobj[server,remote]'"]
             ) from error
         self.settings = settings
+        self.via = via
         self._signer: Signer = RequestSigner(settings.server)
         self._where = (self._signer.host, self._signer.port)
         self._tls = _trust(settings.server) if self._signer.is_tls else None
@@ -135,7 +143,7 @@ class UpstreamClient:
         requests = await self._opened()
 
         async def attempt() -> ChunkHead:
-            exchange = await requests.begin(RemoteRequest("HeadChunk", "HEAD", key))
+            exchange = await requests.begin(RemoteRequest("HeadChunk", "HEAD", key, headers=self.via.headers()))
             await requests.whole(exchange)
             return _head_of(exchange)
 
@@ -147,7 +155,7 @@ class UpstreamClient:
         requests = await self._opened()
 
         async def attempt() -> T:
-            exchange = await requests.begin(RemoteRequest("GetChunk", "GET", key))
+            exchange = await requests.begin(RemoteRequest("GetChunk", "GET", key, headers=self.via.headers()))
             try:
                 result = await take(_head_of(exchange), exchange)
             except BaseException:
@@ -162,7 +170,7 @@ class UpstreamClient:
         """`?match` with this document, in msgpack; None where the namespace is not there."""
         body = msgspec.msgpack.encode(document)
         payload_sha256 = await _sha256(memoryview(body))
-        headers = {"content-type": _MSGPACK, "accept": _MSGPACK}
+        headers = {"content-type": _MSGPACK, "accept": _MSGPACK, **self.via.headers()}
         request = RemoteRequest(
             "Match", "POST", "", (("match", ""),), headers, memoryview(body), payload_sha256=payload_sha256
         )
@@ -178,7 +186,7 @@ class UpstreamClient:
     async def put(self, key: str, body: memoryview, headers: Mapping[str, str], *, until: float) -> Mapping[str, str]:
         """Store a chunk there; the headers of the reply. Idempotent. `RemoteFault` with the status and code of a refusal."""
         payload_sha256 = await _sha256(body)
-        request = RemoteRequest("PutChunk", "PUT", key, (), headers, body, payload_sha256=payload_sha256)
+        request = RemoteRequest("PutChunk", "PUT", key, (), {**headers, **self.via.headers()}, body, payload_sha256)
         return (await self._ask(request, until=until)).headers
 
     # -- inside --------------------------------------------------------------------------------------------------

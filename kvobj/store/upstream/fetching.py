@@ -59,10 +59,12 @@ class MakeBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A chunk that is handed on without being stored: its row is in no catalog."""
+    """A chunk that is handed on without being stored: its row is in no catalog. To be released once, when its bytes are not needed
+    any more."""
 
     row: ObjectRow
     data: memoryview
+    release: Callable[[], None]
 
 
 class _Aside(Exception):  # noqa: N818 - a turn that an attempt takes, no error
@@ -124,7 +126,8 @@ class Fetcher:
         self._clock = clock
         self._random_bytes = random_bytes
         self._log = log
-        self._flights: dict[str, asyncio.Task[Outcome]] = {}
+        # An answer may wait for one who came by another way: a flight is for those that came by the same stores.
+        self._flights: dict[tuple[str, tuple[str, ...]], asyncio.Task[Outcome]] = {}
         self._passed_bytes = 0
 
     async def aclose(self) -> None:
@@ -159,30 +162,40 @@ class Fetcher:
                 is_over = True
 
     async def passed(self, bucket: BucketRow, key: str, *, until: float) -> Passed | None:
-        """A chunk's bytes without storing them; None where it is not there, is too large, or anything fails."""
+        """A chunk's bytes without storing them; None where it is not there, there is no room, or anything fails."""
+        held = 0
+
+        def release() -> None:
+            nonlocal held
+            self._passed_bytes -= held
+            held = 0
 
         async def take(head: ChunkHead, exchange: Exchange) -> Passed:
             place = await self._place(bucket, key, head)
+            nonlocal held
+            release()  # what an earlier attempt held
             if head.digest is None or self._passed_bytes + head.size_bytes > PASSED_BYTES_MAX:
                 raise _Ended(Outcome.FAILED)
-            self._passed_bytes += head.size_bytes
-            try:
-                data = memoryview(bytearray(head.size_bytes))
-                if head.size_bytes:
-                    await exchange.fill(data, _ignore)
-                is_small = len(data) <= _DIGESTED_INLINE_BYTES
-                digest = blake3_digest(data) if is_small else await asyncio.to_thread(blake3_digest, data)
-            finally:
-                self._passed_bytes -= head.size_bytes
+            held = head.size_bytes
+            self._passed_bytes += held
+            data = memoryview(bytearray(head.size_bytes))
+            if head.size_bytes:
+                await exchange.fill(data, _ignore)
+            is_small = len(data) <= _DIGESTED_INLINE_BYTES
+            digest = blake3_digest(data) if is_small else await asyncio.to_thread(blake3_digest, data)
             if digest != head.digest:
                 raise DigestMismatchError("the upstream's bytes do not have the digest that it told", key=key)
-            return Passed(self._row(bucket, key, head, place), data.toreadonly())
+            return Passed(self._row(bucket, key, head, place), data.toreadonly(), release)
 
+        found: Passed | None = None
         try:
             async with asyncio.timeout_at(until):
                 found = await self._client.read(key, take, until=until)
         except (RemoteFault, KvobjError, TimeoutError, _Aside):
             return None
+        finally:
+            if found is None:
+                release()
         if found is not None:
             self._instruments.chunk("passed")
         return found
@@ -199,13 +212,14 @@ class Fetcher:
     ) -> asyncio.Task[Outcome]:
         """The flight of a chunk; the rest as in `_Turn`."""
         entered = asyncio.Event() if entered is None else entered
-        flight = self._flights.get(key)
+        name = (key, self._client.via.came_by)
+        flight = self._flights.get(name)
         if flight is not None:
             entered.set()
             return flight
         flight = asyncio.create_task(self._fly(bucket, key, _Turn(until, before, entered)), name="fetch-chunk")
-        self._flights[key] = flight
-        flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        self._flights[name] = flight
+        flight.add_done_callback(lambda _: self._flights.pop(name, None))
         return flight
 
     async def _fly(self, bucket: BucketRow, key: str, turn: _Turn) -> Outcome:
@@ -285,7 +299,7 @@ class Fetcher:
             if found is None:
                 return Outcome.MISSING
             batch, place = found
-            flight = self._flights.get(place.parent) if place.parent else None
+            flight = self._flights.get((place.parent, self._client.via.came_by)) if place.parent else None
             if flight is not None:
                 await asyncio.shield(flight)
             (item,) = await batch.commit(quota=place.namespace.quota, parent_tokens=place.parent_tokens)
@@ -294,7 +308,17 @@ class Fetcher:
             return Outcome.STORED
 
     async def _fetch_ancestors(self, bucket: BucketRow, key: str, *, until: float) -> bool:
-        """Have a chunk and all before it here. What the upstream has, it has with all ancestors."""
+        """Have a chunk and all before it here, in half of the time: the other is for the chunk itself. What the upstream has, it
+        has with all ancestors."""
+        now = asyncio.get_running_loop().time()
+        until = now + (until - now) / 2
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._have_ancestors(bucket, key, until=until)
+        except TimeoutError:
+            return False
+
+    async def _have_ancestors(self, bucket: BucketRow, key: str, *, until: float) -> bool:
         missing: list[str] = []
         while not await self._is_coming(bucket, key):
             head = None if len(missing) >= ANCESTORS_MAX else await self._client.head(key, until=until)
@@ -310,7 +334,7 @@ class Fetcher:
 
     async def _is_coming(self, bucket: BucketRow, key: str) -> bool:
         """Whether a chunk is live here, or on its way."""
-        if key in self._flights:
+        if (key, self._client.via.came_by) in self._flights:
             return True
         (row,) = await self._catalog.lookup(bucket.name, [key])
         return row is not None
@@ -347,7 +371,7 @@ class Fetcher:
             key=key,
             blobs=(blob,),
             size_bytes=head.size_bytes,
-            etag=f"kv-{head.digest.hex()[:24]}",
+            etag=f"kv{head.digest.hex()[:24]}-1",
             modified_ms=self._clock.now_ms(),
             owner=bucket.owner,
             durability=Durability.MEMORY,

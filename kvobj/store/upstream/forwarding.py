@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from kvobj.errors import (
     StoreFullError,
     TierUnavailableError,
 )
+from kvobj.store.byte_gate import ByteGate
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, parent_name
 from kvobj.store.upstream.agreement import Agreement
 from kvobj.store.upstream.client import (
@@ -29,7 +31,7 @@ from kvobj.store.upstream.client import (
 from kvobj.tiers.remote.faults import RemoteFault
 
 FORWARDED_BYTES_MAX: Final = 512 * 2**20
-"""A larger chunk is not forwarded: it goes in one PUT, from memory of its own."""
+"""A larger chunk is not forwarded: it goes in one PUT, from memory of its own, of which all together have no more than this."""
 _DIGEST_DIGITS: Final = 64
 
 
@@ -48,6 +50,16 @@ class Forwarder:
     def __init__(self, client: UpstreamClient, agreement: Agreement) -> None:
         self._client = client
         self._agreement = agreement
+        self._gate = ByteGate(limit_bytes=FORWARDED_BYTES_MAX, wait_seconds=client.settings.timeout_seconds)
+
+    @asynccontextmanager
+    async def room(self, size_bytes: int) -> AsyncIterator[None]:
+        """Memory for a chunk's bytes on their way. `BusyError` where there is none in time."""
+        await self._gate.enter(size_bytes)
+        try:
+            yield
+        finally:
+            self._gate.leave(size_bytes)
 
     def check(self, size_bytes: int) -> None:
         """Refuse early what could not be forwarded. `TierUnavailableError`, `InvalidRequestError`."""

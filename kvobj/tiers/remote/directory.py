@@ -103,6 +103,11 @@ class RemoteDirectory:
             if known:
                 await self._database.write(partial(_take, blob_ids=known), synced=False)
 
+    async def forget_all(self) -> None:
+        """It was another remote that this tells of. Survives power loss when this returns."""
+        while known := self.blob_ids():
+            await self._database.write(partial(_take, blob_ids=known), synced=len(known) < _BATCH)
+
     @property
     def totals(self) -> tuple[int, int]:
         """Blobs known to lie there, and their frames' bytes."""

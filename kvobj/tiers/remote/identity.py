@@ -153,9 +153,11 @@ class StoreIdentity:
         random_bytes: RandomBytes = os.urandom,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         objection: Callable[[int], Awaitable[str]] | None = None,
+        on_anew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`objection`: asked once, of our own lineage, before the prefix counts as claimed: why this data directory must not write
-        there although the claim is its own, "" where it may."""
+        there although the claim is its own, "" where it may. `on_anew`: awaited before a store begins at a place: what it knows of
+        another is of no use there, and must be forgotten durably."""
         self._bucket = bucket
         self._key = names.store
         self._file = claim_file
@@ -167,6 +169,7 @@ class StoreIdentity:
         self._own: LocalClaim | None = None
         self._ask_objection = objection
         self._objection: str | None = None
+        self._on_anew = on_anew
         self._turn = asyncio.Lock()
         self.state: IdentityState = "unclaimed"
         self.reason = "the remote has not answered yet"
@@ -219,6 +222,8 @@ class StoreIdentity:
                 )
                 raise ConfigurationError([problem])
             if own is None:
+                if self._on_anew is not None:
+                    await self._on_anew()
                 own = await self._announce(store_id, lineage=1)
             await self._write(own, etag=None)
         raise TierUnavailableError("store.json on the remote does not stay", where=self._where)
