@@ -49,6 +49,7 @@ class ReplayStatistics:
     wrong_blocks: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     tiers: Counter[str] = field(default_factory=Counter)
+    token_hits_by_tier: Counter[str] = field(default_factory=Counter)
     get_seconds: array[float] = field(default_factory=lambda: array("d"))
     put_seconds: array[float] = field(default_factory=lambda: array("d"))
     samples: list[Sample] = field(default_factory=list)
@@ -82,6 +83,9 @@ class ReplayStatistics:
             "wrong_blocks": self.wrong_blocks,
             "errors": dict(self.errors),
             "reads_by_tier": dict(self.tiers),
+            "token_hit_ratio_by_tier": {
+                tier: hits / max(1, self.tokens) for tier, hits in sorted(self.token_hits_by_tier.items())
+            },
         }
 
 

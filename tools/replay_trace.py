@@ -15,6 +15,8 @@ import os
 import sys
 import time
 import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,17 +115,20 @@ class Replay:
             window = block_ids[first : first + self._settings.lookahead]
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._get(block_id)) for block_id in window]
-            found = [task.result() for task in tasks]
-            if all(found):
+            tiers = [task.result() for task in tasks]
+            miss = tiers.index("") if "" in tiers else len(tiers)
+            for block_id, tier in zip(window[:miss], tiers[:miss], strict=True):
+                self.statistics.token_hits_by_tier[tier] += self._tokens[block_id]
+            if miss == len(tiers):
                 hits += len(window)
                 continue
-            miss = found.index(False)
-            later = {block_id for block_id, is_found in zip(window[miss:], found[miss:], strict=True) if is_found}
+            later = {block_id for block_id, tier in zip(window[miss:], tiers[miss:], strict=True) if tier}
             self.statistics.read_past_a_miss += len(later)
             return hits + miss, later
         return hits, set()
 
-    async def _get(self, block_id: int) -> bool:
+    async def _get(self, block_id: int) -> str:
+        """Where the block was; "" where it is not stored."""
         statistics = self.statistics
         async with self._operations:
             began = time.perf_counter()
@@ -135,17 +140,18 @@ class Replay:
                 code = error.response["Error"]["Code"]
                 if code not in {"NoSuchKey", "404"}:
                     statistics.errors[f"GET {code}"] += 1
-                return False
+                return ""
             except (botocore.exceptions.BotoCoreError, OSError) as error:
                 statistics.errors[f"GET {type(error).__name__}"] += 1
-                return False
+                return ""
             statistics.get_seconds.append(time.perf_counter() - began)
-        statistics.tiers[reply["ResponseMetadata"]["HTTPHeaders"].get("x-kvobj-tier", "unnamed")] += 1
+        tier: str = reply["ResponseMetadata"]["HTTPHeaders"].get("x-kvobj-tier", "unnamed")
+        statistics.tiers[tier] += 1
         statistics.blocks_read += 1
         statistics.bytes_read += len(body)
         if not self._content.is_right(block_id, self._size(block_id), body):
             statistics.wrong_blocks += 1
-        return True
+        return tier
 
     async def _put(self, block_id: int) -> None:
         statistics = self.statistics
@@ -168,6 +174,29 @@ class Replay:
         else:
             statistics.blocks_written += 1
             statistics.bytes_written += len(body)
+
+
+@asynccontextmanager
+async def s3_client(
+    endpoint: str, keys: tuple[str, str], *, region: str, concurrency: int, attempts: int
+) -> AsyncIterator[Any]:
+    """A client as the replay uses it: path-style, no checksums of its own, so many tries an operation."""
+    config = aiobotocore.config.AioConfig(
+        max_pool_connections=concurrency,
+        retries={"mode": "standard", "max_attempts": attempts},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"},
+    )
+    async with aiobotocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=keys[0],
+        aws_secret_access_key=keys[1],
+        region_name=region,
+        config=config,
+    ) as client:
+        yield client
 
 
 async def ensure_bucket(client: Any, name: str, kind: str) -> None:  # noqa: ANN401 - aiobotocore has no types
@@ -204,7 +233,6 @@ async def replay(arguments: argparse.Namespace, console: Console) -> tuple[Repla
     tokens = block_tokens(requests)
     bytes_per_token = arguments.bytes_per_token or max(1, arguments.target_bytes // max(1, sum(tokens.values())))
     content = BlockContent(seed=arguments.seed, largest_bytes=max(tokens.values()) * bytes_per_token)
-    access_key, secret_key = key_pair(arguments)
     settings = ReplaySettings(
         bucket=arguments.bucket or f"replay-{arguments.bucket_kind}",
         bytes_per_token=bytes_per_token,
@@ -217,21 +245,13 @@ async def replay(arguments: argparse.Namespace, console: Console) -> tuple[Repla
         f"{arguments.trace.name}: {len(requests):,} requests, {len(tokens):,} different blocks, "
         f"{bytes_per_token:,} bytes a token, working set {sum(tokens.values()) * bytes_per_token / 1e9:.2f} GB"
     )
-    config = aiobotocore.config.AioConfig(
-        max_pool_connections=settings.concurrency,
-        retries={"mode": "standard", "max_attempts": arguments.attempts},
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={"addressing_style": "path"},
-    )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with aiobotocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=arguments.endpoint,
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
-        region_name=arguments.region,
-        config=config,
+    async with s3_client(
+        arguments.endpoint,
+        key_pair(arguments),
+        region=arguments.region,
+        concurrency=settings.concurrency,
+        attempts=arguments.attempts,
     ) as client:
         await ensure_bucket(client, settings.bucket, arguments.bucket_kind)
         run = Replay(client, settings, content, tokens)
