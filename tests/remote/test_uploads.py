@@ -382,7 +382,7 @@ async def test_the_backlog_counts_what_waits_and_for_how_long(world: World) -> N
 
 
 async def test_room_in_the_queue_is_waited_for_up_to_a_deadline(world: World) -> None:
-    room = QueueRoom(world.catalog.remote_queue, limit_bytes=100, wait_seconds=0.05)
+    room = QueueRoom(world.catalog.remote_queue, limit_bytes=100, wait_seconds=0.05, entry_bytes=0)
     await room.enter(500)  # nothing else waits: it could never go in otherwise
     with pytest.raises(KvobjError, match="waiting to be uploaded"):
         await room.enter(1)
@@ -397,3 +397,13 @@ async def test_room_in_the_queue_is_waited_for_up_to_a_deadline(world: World) ->
     await world.catalog.remote_queue.remove([entry.position for entry in world.catalog.remote_queue.entries()])
     room.note()
     await entering
+
+
+async def test_room_in_the_queue_is_taken_by_entries_however_small_their_objects(world: World) -> None:
+    room = QueueRoom(world.catalog.remote_queue, limit_bytes=3 * 4096, wait_seconds=0.05)
+    for number in range(2):
+        await world.add(f"k{number}", number + 1, size_bytes=1)
+    with pytest.raises(KvobjError, match="waiting to be uploaded"):
+        await room.enter(1)
+    await world.catalog.remote_queue.remove([world.catalog.remote_queue.entries()[0].position])
+    await room.enter(1)

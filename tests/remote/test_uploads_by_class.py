@@ -48,7 +48,7 @@ class World:
             log=LOG,
             bytes_at_once=10_000,
         )
-        self.room = QueueRoom(catalog.remote_queue, limit_bytes=10_000, wait_seconds=0.05)
+        self.room = QueueRoom(catalog.remote_queue, limit_bytes=10_000, wait_seconds=0.05, entry_bytes=0)
         self.shared = SharedWrites(
             catalog=catalog,
             uploads=self.uploads,
