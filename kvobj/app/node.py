@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
+from kvobj.app.arena_ending import ArenaEnding, decide
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
+from kvobj.app.declared import ROOT_USER_ID, declare
 from kvobj.app.hbm import check_hbm
 from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events, wrapping_key_of
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
@@ -35,14 +37,13 @@ from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow, UserRow
-from kvobj.catalog.setting_rows import RemoteRule
+from kvobj.catalog.rows import ObjectRow
 from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.clock import Clock, boot_ms
-from kvobj.config.settings import BucketSettings, Settings
+from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
-from kvobj.database import Database, ReaderWatch, remove_volatile
-from kvobj.errors import BucketExistsError, KvobjError
+from kvobj.database import Database, ReaderWatch
+from kvobj.errors import KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
 from kvobj.ids import BlobIdAllocator, new_epoch
@@ -76,7 +77,6 @@ from kvobj.tiers.nvme.rebuild import live_inline_entries
 from kvobj.tiers.protocol import Tier
 from kvobj.tiers.verified import RunOnPool
 
-ROOT_USER_ID: Final = "root"
 HASH_THREADS: Final = 2
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
@@ -173,7 +173,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         dedicated_buckets=frozenset(bucket.name for bucket in settings.buckets if bucket.regions == "own"),
         data_directory=data.path,
     )
-    ending = _Ending(arena, arena_choice.volatile_path)
+    ending = ArenaEnding(arena, arena_choice.volatile_path)
     stack.push_async_callback(ending.close_arena)
     record_log = RecordLog.open(data.record_log_path)
     database = Database.open(
@@ -480,7 +480,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         clock=clock,
         memory_is_lost=database.volatile_fresh,
     ).run()
-    await _declare(settings, data, catalog, clock)
+    await declare(settings, data, catalog, clock)
     node = Node(
         settings=settings,
         data=data,
@@ -517,9 +517,9 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         corrupt=corrupt,
         hash_executor=hash_executor,
         recovery=recovery,
-        notes=(*arena_choice.notes, *_native_notes()),
+        notes=(*arena_choice.notes, *_native_notes(), *_wrapping_notes(settings)),
     )
-    stack.push_async_callback(_stop_cleanly, node, ending, log)
+    stack.push_async_callback(partial(decide, ending, dram=dram, catalog=catalog, log=log))
     _start_workers(stack, node)
     return node
 
@@ -542,6 +542,14 @@ def _watched_readers(database: Database, *, clock: Clock, metrics: Metrics, log:
 def _native_notes() -> tuple[str, ...]:
     native = native_status()
     return () if native.is_loaded else (f"policy and chain sums run in Python: native code is {native.detail}",)
+
+
+def _wrapping_notes(settings: Settings) -> tuple[str, ...]:
+    if settings.remote is None or settings.security.wrapping_key is not None:
+        return ()
+    return (
+        "without [security] wrapping_key_env a rebuild from the remote tier, this node lost, lacks users and namespaces' keys",
+    )
 
 
 def _unfinished_families(unfinished: UnfinishedBytes) -> list[Family]:
@@ -580,20 +588,6 @@ async def _whole(store: Store, row: ObjectRow) -> bytes | None:
         await reader.aclose()
 
 
-class _Ending:
-    """Whether the arena may go at the end: only once nothing is in it alone."""
-
-    def __init__(self, arena: Arena, volatile: Path) -> None:
-        self._arena = arena
-        self._volatile = volatile
-        self.remove_arena = False
-
-    async def close_arena(self) -> None:
-        if self.remove_arena:
-            remove_volatile(self._volatile)
-        await self._arena.aclose(remove=self.remove_arena)
-
-
 def _start_workers(stack: AsyncExitStack, node: Node) -> None:
     upkeep = node.upkeep
     stack.push_async_callback(node.catalog.leases.stopped_cleanly)
@@ -609,30 +603,6 @@ def _start_workers(stack: AsyncExitStack, node: Node) -> None:
         stack.push_async_callback(later.aclose)
     stack.push_async_callback(upkeep.recall.cancel)
     stack.push_async_callback(node.kv.feed.aclose)
-
-
-async def _stop_cleanly(node: Node, ending: _Ending, log: logging.Logger) -> None:
-    """Runs when every worker has stopped: decides whether the arena may go."""
-    if node.dram.dirty_bytes:
-        log.warning("the arena stays: %d bytes in it could not be written down", node.dram.dirty_bytes)
-    elif await _has_uploads_in_memory(node.catalog):
-        log.info("the arena stays: uploads of class memory are open")
-    else:
-        await node.catalog.history.write_down()
-        ending.remove_arena = True
-
-
-async def _has_uploads_in_memory(catalog: LmdbCatalog) -> bool:
-    for bucket in await catalog.buckets():
-        after = ("", "")
-        while True:
-            page = await catalog.list_uploads(bucket.name, after=after, groups=True)
-            if any(upload.durability is Durability.MEMORY for upload in page.rows):
-                return True
-            if page.next_after is None:
-                break
-            after = page.next_after
-    return False
 
 
 @asynccontextmanager
@@ -667,45 +637,6 @@ async def flush(node: Node, *, timeout_seconds: float) -> bool:
     """Write down everything that is only in memory; False if the deadline came first."""
     await node.commit_step.drain()
     return await node.write_behind.flush(timeout_seconds=timeout_seconds)
-
-
-async def _declare(settings: Settings, data: DataDirectory, catalog: LmdbCatalog, clock: Clock) -> None:
-    """Users and buckets of the configuration, and the root user."""
-    root = data.root_credentials(settings.root_credentials)
-    await catalog.put_user(
-        UserRow(
-            id=ROOT_USER_ID,
-            display_name=ROOT_USER_ID,
-            access_key=root.access_key,
-            secret_key=root.secret_key,
-            is_root=True,
-        )
-    )
-    for user in settings.users:
-        await catalog.put_user(
-            UserRow(
-                id=user.id,
-                display_name=user.display_name,
-                access_key=user.access_key,
-                secret_key=user.secret_key,
-            )
-        )
-    for bucket in settings.buckets:
-        with suppress(BucketExistsError):
-            await catalog.create_bucket(_bucket_row(bucket, settings.server.region, clock))
-
-
-def _bucket_row(bucket: BucketSettings, region: str, clock: Clock) -> BucketRow:
-    return BucketRow(
-        name=bucket.name,
-        kind=BucketKind(bucket.kind),
-        owner=bucket.owner,
-        created_ms=clock.now_ms(),
-        durability=Durability(bucket.durability),
-        codec=bucket.codec,
-        region=region,
-        remote=RemoteRule(bucket.remote),
-    )
 
 
 def _on_pool(executor: ThreadPoolExecutor) -> RunOnPool:

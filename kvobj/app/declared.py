@@ -1,0 +1,55 @@
+"""The users and buckets that a configuration declares, which every start puts into the catalog."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability, UserRow
+from kvobj.catalog.setting_rows import RemoteRule
+from kvobj.clock import Clock
+from kvobj.config.settings import BucketSettings, Settings
+from kvobj.data_directory import DataDirectory
+from kvobj.errors import BucketExistsError
+
+ROOT_USER_ID: Final = "root"
+
+
+async def declare(settings: Settings, data: DataDirectory, catalog: Catalog, clock: Clock) -> None:
+    """Put the root user and those of the configuration into the catalog, and make its buckets that are not there."""
+    root = data.root_credentials(settings.root_credentials)
+    await catalog.put_user(
+        UserRow(
+            id=ROOT_USER_ID,
+            display_name=ROOT_USER_ID,
+            access_key=root.access_key,
+            secret_key=root.secret_key,
+            is_root=True,
+        )
+    )
+    for user in settings.users:
+        await catalog.put_user(
+            UserRow(
+                id=user.id,
+                display_name=user.display_name,
+                access_key=user.access_key,
+                secret_key=user.secret_key,
+            )
+        )
+    for bucket in settings.buckets:
+        with suppress(BucketExistsError):
+            await catalog.create_bucket(_bucket_row(bucket, settings.server.region, clock))
+
+
+def _bucket_row(bucket: BucketSettings, region: str, clock: Clock) -> BucketRow:
+    return BucketRow(
+        name=bucket.name,
+        kind=BucketKind(bucket.kind),
+        owner=bucket.owner,
+        created_ms=clock.now_ms(),
+        durability=Durability(bucket.durability),
+        codec=bucket.codec,
+        region=region,
+        remote=RemoteRule(bucket.remote),
+    )
