@@ -100,10 +100,17 @@ class DictBucket:
 
 @dataclass
 class SetLineage:
-    """An identity whose fence is set by hand."""
+    """An identity whose fence is set by hand, or (`taken_over`) found at the next look."""
 
     lineage: int = 1
     is_fenced: bool = False
+    taken_over: bool = False
+    looks: int = 0
+
+    async def check(self) -> bool:
+        self.looks += 1
+        self.is_fenced = self.is_fenced or self.taken_over
+        return not self.is_fenced
 
 
 def folder_of(

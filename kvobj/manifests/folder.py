@@ -79,6 +79,11 @@ class Lineage(Protocol):
         """Whether a newer lineage has taken the store over."""
         ...
 
+    async def check(self) -> bool:
+        """Look whether the place on the remote is still this store's; `is_fenced` is true to that afterwards. Raises where the
+        server does not answer."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FixedLineage:
@@ -86,6 +91,10 @@ class FixedLineage:
 
     lineage: int
     is_fenced: bool = False
+
+    async def check(self) -> bool:
+        """See `Lineage.check`."""
+        return not self.is_fenced
 
 
 class ManifestFolder:

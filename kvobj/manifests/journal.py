@@ -5,6 +5,9 @@ for it (`settled`), else when the oldest record is `interval_seconds` old. A fai
 under the same name with the same bytes: an answer that was lost is no second manifest. Entries leave the outbox when their manifest
 is there, so a crash repeats at most one, which readers do not notice. Before the first manifest of a lineage stands a snapshot;
 while one is due nothing is settled.
+
+Who waits is answered once a look at the lineage, begun after the manifest was there, has found it still this store's: a rebuild
+takes the store over before it lists the manifests, so it has read what anybody was told of. One small request for all that wait.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Final
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.remote_protocol import Outbox, OutboxEntry
 from kvobj.clock import Clock
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.manifests.compaction import Compaction, ManifestUpkeep
 from kvobj.manifests.folder import ManifestFolder
 from kvobj.manifests.format import MAX_ENTRIES, MAX_PLAIN_BYTES, ManifestEntry, ManifestKind, entry_bytes
@@ -76,6 +79,7 @@ class ManifestJournal(BackgroundWorker):
         self._fence_poll_seconds = fence_poll_seconds
         waiting = outbox.entries(0, limit=1)
         self._durable = waiting[0].position - 1 if waiting else outbox.position
+        self._confirmed = 0
         self._has_snapshot = False
         self._waiters: dict[asyncio.Future[bool], int] = {}
         self._wanted = asyncio.Event()
@@ -119,6 +123,7 @@ class ManifestJournal(BackgroundWorker):
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = position
         self._wanted.set()
+        self._published.set()
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await waiter
@@ -137,7 +142,7 @@ class ManifestJournal(BackgroundWorker):
         self._answer(final=True)
 
     def _is_settled(self, position: int) -> bool:
-        return self._has_snapshot and self._durable >= position
+        return self._has_snapshot and self._confirmed >= position
 
     def _answer(self, *, final: bool = False) -> None:
         for waiter, position in list(self._waiters.items()):
@@ -157,13 +162,14 @@ class ManifestJournal(BackgroundWorker):
                 await asyncio.sleep(self._fence_poll_seconds)
             # Nobody knows what became of what was there.
             self._has_snapshot = False
+            self._confirmed = 0
             self._compaction.last_snapshot = None
             self._log.info("manifests are written again: the place on the remote is this store's")
 
     async def _write_until_fenced(self) -> None:
         while not self._identity.is_fenced:
             await self._repeated(self._settle_snapshot)
-            self._answer()
+            await self._confirm()
             if not self._waits():
                 await self._until_published()
                 continue
@@ -200,10 +206,25 @@ class ManifestJournal(BackgroundWorker):
         self.written_entries += len(entries)
         self._manifests.inc()
         self._entries.inc(len(entries))
-        self._answer()
+        await self._confirm()
         if self._upkeep is not None:
             self._upkeep.note_written(len(entries))
         await self._repeated(lambda: self._outbox.discard(last))
+
+    def _is_confirmation_due(self) -> bool:
+        return self._has_snapshot and any(self._confirmed < each <= self._durable for each in self._waiters.values())
+
+    async def _confirm(self) -> None:
+        """Answer who waits for what is there by now. See the module's text."""
+        if self._is_confirmation_due():
+            durable = self._durable
+            if await self._repeated(self._see_that_it_is_ours) and not self._identity.is_fenced:
+                self._confirmed = max(self._confirmed, durable)
+        self._answer()
+
+    async def _see_that_it_is_ours(self) -> None:
+        if not await self._identity.check() and not self._identity.is_fenced:
+            raise TierUnavailableError("the place on the remote is not this store's")
 
     async def _next_records(self) -> list[OutboxEntry]:
         """As many as one manifest holds, read in pages that do not hold up the event loop."""
@@ -229,7 +250,7 @@ class ManifestJournal(BackgroundWorker):
     async def _until_published(self) -> None:
         self._published.clear()
         self._wanted.clear()
-        if not self._waits():
+        if not self._waits() and not self._is_confirmation_due():
             await self._published.wait()
 
     async def _until_due(self) -> None:

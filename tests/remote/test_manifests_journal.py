@@ -225,6 +225,42 @@ async def test_a_fenced_node_writes_nothing_more_and_says_so(catalog: LmdbCatalo
     assert len(await shared_rows(catalog)) == 2
 
 
+async def test_nobody_is_told_that_it_is_settled_who_wrote_after_the_store_was_taken_over(catalog: LmdbCatalog) -> None:
+    bucket, lineage = DictBucket(), SetLineage()
+    async with journal_of(catalog, bucket, lineage=lineage) as journal:
+        assert await journal.flush(timeout_seconds=SECONDS)
+        lineage.taken_over = (
+            True  # a rebuild elsewhere, which this node has not noticed: its manifest is written, and read by nobody
+        )
+        await put_shared(catalog, "one", "key", 1)
+        assert not await journal.flush(timeout_seconds=SECONDS)
+        assert lineage.is_fenced
+
+
+async def test_one_look_at_the_lineage_is_enough_for_all_who_wait_and_for_who_comes_later(catalog: LmdbCatalog) -> None:
+    bucket, lineage = DictBucket(), SetLineage()
+    async with journal_of(catalog, bucket, lineage=lineage, interval_seconds=3600.0) as journal:
+        assert await journal.flush(timeout_seconds=SECONDS)
+        looks = lineage.looks
+        await put_shared(catalog, "one", "key", 1)
+        assert all(await asyncio.gather(*[journal.flush(timeout_seconds=SECONDS) for _ in range(8)]))
+        assert await journal.flush(timeout_seconds=SECONDS)
+        assert lineage.looks == looks + 1
+
+
+async def test_what_was_written_while_nobody_waited_is_looked_at_when_somebody_does(catalog: LmdbCatalog) -> None:
+    bucket, lineage = DictBucket(), SetLineage()
+    async with journal_of(catalog, bucket, lineage=lineage) as journal:
+        assert await journal.flush(timeout_seconds=SECONDS)
+        await put_shared(catalog, "one", "key", 1)
+        async with asyncio.timeout(SECONDS):
+            while journal.durable_position < catalog.outbox.position:  # noqa: ASYNC110 - nothing tells of it: nobody waits
+                await asyncio.sleep(0)
+        looks = lineage.looks
+        assert await journal.flush(timeout_seconds=SECONDS)
+        assert lineage.looks == looks + 1
+
+
 async def test_who_waits_when_the_node_stops_is_told_that_it_is_not_settled(catalog: LmdbCatalog) -> None:
     bucket = DictBucket()
     waiting: Awaitable[bool]
