@@ -215,9 +215,11 @@ class _Connection:
         self._is_body_sent = False
 
     async def aclose(self) -> None:
-        if self._up_writer is not None:
-            await close(self._up_writer)
-        await close(self._writer)
+        both = [writer for writer in (self._up_writer, self._writer) if writer is not None]
+        for writer in both:
+            writer.close()  # at once: who is cancelled while one of them is waited for must not leave the other open
+        for writer in both:
+            await close(writer)
 
     async def exchange(self) -> bool:
         """One request and its reply; whether there may be another."""
