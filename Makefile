@@ -112,7 +112,7 @@ $(VENV)/bin/python:
 
 $(SERVE_STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing kvobj; its kernels take a minute or two to compile"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server,remote]'
 	@touch $@
 
 # Without a compiler it says so: kvobj runs on its pure twins, and without tensor codecs.
@@ -124,7 +124,7 @@ $(NATIVE_STAMP): $(SERVE_STAMP) $(wildcard kvobj/native/*.c kvobj/native/*.h kvo
 
 $(TEST_STAMP): $(SERVE_STAMP)
 	@echo "installing what the tests need"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server,test,dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[server,remote,test,dev]'
 	@touch $@
 
 $(ENVS)/awscli/.installed: $(VENV)/bin/python constraints-clients.txt
