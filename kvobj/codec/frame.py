@@ -1,10 +1,10 @@
 """The frame: a blob's self-describing, checkable encoding (header, directory of blocks, blocks), container version 1.
 
 Guarantees: a frame is canonical (one legal value for every field), so whatever `parse_frame` accepts has every
-offset, length and flag where the writer put it, and a flipped bit anywhere is refused here, fails its block's crc32c,
-or lies in padding that nobody reads. Parsing never raises anything but `FrameCorruptError` and never allocates by a
-number it read. Does not check blocks (that is `FrameHeader.check_block`) nor the digest, and knows no names: those
-stand beside the frame.
+offset, length and flag where the writer put it, and a flipped bit anywhere is refused here, fails its block's crc32c
+(also one in the directory's entry of the block, which nothing else checks), or lies in padding that nobody reads.
+Parsing never raises anything but `FrameCorruptError` and never allocates by a number it read. Does not check blocks
+(that is `FrameHeader.check_block`) nor the digest, and knows no names: those stand beside the frame.
 
 Frames of tensors (kinds 0 to 3) are read here too, as headers of the same shape; `kvobj.tensors` writes and decodes them.
 
@@ -188,6 +188,12 @@ class FrameHeader:
         first = max(0, bisect_right(self._offsets, start // FRAME_ALIGNMENT) - 1)
         last = bisect_left(self._offsets, -(-stop // FRAME_ALIGNMENT))
         return range(first, last)
+
+    def blocks_named_in(self, start: int, stop: int) -> range:
+        """The blocks whose directory entries have a part in the encoded bytes `[start, stop)`."""
+        first = max(0, (start - HEADER_BYTES) // DIRECTORY_ENTRY_BYTES)
+        last = min(len(self._lengths), -(-(stop - HEADER_BYTES) // DIRECTORY_ENTRY_BYTES))
+        return range(first, max(first, last))
 
     def check_block(self, block: int, encoded: memoryview) -> None:
         """Check a block's encoded bytes against its crc32c; `FrameCorruptError` if they are others."""

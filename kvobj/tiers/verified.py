@@ -53,7 +53,8 @@ class Verified(ForwardingTier):
     `run` is the pool that hashing over 64 KiB runs on. `on_corrupt(blob_id)` is called on the event loop for every
     frame that does not check out, `on_verified(blob_id)` once a whole frame's digest was right. `needs_check` spares
     frames that cannot have changed. A range is widened to whole blocks and checked by their checksums; the frame's
-    head is read first.
+    head is read first. Nothing but its block vouches for an entry of the directory, so a range that shows entries waits
+    until their blocks are checked too.
     """
 
     __slots__ = ("_corrupt", "_needs_check", "_on_corrupt", "_on_verified", "_run", "_tasks", "_verified")
@@ -109,11 +110,14 @@ class Verified(ForwardingTier):
         try:
             header = await _head_of(head)
             blocks = header.blocks_over(byte_range.start, byte_range.stop)
-            if not blocks:
+            shown = header.blocks_named_in(byte_range.start, byte_range.stop)
+            if not blocks and not shown:
                 # All of it lies in front of the first block, inside what was just checked.
                 return _part(head, byte_range, None)
         finally:
             head.release()
+        if shown:
+            blocks = range(max(blocks.stop, shown.stop))
         first, last = header.encoded_span(blocks)
         start = first if byte_range.start >= header.payload_offset else 0
         frame = await self.inner.get(blob_id, ByteRange(start, max(last, byte_range.stop)))
@@ -123,6 +127,8 @@ class Verified(ForwardingTier):
             if start == 0 and await _head_of(frame) != header:
                 raise FrameCorruptError("frame head changed between two reads", blob_id=blob_id)
             check = FrameCheck(header, blocks, with_digest=False)
+            while shown and not check.is_finished:
+                await self._step(check, frame)
             return await self._checked(blob_id, check, frame, byte_range)
         finally:
             frame.release()
@@ -138,7 +144,7 @@ class Verified(ForwardingTier):
 
     async def _checked(self, blob_id: BlobId, check: FrameCheck, frame: PinnedFrame, wanted: ByteRange) -> PinnedFrame:
         """A pin of its own on the wanted part of `frame`, its first block checked and the others being checked."""
-        filled = await self._step(check, frame)
+        filled = 0 if check.is_finished else await self._step(check, frame)
         if check.is_finished:
             self._note_checked(blob_id, check)
             return _part(frame, wanted, None)

@@ -16,6 +16,7 @@ from fakes_arena import NAMES, frame_of, plain_of, put_plain, read_whole, small_
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.codec.frame import (
     BLOCK_PLAIN_BYTES,
+    DIRECTORY_ENTRY_BYTES,
     HEADER_BYTES,
     block_crcs,
     parse_frame,
@@ -245,6 +246,34 @@ async def test_a_wrong_head_makes_its_ranges_misses(checked: Checked) -> None:
     for byte_range in (ByteRange(0, 1), ByteRange(100, 300), ByteRange(len(encoded) - 1, len(encoded))):
         assert await checked.tier.get(BLOB, byte_range) is None
     assert checked.corrupt == [BLOB] * 3
+
+
+@pytest.mark.parametrize("codec", ["raw", "zp"])
+async def test_every_byte_of_a_head_counts_where_a_range_shows_it(checked: Checked, codec: str) -> None:
+    plain = compressible(3 * BLOCK_PLAIN_BYTES + 5)
+    encoded = await put_plain(checked.tier, checked.arena, BLOB, plain, codec=codec)
+    header = parse_frame(memoryview(encoded), len(encoded))
+    for at in range(header.payload_offset):
+        asked = ByteRange(at, at + 1)
+        checked.spoil(flip(at, 0x10))
+        assert await checked.tier.get(BLOB, asked) is None, f"byte {at}"
+        checked.faults.faults.clear()
+        frame = await checked.tier.get(BLOB, asked)
+        assert frame is not None
+        await frame.complete()
+        assert bytes(frame.view) == encoded[at : at + 1]
+        frame.release()
+
+
+async def test_a_range_shows_no_entry_of_the_directory_before_its_block_is_checked(checked: Checked) -> None:
+    encoded = await put_plain(checked.tier, checked.arena, BLOB, plain_of(1, 40 * BLOCK_PLAIN_BYTES))
+    checked.spoil(flip(HEADER_BYTES + 39 * DIRECTORY_ENTRY_BYTES + 9))
+    assert await checked.tier.get(BLOB, ByteRange(0, raw_payload_offset(40 * BLOCK_PLAIN_BYTES) + 10)) is None
+    assert checked.corrupt == [BLOB]
+    frame = await checked.tier.get(BLOB, ByteRange(HEADER_BYTES, HEADER_BYTES + 38 * DIRECTORY_ENTRY_BYTES))
+    assert frame is not None  # what it does not show does not matter to it
+    assert bytes(frame.view) == encoded[HEADER_BYTES : HEADER_BYTES + 38 * DIRECTORY_ENTRY_BYTES]
+    frame.release()
 
 
 async def test_a_long_range_is_served_as_it_is_checked(checked: Checked) -> None:
