@@ -31,6 +31,7 @@ _SMALL: Final = (1, 200, 4096, 9_000, 30_000, 70_000)
 _LARGE_SHARE: Final = 0.02
 _WORKERS: Final = 32
 _SLACK_SECONDS: Final = 3.0
+_PAGE_KEYS: Final = 1000  # of a LIST
 _PAUSE_SECONDS: Final = 0.02
 _NOT_TRIED: Final = "too many requests failed"
 _KINDS: Final = (("put", 38), ("get", 36), ("range", 8), ("delete", 10), ("absent", 3), ("missing", 3), ("scan", 2))
@@ -160,8 +161,9 @@ class TierLoad:
         if kind == "absent":
             blob_id = chance.choice(own.gone)
         first, began, is_outage = len(self._proxy.injections), time.monotonic(), False
+        deadline_seconds = self._deadline_seconds * (self._pages() if kind == "scan" else 1)
         try:
-            async with asyncio.timeout(self._deadline_seconds + 4 * _SLACK_SECONDS):
+            async with asyncio.timeout(deadline_seconds + 4 * _SLACK_SECONDS):
                 await self._operation(kind, own, blob_id, chance)
         except (TierUnavailableError, FrameCorruptError) as error:
             if error.data.get("detail") == _NOT_TRIED and own.outages == len(self._proxy.outages):
@@ -176,12 +178,16 @@ class TierLoad:
         else:
             self.tally.succeeded += 1
         seconds = time.monotonic() - began
-        if seconds > self._deadline_seconds + _SLACK_SECONDS:
+        if seconds > deadline_seconds + _SLACK_SECONDS:
             self.violations.append(f"{kind} of {blob_id} took {seconds:.1f} s")
         self.tally.operations += 1
         self.tally.slowest_seconds = max(self.tally.slowest_seconds, round(seconds, 3))
         self.tally.hit += is_outage or self._was_hit(kind, blob_id, first, began)
         return True
+
+    def _pages(self) -> int:
+        """The most pages that a scan may need: each is a request, with a deadline of its own."""
+        return len(self.live | self.doubtful) // _PAGE_KEYS + 1
 
     def _was_hit(self, kind: str, blob_id: BlobId, first: int, began: float) -> bool:
         """Requests that name no key cannot be told from another's: their operations count as not hit, but for outages."""
