@@ -69,6 +69,8 @@ def print_status(console: Console, status: Document) -> None:
     remote = status.get("remote")
     if isinstance(remote, Mapping):
         _print_remote(console, remote)
+    for upstream in _documents(status.get("upstreams")):
+        _print_upstream(console, upstream)
     for name in ("arena", "catalog", "queues", "gc", "leases", "rates", "gpu"):
         values = status.get(name)
         if isinstance(values, Mapping) and values:
@@ -87,6 +89,14 @@ def print_status(console: Console, status: Document) -> None:
         unfinished.add_row(str(user), size_text(held), limit)
     if unfinished.row_count:
         console.print(unfinished)
+    _print_workers(console, status)
+    notes = status.get("notes")
+    for note in notes if isinstance(notes, list) else []:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _print_workers(console: Console, status: Document) -> None:
+    """One line a worker process."""
     workers = _table("worker", "process", "requests", "connections", "CPU", "restarts", "last end")
     for number, worker in enumerate(_documents(status.get("workers"))):
         workers.add_row(
@@ -100,9 +110,6 @@ def print_status(console: Console, status: Document) -> None:
         )
     if workers.row_count:
         console.print(workers)
-    notes = status.get("notes")
-    for note in notes if isinstance(notes, list) else []:
-        console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _print_tiers(console: Console, status: Document) -> None:
@@ -152,10 +159,34 @@ def _print_remote(console: Console, remote: Document) -> None:
             table.add_row(f"{part}: {(label if is_size else str(name)).replace('_', ' ')}", text)
     requests = remote.get("requests")
     if isinstance(requests, Mapping):
-        table.add_row("requests", ", ".join(f"{name} {value:.0f}" for name, value in sorted(requests.items())))
+        table.add_row("requests", _counts_text(requests))
     table.add_row("sent", size_text(remote.get("sent_bytes")))
     table.add_row("received", size_text(remote.get("received_bytes")))
     console.print(table)
+
+
+def _print_upstream(console: Console, upstream: Document) -> None:
+    """One bucket's upstream: how it answers, and what it was asked for and gave."""
+    table = _table(f"upstream of {_text(upstream.get('bucket'))}", "")
+    table.add_row("server", _text(f"{upstream.get('endpoint')}/{upstream.get('remote_bucket')}"))
+    state = f"{upstream.get('state')}{', asked now and then' if upstream.get('is_held_back') else ''}"
+    table.add_row("state", _with_reason(state, upstream.get("reason")))
+    table.add_row("since", time_text(upstream.get("since_ms")))
+    error = upstream.get("last_error")
+    table.add_row("last error", f"{time_text(upstream.get('last_error_ms'))}: {_text(error)}" if error else "none")
+    namespaces = upstream.get("namespaces")
+    for name, why in namespaces.items() if isinstance(namespaces, Mapping) else ():
+        table.add_row(f"namespace {_text(name)}", f"not used: {_text(why)}")
+    for part in ("chunks", "requests"):
+        counts = upstream.get(part)
+        table.add_row(part, _counts_text(counts) if isinstance(counts, Mapping) else "-")
+    table.add_row("sent", size_text(upstream.get("sent_bytes")))
+    table.add_row("received", size_text(upstream.get("received_bytes")))
+    console.print(table)
+
+
+def _counts_text(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in sorted(counts.items())) or "-"
 
 
 def _with_reason(state: object, reason: object) -> str:

@@ -105,6 +105,29 @@ class RemoteStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """The upstream of one bucket. `state` is unasked, ok, down or refused, `reason` says why, `since_ms` since when (wall time);
+    of several processes it is what the one found that was answered last, or was not. `is_held_back`: it is asked now and then
+    only. `last_error` is kept when all is well again, `last_error_ms` 0: there was none. `namespaces` that are not used there,
+    with why. `requests` are counts since the start by operation, `chunks` by what came of them, both of all processes."""
+
+    bucket: str
+    endpoint: str
+    remote_bucket: str
+    state: str
+    reason: str
+    since_ms: int
+    is_held_back: bool
+    last_error: str
+    last_error_ms: int
+    namespaces: Mapping[str, str]
+    requests: Mapping[str, float]
+    chunks: Mapping[str, float]
+    sent_bytes: float
+    received_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A store at one moment. `queues` are lengths by name (`delete`, `write_behind`, `reserve` …); `gc` and
     `leases` are counts, bytes and seconds with their unit in their name; `rates` are figures over
@@ -112,7 +135,7 @@ class StoreStatus:
     operator should know: buffered I/O, an arena outside shared memory, orphaned arenas; `workers` are there where there are more
     processes than this one, and `cpu_seconds` are this one's; `gpu` says what of a GPU is here, or is missing; `unfinished`
     are the bytes of parts of unfinished uploads by user, `unfinished_limit_bytes` is what one user but root may have of them;
-    `remote` is there where a remote tier is configured."""
+    `remote` is there where a remote tier is configured, `upstreams` where there are any."""
 
     version: str
     store_id: str
@@ -133,6 +156,7 @@ class StoreStatus:
     unfinished_limit_bytes: int = 0
     unfinished: Mapping[str, int] = field(default_factory=dict)
     remote: RemoteStatus | None = None
+    upstreams: tuple[UpstreamStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from kvobj.errors import AccessDeniedError, DocumentTooLargeError, IncompleteBod
 DRAIN_BYTES: Final = 256 * 1024
 _DECODED_LENGTH: Final = "x-amz-decoded-content-length"
 _MAX_LENGTH_DIGITS: Final = 19
+_HELD_BYTES: Final = 16 * 1024
+"""Of a longer body the most is still to come, and is received to where it belongs."""
 _OWNER: Final = "x-amz-expected-bucket-owner"
 _SOURCE_OWNER: Final = "x-amz-source-expected-bucket-owner"
 
@@ -40,7 +42,8 @@ class S3Settings:
 
     `unsigned_payload_needs_tls`: a signed request whose signature does not cover its body comes by TLS or is refused.
     `explain_signatures`: see `SignatureVerifier`. `trusted_proxies`: whose X-Forwarded-For and X-Forwarded-Proto are believed.
-    `bucket_uploads`: multipart uploads that a bucket may have in progress. `has_remote`: there is a remote tier to write to.
+    `bucket_uploads`: multipart uploads that a bucket may have in progress. `has_remote`: there is a remote tier to write to;
+    `upstream_buckets`: those whose writes of class shared are handed on to another store.
     """
 
     region: str = "us-east-1"
@@ -51,6 +54,7 @@ class S3Settings:
     trusted_proxies: tuple[Network, ...] = ()
     bucket_uploads: int = 10_000
     has_remote: bool = False
+    upstream_buckets: frozenset[str] = frozenset()
 
     @property
     def regions(self) -> frozenset[str]:
@@ -189,17 +193,26 @@ class Exchange:
     async def read_document(self, announced: Announced, *, limit_bytes: int) -> bytes:
         """A small body, whole and verified as `announced` says. Raises `DocumentTooLargeError` past the limit, before
         reading."""
-        size_bytes = 0 if self.body.length == 0 else self.body_size_bytes()
+        return bytes(await self.read_bytes(announced, limit_bytes=limit_bytes))
+
+    async def read_bytes(self, announced: Announced, *, limit_bytes: int) -> bytes | bytearray:
+        """`read_document` without its last copy."""
+        body = self.body
+        size_bytes = 0 if body.length == 0 else self.body_size_bytes()
         if size_bytes > limit_bytes:
             raise DocumentTooLargeError("the document is too large", size_bytes=size_bytes, limit_bytes=limit_bytes)
-        buffer = bytearray(size_bytes)
         source = self.source(size_bytes)
-        if size_bytes:
-            await self.body.accept()
+        document: bytes | bytearray = b""
+        if 0 < size_bytes <= _HELD_BYTES and source.is_plain:
+            document = await body.read_some(size_bytes)  # most often it came with its head, and is all there
+        if len(document) < size_bytes:
+            buffer = bytearray(size_bytes)
+            buffer[: len(document)] = document
+            await body.accept()
             with memoryview(buffer) as view:
-                await source.receive_into(view, lambda _: None)
+                await source.receive_into(view[len(document) :], lambda _: None)
+            document = buffer
         value = check_trailers(announced, await source.finish())
-        document = bytes(buffer)
         check_document(announced, value, document)
         return document
 
@@ -212,6 +225,11 @@ class PayloadSource:
     def __init__(self, exchange: Exchange, framed: AwsChunkedSource | None) -> None:
         self._exchange = exchange
         self._framed = framed
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the body is the payload, without framing."""
+        return self._framed is None
 
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""

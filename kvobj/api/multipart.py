@@ -75,7 +75,9 @@ class MultipartUploads:
             await self._store.live_chunk(operation.bucket, operation.key, place)
         algorithm, kind = parse_upload_checksum(fields)
         durability = parse_durability(fields) or bucket.durability
-        if durability is Durability.SHARED and not exchange.settings.has_remote:
+        settings = exchange.settings
+        can_share = settings.has_remote or operation.bucket in settings.upstream_buckets
+        if durability is Durability.SHARED and not can_share:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
         upload = UploadRow(
             bucket=operation.bucket,
@@ -94,7 +96,7 @@ class MultipartUploads:
             acl=await acl_of_object(exchange, access.rights, operation.key),
             tags=tags_of_object(exchange, access.rights, operation.key),
         )
-        await self._bound.admit(upload.bucket, limit=exchange.settings.bucket_uploads)
+        await self._bound.admit(upload.bucket, limit=settings.bucket_uploads)
         await catalog.create_upload(upload)
         reply = exchange.xml(
             xml.document(

@@ -7,29 +7,28 @@ with upstreams goes straight through, as do buckets without one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Final, Self, cast
-
-import msgspec
+from typing import Any, Final, cast
 
 from kvobj.api.kv_store import ChunkStore
-from kvobj.api.message import ByteSource
 from kvobj.api.object_store import ObjectStore, Reader, Transfer
+from kvobj.api.upstream_writes import ForwardedBatch, ForwardedTransfer, UpstreamWrites
 from kvobj.catalog.chunk_list import ChunkList, IdList
 from kvobj.catalog.chunk_records import EncodedChunks
-from kvobj.catalog.rows import BucketRow, Checksum, Durability, ObjectRow
-from kvobj.codec.checksums import Digester
-from kvobj.errors import KvobjError, TierUnavailableError
+from kvobj.catalog.rows import BucketRow, Checksum, ObjectRow, UploadRow, WriteCondition
+from kvobj.errors import NoSuchNamespaceError
+from kvobj.store.batch import ChunkBatch
 from kvobj.store.chunk_naming import front_of
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, MissExplanation, OpenNamespace
+from kvobj.store.groups import GroupStart, GroupState
+from kvobj.store.multipart import CompletedPart
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, default_namespace, expected_bytes
 from kvobj.store.representation import Accepted, takes_raw
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.upstream.agreement import Agreement
 from kvobj.store.upstream.client import MatchAnswer, UpstreamClient
 from kvobj.store.upstream.fetching import Fetcher, Outcome, Passed
-from kvobj.store.upstream.forwarding import Forwarder
 from kvobj.tiers.remote.faults import RemoteFault
 
 TIER: Final = "upstream"
@@ -45,7 +44,7 @@ class Upstream:
     client: UpstreamClient
     agreement: Agreement
     fetcher: Fetcher
-    forwarder: Forwarder
+    writes: UpstreamWrites
 
     @property
     def may_ask(self) -> bool:
@@ -91,11 +90,9 @@ Upstreams = Mapping[str, Upstream]
 class UpstreamStore:
     """See the module's text; `as_store` is an `ObjectStore`. Event-loop-only."""
 
-    def __init__(self, inner: ObjectStore, upstreams: Upstreams, *, has_remote: bool) -> None:
-        """`has_remote`: whether class shared can be had here."""
+    def __init__(self, inner: ObjectStore, upstreams: Upstreams) -> None:
         self._inner = inner
         self._upstreams = upstreams
-        self._has_remote = has_remote
         self._passed: dict[bytes, Passed] = {}
 
     def as_store(self) -> ObjectStore:
@@ -149,17 +146,107 @@ class UpstreamStore:
             return row if takes_raw(accepts) else None
         return await self._inner.represent(row, accepts)
 
+    # -- writes --------------------------------------------------------------------------------------------------
     async def start_put(self, request: PutRequest) -> Transfer:
-        """See `ObjectStore.start_put`. A whole chunk of class shared is also put to the upstream, which has to take it."""
-        upstream = self._upstreams.get(request.bucket.name)
-        asked = request.durability or request.bucket.durability
-        if upstream is None or asked is not Durability.SHARED or request.place is None or request.part is not None:
+        """See `ObjectStore.start_put`. A whole chunk of class shared is also put to the upstream, which has to take it; of a part
+        the whole will be."""
+        writes = self._writes(request)
+        if writes is None or request.place is None or request.part is not None:
             return await self._inner.start_put(request)
-        here = request if self._has_remote else replace(request, durability=Durability.LOCAL)
-        if upstream.client.via.is_at_end:
+        here = writes.here(request)
+        if not writes.is_meant(request.bucket, request.durability):
             return await self._inner.start_put(here)
-        upstream.forwarder.check(request.size_bytes)
-        return _ForwardedTransfer(await self._inner.start_put(here), request, self._inner, upstream.forwarder)
+        writes.check(request.size_bytes)
+        return ForwardedTransfer(await self._inner.start_put(here), request, request.place, writes)
+
+    async def copy(
+        self,
+        source: ObjectRow,
+        start: int,
+        stop: int,
+        request: PutRequest,
+        *,
+        checksums: tuple[Checksum, ...] = (),
+        checksum_algorithm: str | None = None,
+    ) -> PutResult | None:
+        """See `ObjectStore.copy`; as `start_put`."""
+        writes = None if request.part is not None or request.place is None else self._writes(request)
+        is_meant = writes is not None and writes.is_meant(request.bucket, request.durability)
+        if writes is not None:
+            if is_meant:
+                writes.check(stop - start)
+            request = writes.here(request)
+        result = await self._inner.copy(
+            source, start, stop, request, checksums=checksums, checksum_algorithm=checksum_algorithm
+        )
+        if result is None or writes is None or not is_meant or request.place is None:
+            return result
+        return await writes.forwarded(result, request.place)
+
+    async def start_group_part(self, request: PutRequest) -> GroupStart:
+        """See `ObjectStore.start_group_part`."""
+        writes, place = self._writes(request), request.place
+        if writes is None or place is None:
+            return await self._inner.start_group_part(request)
+        is_meant = writes.is_meant(request.bucket, request.durability)
+        if is_meant:
+            writes.check(expected_bytes(replace(place, group=None)) or request.size_bytes)
+        start = await self._inner.start_group_part(writes.here(request))
+        if start.request is not None:
+            return GroupStart(request=replace(start.request, durability=request.durability))
+        if start.existing is not None and is_meant and start.existing.namespace == place.namespace.name:
+            return GroupStart(existing=(await writes.forward(start.existing, place))[0])
+        return start
+
+    async def end_group(
+        self, request: PutRequest, transfer: Transfer | None = None, *, checksums: tuple[Checksum, ...] = ()
+    ) -> GroupState:
+        """See `ObjectStore.end_group`. The writer whose part makes the chunk whole has it put to the upstream, and each whose part
+        came when it was."""
+        state = await self._inner.end_group(request, transfer, checksums=checksums)
+        writes, place = self._writes(request), request.place
+        if state.result is None or writes is None or place is None:
+            return state
+        if not writes.is_meant(request.bucket, request.durability):
+            return state
+        result = await writes.forwarded(state.result, place)
+        return replace(state, result=result, existed=result.existed)
+
+    async def complete_upload(
+        self,
+        bucket: BucketRow,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+        *,
+        condition: WriteCondition | None = None,
+        checksums: tuple[Checksum, ...] = (),
+        size_bytes: int | None = None,
+    ) -> PutResult:
+        """See `ObjectStore.complete_upload`; as `start_put`. What cannot be forwarded now is refused while the upload stands."""
+        upstream = self._upstreams.get(bucket.name)
+        is_meant = upstream is not None and upstream.writes.is_meant(bucket, upload.durability)
+        if upstream is not None and is_meant:
+            listed = {part.number for part in parts}
+            uploaded = await self._inner.catalog.parts(bucket.name, upload.key, upload.upload_id)
+            upstream.writes.check(sum(part.size_bytes for part in uploaded if part.number in listed))
+        result = await self._inner.complete_upload(
+            bucket, upload, parts, condition=condition, checksums=checksums, size_bytes=size_bytes
+        )
+        if upstream is None or not is_meant:
+            return result
+        return await upstream.writes.forwarded(result, await self._place(bucket, upload))
+
+    async def _place(self, bucket: BucketRow, upload: UploadRow) -> ChunkPlace:
+        if upload.namespace in ("", DEFAULT_NAMESPACE):
+            return ChunkPlace(default_namespace(bucket.name), upload.parent, upload.tokens)
+        namespace = await self._inner.catalog.namespaces.namespace(bucket.name, upload.namespace)
+        if namespace is None:
+            raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=upload.namespace)
+        return ChunkPlace(namespace, upload.parent, upload.tokens)
+
+    def _writes(self, request: PutRequest) -> UpstreamWrites | None:
+        upstream = self._upstreams.get(request.bucket.name)
+        return None if upstream is None else upstream.writes
 
 
 class UpstreamChunks:
@@ -169,6 +256,7 @@ class UpstreamChunks:
         self._inner = inner
         self._store = store
         self._upstreams = upstreams
+        self._writes = {bucket: upstream.writes for bucket, upstream in upstreams.items()}
 
     def as_chunks(self) -> ChunkStore:
         """Itself, for who needs the protocol."""
@@ -176,6 +264,11 @@ class UpstreamChunks:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the chunks have
         return getattr(self._inner, name)
+
+    def batch(self, size_bytes: int, *, check_shown: Callable[[ObjectRow], Awaitable[None]]) -> ChunkBatch:
+        """See `ChunkStore.batch`. Chunks of class shared are also put to the upstream, in their order."""
+        inner = self._inner.batch(size_bytes, check_shown=check_shown)
+        return cast("ChunkBatch", ForwardedBatch(inner, self._writes))
 
     async def find(self, bucket: BucketRow, chunks: ChunkList, *, caller: Caller) -> list[ObjectRow | None]:
         """See `ChunkStore.find`; what is not here is fetched first."""
@@ -291,87 +384,3 @@ class _PassedReader:
     async def aclose(self) -> None:
         """See `BodyStream.aclose`."""
         self._release()
-
-
-class _ForwardedTransfer:
-    """Implements `object_store.Transfer`: what was committed here is put to the upstream before the writer is answered, and the
-    upstream's answer is the writer's."""
-
-    def __init__(self, inner: Transfer, request: PutRequest, store: ObjectStore, forwarder: Forwarder) -> None:
-        self._inner = inner
-        self._request = request
-        self._store = store
-        self._forwarder = forwarder
-        self._existing: ObjectRow | None = None
-
-    @property
-    def existing(self) -> ObjectRow | None:
-        """See `Transfer.existing`."""
-        return self._existing
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        self._existing = existing = self._inner.existing
-        place = self._request.place
-        assert place is not None
-        # One that the writer may not know of, or another, is refused by who asked, before anything is told.
-        if (
-            existing is not None
-            and existing.namespace == place.namespace.name
-            and existing.size_bytes == self._request.size_bytes
-        ):
-            try:
-                self._existing, _ = await self._forward(existing)
-            except BaseException as error:
-                await self._inner.__aexit__(type(error), error, error.__traceback__)
-                raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._inner.__aexit__(kind, error, trace)
-
-    async def receive(self, source: ByteSource) -> None:
-        """See `Transfer.receive`."""
-        await self._inner.receive(source)
-
-    async def digests(self) -> Digester:
-        """See `Transfer.digests`."""
-        return await self._inner.digests()
-
-    async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
-        """See `Transfer.commit`. Where the upstream does not take the chunk it stands here all the same."""
-        result = await self._inner.commit(checksums=checksums, want_digest=want_digest)
-        row = result.row
-        assert isinstance(row, ObjectRow)
-        row, existed = await self._forward(row)
-        return PutResult(row=row, existed=existed, durability=row.durability)
-
-    async def _forward(self, row: ObjectRow) -> tuple[ObjectRow, bool]:
-        """The row as the upstream has it, and whether it had it before."""
-        place = self._request.place
-        assert place is not None
-        row = await self._store.settled(row)
-        async with self._forwarder.room(row.size_bytes):
-            data = memoryview(await _whole(self._store, row))
-            answered = await self._forwarder.put(row, place, data)
-        digest = answered.digest if answered.digest is not None else row.digest
-        return msgspec.structs.replace(row, durability=answered.durability, digest=digest), answered.existed
-
-
-async def _whole(store: ObjectStore, row: ObjectRow) -> bytearray:
-    data = bytearray()
-    if not row.size_bytes:
-        return data
-    reader = await store.open(row, 0, row.size_bytes)
-    if reader is None:
-        raise TierUnavailableError("the chunk's bytes are gone before they were forwarded", key=row.key)
-    try:
-        async for view in reader.views():
-            data += view
-    except KvobjError as error:
-        raise TierUnavailableError("the chunk cannot be read to be forwarded", key=row.key) from error
-    finally:
-        await reader.aclose()
-    return data

@@ -16,6 +16,7 @@ from kvobj.api.admin_view import (
     FrameStatus,
     StoreStatus,
     TierStatus,
+    UpstreamStatus,
     VerifiedObject,
 )
 from kvobj.app.node import Node, flush
@@ -48,10 +49,12 @@ class NodeView:
         metrics: Metrics,
         receive_mode: Callable[[], str],
         workers: WorkerPool | None = None,
+        upstreams: Callable[[], tuple[UpstreamStatus, ...]] = tuple,
     ) -> None:
         self._node = node
         self._receive_mode = receive_mode
         self._workers = workers
+        self._upstreams = upstreams
         self._clock = clock
         self._metrics = metrics
         self._started = clock.monotonic()
@@ -133,7 +136,8 @@ class NodeView:
             gpu=await asyncio.to_thread(_gpu_status),
             unfinished_limit_bytes=node.catalog.unfinished.limit_bytes or 0,
             unfinished=dict(node.catalog.unfinished.of_users),
-            remote=remote_status(node.remote, node.writing, self._metrics),
+            remote=remote_status(node.remote, node.writing, node.catalog.outbox, self._metrics),
+            upstreams=self._upstreams(),
         )
 
     @staticmethod

@@ -15,7 +15,7 @@ from kvobj.app.fronting import http_settings, s3_settings
 from kvobj.app.log import line_writer
 from kvobj.app.node import Node
 from kvobj.app.same_host import SameHost
-from kvobj.app.upstreams import make_upstreams
+from kvobj.app.upstreams import Fronted
 from kvobj.app.worker_orders import S3Orders, WorkerOrders
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.catalog.rows import ObjectRow
@@ -63,37 +63,29 @@ class OneProcess:
         node: Node,
         listeners: Sequence[socket.socket],
         *,
+        upstreams: Fronted,
         same_host: SameHost | None,
         tls: ServedCertificate | None,
         clock: Clock,
         metrics: Metrics,
         log: logging.Logger,
     ) -> None:
+        metrics.add_families(upstreams.metrics.families)
         self._listeners = listeners
         self._context = None if tls is None else tls.context
         host_id = node.data.store_id.hex()
-        self._upstreams = make_upstreams(
-            node.settings.upstreams,
-            node.store,
-            node.kv.chunks,
-            store_id=host_id,
-            has_remote=node.remote is not None,
-            clock=clock,
-            metrics=metrics,
-            log=log,
-        )
         service = S3Service(
-            self._upstreams.store,
+            upstreams.store,
             s3_settings(node.settings, host_id=host_id),
             clock=clock,
             log=log,
-            chunks=self._upstreams.chunks,
+            chunks=upstreams.chunks,
             read_events=node.kv.events.stream,
             same_host=None if same_host is None else (same_host.grants, same_host.levels),
             executor=node.hash_executor,
         )
         self._http = HttpServer(
-            self._upstreams.handler(service.handle),
+            upstreams.handler(service.handle),
             settings=http_settings(node.settings, "s3"),
             metrics=metrics,
             clock=clock,
@@ -123,7 +115,6 @@ class OneProcess:
     async def aclose(self) -> None:
         """See `Front.aclose`."""
         await self._http.aclose()
-        await self._upstreams.aclose()
 
 
 def worker_processes(
@@ -131,12 +122,14 @@ def worker_processes(
     listeners: Sequence[socket.socket],
     words: SharedWords,
     *,
+    upstreams: Fronted,
     same_host: SameHost | None,
     clock: Clock,
     metrics: Metrics,
     log: logging.Logger,
 ) -> WorkerPool:
-    """A pool of `[server] workers` processes, which implements `Front`. `words` outlive it."""
+    """A pool of `[server] workers` processes, which implements `Front`. `words` outlive it. `upstreams` are this
+    process's own: workers make theirs."""
     settings = node.settings
     workers = settings.server.workers
     look = node.catalog.on_settings_changed
@@ -198,6 +191,8 @@ def worker_processes(
         count_hits=count_hits,
         granting=None if same_host is None else same_host.grants,
     )
-    pool = WorkerPool(workers, parts, orders, listeners=listeners, words=words, log=log)
+    pool = WorkerPool(
+        workers, parts, orders, listeners=listeners, words=words, log=log, beside=upstreams.metrics.families
+    )
     metrics.add_families(pool.families)
     return pool

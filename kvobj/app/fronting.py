@@ -26,6 +26,7 @@ def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
         trusted_proxies=server.trusted_proxies,
         bucket_uploads=settings.limits.bucket_uploads,
         has_remote=settings.remote is not None,
+        upstream_buckets=frozenset(upstream.bucket for upstream in settings.upstreams),
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import socket
 
 from kvobj.api.lm import LmCommands, LmLimits, LmServer
+from kvobj.api.object_store import ObjectStore
 from kvobj.api.users import UserDirectory
 from kvobj.app.listening import address_of
 from kvobj.app.node import Node
@@ -15,11 +16,12 @@ from kvobj.metrics import Metrics
 
 
 async def start_lm(
-    node: Node, bound: socket.socket, *, clock: Clock, metrics: Metrics, log: logging.Logger
+    node: Node, store: ObjectStore, bound: socket.socket, *, clock: Clock, metrics: Metrics, log: logging.Logger
 ) -> LmServer:
-    """Serve on the socket; the caller drains and closes. `ConfigurationError` where the bucket or the user will not do."""
+    """Serve on the socket; the caller drains and closes. `store`: the node's, with upstreams in front of it where there are any.
+    `ConfigurationError` where the bucket or the user will not do."""
     settings = node.settings.lm
-    commands = LmCommands(node.store, UserDirectory(node.catalog, clock), bucket=settings.bucket, user_id=settings.user)
+    commands = LmCommands(store, UserDirectory(node.catalog, clock), bucket=settings.bucket, user_id=settings.user)
     try:
         await commands.check()
     except KvobjError as error:

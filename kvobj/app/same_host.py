@@ -35,8 +35,11 @@ class SameHost:
     server: SameHostServer
 
 
-def start_same_host(node: Node, *, clock: Clock, metrics: Metrics, log: logging.Logger) -> SameHost | None:
-    """Listen. None where the configuration says no, or the socket cannot be bound (logged): clients then use HTTP."""
+def start_same_host(
+    node: Node, chunks: ChunkStore, *, clock: Clock, metrics: Metrics, log: logging.Logger
+) -> SameHost | None:
+    """Listen. `chunks`: the node's, with upstreams in front of them where there are any. None where the configuration says no, or
+    the socket cannot be bound (logged): clients then use HTTP."""
     settings = node.settings.same_host
     if not settings.enabled:
         return None

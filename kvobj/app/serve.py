@@ -39,6 +39,8 @@ from kvobj.app.open_files import allow_open_files
 from kvobj.app.readiness import READY, STOPPING, tell
 from kvobj.app.same_host import start_same_host
 from kvobj.app.signals import ServerSignals
+from kvobj.app.upstream_state import upstream_statuses
+from kvobj.app.upstreams import Fronted, make_upstreams
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.app.zmq_events import ZmqEvents
 from kvobj.clock import Clock, SystemClock
@@ -150,18 +152,36 @@ async def _serve_node(
 ) -> None:
     settings = node.settings
     async with AsyncExitStack() as stack:
-        same_host = start_same_host(node, clock=clock, metrics=metrics, log=log)
+        upstreams = _with_upstreams(node, clock=clock, log=log)
+        stack.push_async_callback(upstreams.aclose)
+        same_host = start_same_host(node, upstreams.chunks, clock=clock, metrics=metrics, log=log)
         if same_host is not None:
             stack.push_async_callback(same_host.server.aclose)
         s3: Front
         pool: WorkerPool | None = None
         if settings.server.workers == 1:
-            s3 = OneProcess(node, listeners.s3, same_host=same_host, tls=tls.s3, clock=clock, metrics=metrics, log=log)
+            s3 = OneProcess(
+                node,
+                listeners.s3,
+                upstreams=upstreams,
+                same_host=same_host,
+                tls=tls.s3,
+                clock=clock,
+                metrics=metrics,
+                log=log,
+            )
         else:
             words = SharedWords.make()
             stack.callback(words.close)
             s3 = pool = worker_processes(
-                node, listeners.s3, words, same_host=same_host, clock=clock, metrics=metrics, log=log
+                node,
+                listeners.s3,
+                words,
+                upstreams=upstreams,
+                same_host=same_host,
+                clock=clock,
+                metrics=metrics,
+                log=log,
             )
             if tls.s3 is not None:
                 signals.on_hangup = _Reloads(pool, tls).begin
@@ -170,7 +190,18 @@ async def _serve_node(
             publisher = ZmqEvents.open(node.catalog.history, settings.events, clock=clock, log=log)
             stack.push_async_callback(publisher.aclose)
             publisher.start()
-        view = NodeView(node, clock=clock, metrics=metrics, receive_mode=lambda: s3.receive_mode, workers=pool)
+        view = NodeView(
+            node,
+            clock=clock,
+            metrics=metrics,
+            receive_mode=lambda: s3.receive_mode,
+            workers=pool,
+            upstreams=lambda: upstream_statuses(
+                settings.upstreams,
+                [*upstreams.health(), *(() if pool is None else pool.upstreams())],
+                upstreams.metrics.families if pool is None else pool.families,
+            ),
+        )
         admin_service = AdminService(
             view=view,
             catalog=node.catalog,
@@ -197,7 +228,7 @@ async def _serve_node(
         await admin.start([listeners.admin], None if tls.admin is None else tls.admin.context)
         lm = None
         if listeners.lm is not None:
-            lm = await start_lm(node, listeners.lm, clock=clock, metrics=metrics, log=log)
+            lm = await start_lm(node, upstreams.store, listeners.lm, clock=clock, metrics=metrics, log=log)
             stack.push_async_callback(lm.aclose)
         await s3.start(view.note_ready)  # who is answered finds the node ready
         # Start-up's objects live as long as the process: collections need not walk them again.
@@ -220,6 +251,20 @@ async def _serve_node(
             node.writing.shared.hurry(settings.limits.drain_timeout_seconds / _REMOTE_SHARE)
         parting = [server.drain(settings.limits.drain_timeout_seconds) for server in (s3, lm) if server is not None]
         await asyncio.gather(*parting)
+
+
+def _with_upstreams(node: Node, *, clock: Clock, log: logging.Logger) -> Fronted:
+    """Store and chunks as this process serves them. Their metrics are apart: workers have the same, and all are shown as one."""
+    return make_upstreams(
+        node.settings.upstreams,
+        node.store,
+        node.kv.chunks,
+        store_id=node.data.store_id.hex(),
+        has_remote=node.remote is not None,
+        clock=clock,
+        metrics=Metrics(),
+        log=log,
+    )
 
 
 class _Reloads:

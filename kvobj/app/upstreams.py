@@ -20,15 +20,21 @@ from kvobj.metrics import Metrics
 
 if TYPE_CHECKING:
     from kvobj.api.upstreams import Upstream, Upstreams
+    from kvobj.store.upstream.health import UpstreamHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Fronted:
-    """What the S3 service is given."""
+    """What the S3 service is given; `metrics` have the upstreams' figures."""
 
     store: ObjectStore
     chunks: ChunkStore
     upstreams: Upstreams
+    metrics: Metrics
+
+    def health(self) -> list[UpstreamHealth]:
+        """How each upstream has been answering this process."""
+        return [each.client.health.present(each.agreement.problems) for each in self.upstreams.values()]
 
     def handler(self, handle: Handler) -> Handler:
         """The service's handler, which is told by which stores a request has come."""
@@ -62,19 +68,22 @@ def make_upstreams(
 ) -> Fronted:
     """`store_id` in hex. Raises `ConfigurationError` where the extra "remote" or a CA bundle is missing."""
     if not settings:
-        return Fronted(store, chunks, {})
+        return Fronted(store, chunks, {}, metrics)
     # Imported here: a store without upstreams needs none of it.
-    from kvobj.api.upstreams import Upstream, UpstreamChunks, UpstreamStore  # noqa: PLC0415 - see above
-    from kvobj.store.upstream.agreement import Agreement  # noqa: PLC0415 - see above
+    from kvobj.api.upstream_writes import UpstreamWrites  # noqa: PLC0415 - see above
+    from kvobj.api.upstreams import Upstream, UpstreamChunks, UpstreamStore  # noqa: PLC0415
+    from kvobj.store.upstream.agreement import Agreement  # noqa: PLC0415
+    from kvobj.store.upstream.batch_forwarding import BatchForwarder  # noqa: PLC0415
     from kvobj.store.upstream.client import UpstreamClient  # noqa: PLC0415
     from kvobj.store.upstream.fetching import Fetcher  # noqa: PLC0415
     from kvobj.store.upstream.forwarding import Forwarder  # noqa: PLC0415
-    from kvobj.store.upstream.instruments import UpstreamInstruments  # noqa: PLC0415
+    from kvobj.store.upstream.instruments import UpstreamInstruments, UpstreamMetrics  # noqa: PLC0415
     from kvobj.store.upstream.via import Via  # noqa: PLC0415
 
-    via, instruments = Via(store_id), UpstreamInstruments(metrics)
+    via, all_metrics = Via(store_id), UpstreamMetrics(metrics)
     upstreams: dict[str, Upstream] = {}
     for each in settings:
+        instruments = UpstreamInstruments(all_metrics, each.bucket)
         client = UpstreamClient(each, via=via, instruments=instruments, clock=clock, log=log)
         agreement = Agreement(client, clock=clock, log=log)
         fetcher = Fetcher(
@@ -87,6 +96,10 @@ def make_upstreams(
             random_bytes=os.urandom,
             log=log,
         )
-        upstreams[each.bucket] = Upstream(client, agreement, fetcher, Forwarder(client, agreement))
-    fronted = UpstreamStore(store, upstreams, has_remote=has_remote)
-    return Fronted(fronted.as_store(), UpstreamChunks(chunks, store, upstreams).as_chunks(), upstreams)
+        forwarder = Forwarder(client, agreement, instruments)
+        writes = UpstreamWrites(
+            client, forwarder, BatchForwarder(client, forwarder), store=store, has_remote=has_remote
+        )
+        upstreams[each.bucket] = Upstream(client, agreement, fetcher, writes)
+    fronted = UpstreamStore(store, upstreams)
+    return Fronted(fronted.as_store(), UpstreamChunks(chunks, store, upstreams).as_chunks(), upstreams, metrics)

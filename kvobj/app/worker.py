@@ -238,6 +238,7 @@ class Worker(WorkerCalls):
                 )
                 for family in families
             ],
+            upstreams=self._upstreams.health(),
         )
 
     async def drain(self, timeout_seconds: float) -> bool:

@@ -37,6 +37,7 @@ class S3Orders(msgspec.Struct, frozen=True):
     trusted_proxies: tuple[str, ...]
     bucket_uploads: int
     has_remote: bool
+    upstream_buckets: frozenset[str]
 
     @classmethod
     def of(cls, settings: S3Settings) -> S3Orders:
@@ -54,6 +55,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             trusted_proxies=tuple(str(network) for network in settings.trusted_proxies),
             bucket_uploads=settings.bucket_uploads,
             has_remote=settings.has_remote,
+            upstream_buckets=settings.upstream_buckets,
         )
 
     def settings(self) -> S3Settings:
@@ -70,6 +72,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             trusted_proxies=tuple(ip_network(network) for network in self.trusted_proxies),
             bucket_uploads=self.bucket_uploads,
             has_remote=self.has_remote,
+            upstream_buckets=self.upstream_buckets,
         )
 
 

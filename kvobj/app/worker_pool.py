@@ -26,6 +26,7 @@ from kvobj.api.admin_view import WorkerStatus
 from kvobj.app.worker_orders import WorkerOrders, send_orders
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.metrics import Family, summed
+from kvobj.store.upstream.health import UpstreamHealth
 from kvobj.workers.calls import WorkerFigures
 from kvobj.workers.desk import Desk, StoreParts
 from kvobj.workers.shared_words import SharedWords
@@ -127,7 +128,8 @@ class _Place:
 
 
 class WorkerPool:
-    """See the module's text. `orders` are the same for all; `listeners` are inherited by them."""
+    """See the module's text. `orders` are the same for all; `listeners` are inherited by them. `beside`: metrics of this process
+    that workers have too."""
 
     def __init__(
         self,
@@ -138,7 +140,9 @@ class WorkerPool:
         listeners: Sequence[socket.socket],
         words: SharedWords,
         log: logging.Logger,
+        beside: Callable[[], Iterable[Family]] = tuple,
     ) -> None:
+        self._beside = beside
         self._parts = parts
         self._orders = orders
         self._listeners = listeners
@@ -306,12 +310,17 @@ class WorkerPool:
         )
 
     def families(self) -> list[Family]:
-        """Metrics of all workers, those included that are gone, as one."""
-        return summed(
+        """Metrics of all workers, those included that are gone, and what is beside them, as one."""
+        of_workers = [
             family
             for place in self._places
             for family in (*place.past.metrics, *(() if place.process is None else _families(place.process.figures)))
-        )
+        ]
+        return summed([*of_workers, *self._beside()])
+
+    def upstreams(self) -> list[UpstreamHealth]:
+        """How upstreams have been answering each of the workers."""
+        return [health for process in self._processes() for health in process.figures.upstreams]
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Accept no more and finish what is in flight, then end all; True when all was finished in time."""

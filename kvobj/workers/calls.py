@@ -40,6 +40,7 @@ from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.upstream.health import UpstreamHealth
 from kvobj.workers.wire import Failure
 
 
@@ -204,12 +205,14 @@ class MetricFamily(_Value, frozen=True, array_like=True):
 
 
 class WorkerFigures(_Value, frozen=True, array_like=True):
-    """How a worker is doing: CPU seconds of its process, requests answered, open connections, and its metrics."""
+    """How a worker is doing: CPU seconds of its process, requests answered, open connections, its metrics, and how upstreams have
+    been answering it."""
 
     cpu_seconds: float
     requests: int
     connections: int
     metrics: list[MetricFamily]
+    upstreams: list[UpstreamHealth] = []
 
 
 class StoreCalls:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from kv_driver import CHUNK_TOKENS, JSON, MSGPACK, Item, Namespace, declaration, parse_stream, payload
+from kv_driver import (
+    CHUNK_TOKENS,
+    JSON,
+    MSGPACK,
+    STREAM,
+    Item,
+    Namespace,
+    chain_stream,
+    declaration,
+    parse_stream,
+    payload,
+)
 from raw_http import Credentials, RawReply, RawS3
 from s3_proxy import FaultProxy, Plan, Toxic, proxy_thread
-from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, free_port
+
+from kvobj.client import Credentials as ClientCredentials
+from kvobj.client import KvClient
 
 AWAY = Plan((Toxic.UNAVAILABLE_BARE,), rate=1.0)
 ALICE = UserSetting("alice", "ALICE00000000000000", "alice-secret-alice-secret")
@@ -27,6 +43,8 @@ class World:
     near: ServerProcess
     far: ServerProcess
     proxy: FaultProxy
+    lm_port: int
+    """Where near speaks LMCache's own protocol."""
 
     def declare(self, server: ServerProcess, name: str, *, key: str | None = None, **fields: object) -> Namespace:
         document = declaration(**fields) | ({} if key is None else {"key": key})
@@ -37,10 +55,10 @@ class World:
         value = json.loads(reply.body)
         return Namespace(name, bytes.fromhex(value["key"]), bytes.fromhex(value["root"]))
 
-    def declare_both(self, name: str) -> Namespace:
+    def declare_both(self, name: str, **fields: object) -> Namespace:
         """The same namespace, with one key, in both."""
-        namespace = self.declare(self.far, name)
-        again = self.declare(self.near, name, key=namespace.key.hex())
+        namespace = self.declare(self.far, name, key=None, **fields)
+        again = self.declare(self.near, name, key=namespace.key.hex(), **fields)
         assert again == namespace
         return namespace
 
@@ -51,6 +69,18 @@ class World:
             if line.startswith(f"kvobj_upstream_{metric}") and all(f'{k}="{v}"' in line for k, v in labels.items()):
                 total += float(line.rpartition(" ")[2])
         return total
+
+    def status(self) -> dict[str, Any]:
+        """What near's status says of its upstream."""
+        (told,) = self.near.admin("GET", "/api/v1/status")["upstreams"]
+        found: dict[str, Any] = told
+        return found
+
+    def same_host_client(self) -> KvClient:
+        """A client of near that shares its memory."""
+        pair = self.near.credentials()
+        credentials = ClientCredentials(pair.access_key, pair.secret_key)
+        return KvClient(self.near.endpoint, credentials, "cache", same_host=True, timeout_seconds=20.0, connections=2)
 
 
 def metrics_of(server: ServerProcess) -> str:
@@ -121,6 +151,28 @@ def mget(server: ServerProcess, ids: Sequence[str], **more: object) -> list[Item
     return parse_stream(reply.body)
 
 
+def mput(server: ServerProcess, namespace: Namespace, ids: Sequence[str], **headers: str) -> list[dict[str, Any]]:
+    """`?mput` of a chain from its root; what became of each chunk."""
+    return mput_stream(server, chain_stream(namespace, [bytes.fromhex(each) for each in ids]), **headers)
+
+
+def mput_stream(server: ServerProcess, body: bytes, **headers: str) -> list[dict[str, Any]]:
+    """`?mput`; `headers` are ours."""
+    fields = {"content-type": STREAM, "accept": JSON} | {f"x-kvobj-{name}": value for name, value in headers.items()}
+    reply = call(server, "POST", "/cache", body, query={"mput": ""}, headers=fields)
+    assert reply.status == 200, reply.body
+    items: list[dict[str, Any]] = json.loads(reply.body)["items"]
+    return items
+
+
+def lm_ask(port: int, command: int, key: str) -> tuple[int, tuple[int, ...], bytes]:
+    """One request of LMCache's own protocol without a body: code, form and bytes of the answer."""
+    with socket.create_connection(("127.0.0.1", port), 20.0) as connection, connection.makefile("rb") as replies:
+        connection.sendall(struct.pack("<9i150s", command, 0, 1, 2, 0, 0, 0, 0, 0, key.encode().ljust(150)))
+        code, length, fmt, dtype, *dimensions, _ = struct.unpack("<9i", replies.read(36))
+        return code, (fmt, dtype, *dimensions), replies.read(length)
+
+
 def stored(server: ServerProcess) -> set[str]:
     """The keys of all chunks that the server itself has, asked of nobody else."""
     return {each["key"] for each in server.admin("GET", "/api/v1/objects", query={"bucket": "cache"})["objects"]}
@@ -132,7 +184,7 @@ def federation(root: Path, *, workers: int = 1, **upstream: str) -> Iterator[Wor
     users = [ALICE, BOB]
     sections = {"log": {"requests": "false"}}
     far_settings = ServerSettings(
-        dram_bytes=32 * MIB,
+        dram_bytes=16 * MIB,
         nvme_bytes=128 * MIB,
         buckets=[BucketSetting("cache", "kv", "memory")],
         users=users,
@@ -151,14 +203,15 @@ def federation(root: Path, *, workers: int = 1, **upstream: str) -> Iterator[Wor
             "timeout": '"5 s"',
             **upstream,
         }
+        lm_port = free_port()
         near_settings = ServerSettings(
             dram_bytes=32 * MIB,
             nvme_bytes=128 * MIB,
             buckets=[BucketSetting("cache", "kv", "memory"), BucketSetting("own", "kv", "memory")],
             users=users,
-            sections=sections,
+            sections={**sections, "lm": {"listen": f'"127.0.0.1:{lm_port}"', "bucket": '"cache"'}},
             upstreams=[table],
             workers=workers,
         )
         with ServerProcess(root / "near", near_settings) as near:
-            yield World(near, far, proxy)
+            yield World(near, far, proxy, lm_port)

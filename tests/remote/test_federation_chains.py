@@ -18,8 +18,10 @@ from federation_world import (
     call,
     federation,
     ids_of,
+    lm_ask,
     match,
     mget,
+    mput,
     put,
     put_chain,
     stored,
@@ -28,18 +30,18 @@ from kv_driver import CHUNK_BYTES, CHUNK_TOKENS, LAYERS, payload
 from s3_proxy import NOTHING, Operation, Plan, Toxic
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, free_port, wait_until
 
+from kvobj.admin.cli import main as kvobj_admin
+from kvobj.client import NewChunk, StoredChunk
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with federation(tmp_path_factory.mktemp("federation")) as running:
-        yield running
+LM_GET, LM_EXIST = 2, 3
+LM_SUCCESS, LM_FAIL = 200, 400
 
 
-@pytest.fixture(autouse=True)
-def healthy(world: World) -> Iterator[None]:
-    world.proxy.plan = NOTHING
-    yield
-    world.proxy.plan = NOTHING
+@pytest.fixture
+def world(federated: World) -> Iterator[World]:
+    federated.proxy.plan = NOTHING
+    yield federated
+    federated.proxy.plan = NOTHING
 
 
 def bytes_of(chunk_id: str) -> bytes:
@@ -153,6 +155,37 @@ def test_a_chunk_that_cannot_be_stored_here_is_handed_on(world: World) -> None:
     ranged = call(world.near, "GET", f"/cache/{ids[1]}", headers={"range": "bytes=5-9"})
     assert ranged.body == bytes_of(ids[1])[5:10]
     assert not {*ids} & stored(world.near)
+
+
+def test_clients_on_this_host_read_and_write_through_shared_memory_what_is_there(world: World) -> None:
+    declared = world.declare_both("memory")
+    ids = ids_of(declared, 4)
+    put_chain(world.far, declared, ids[:3])
+    with world.same_host_client() as client:
+        namespace = client.namespace("memory")
+        assert bytes(client.get_chunk(ids[2], namespace=namespace) or b"") == bytes_of(ids[2])
+        assert {*ids[:3]} <= stored(world.near)
+        assert client.get_chunk(ids[3], namespace=namespace) is None
+        (written,) = client.mput(
+            [NewChunk(ids[3], bytes_of(ids[3]), parent=ids[2])], namespace=namespace, durability="shared"
+        )
+        assert isinstance(written, StoredChunk)
+        assert (written.existed, written.durability) == (False, "local")
+        assert client.is_same_host
+        assert client.same_host_fallbacks == 0
+    assert ids[3] in stored(world.near) & stored(world.far)
+
+
+def test_lmcaches_own_protocol_finds_what_is_there_with_its_form(world: World) -> None:
+    body = b"as LMCache put it there"
+    form = (1, 3, 2, 32, 256, 1024)
+    headers = {"x-amz-meta-lmcache-form": " ".join(map(str, form))}
+    assert call(world.far, "PUT", "/cache/model@1@0@a", body, headers=headers).status == 200
+    assert lm_ask(world.lm_port, LM_EXIST, "model@1@0@b")[0] == LM_FAIL
+    assert lm_ask(world.lm_port, LM_GET, "model@1@0@a") == (LM_SUCCESS, form, body)
+    assert "model@1@0@a" in stored(world.near)
+    assert call(world.far, "PUT", "/cache/model@1@0@c", body, headers=headers).status == 200
+    assert lm_ask(world.lm_port, LM_EXIST, "model@1@0@c")[0] == LM_SUCCESS
 
 
 # -- match -----------------------------------------------------------------------------------------------------------
@@ -335,6 +368,41 @@ def test_an_upstream_that_is_away_is_as_none_and_comes_back(world: World) -> Non
     assert "answers again" in log
 
 
+def test_status_tells_how_each_upstream_answers_and_what_it_gave(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = world.status()
+    namespace = world.declare_both("status")
+    apart = world.declare(world.far, "status-apart"), world.declare(world.near, "status-apart")
+    ids = ids_of(namespace, 2)
+    put_chain(world.far, namespace, ids)
+    put_chain(world.far, apart[0], ids_of(apart[0], 1))
+    assert call(world.near, "GET", f"/cache/{ids[1]}").status == 200
+    assert match(world.near, apart[1], ids_of(apart[1], 1))["matched"] == 0
+    told = world.status()
+    assert (told["bucket"], told["endpoint"]) == ("cache", f"http://127.0.0.1:{world.proxy.port}")
+    assert (told["state"], told["reason"]) == ("ok", "")
+    assert told["chunks"]["hit"] == before["chunks"].get("hit", 0) + 2
+    assert told["received_bytes"] >= before["received_bytes"] + 2 * CHUNK_BYTES
+    assert told["requests"]["GetChunk"] > before["requests"].get("GetChunk", 0)
+    assert "another key" in told["namespaces"]["status-apart"]
+    # One that no longer takes this store's user is not one that is away.
+    world.proxy.plan = Plan((Toxic.SKEWED,), rate=1.0)
+    assert call(world.near, "GET", "/cache/refused").status == 404
+    refused = world.status()
+    assert refused["state"] == "refused"
+    assert "RequestTimeTooSkewed" in refused["reason"]
+    world.proxy.plan = NOTHING
+    assert call(world.near, "GET", "/cache/refused").status == 404
+    assert "RequestTimeTooSkewed" in world.status()["last_error"]
+    where = ["--endpoint", f"http://127.0.0.1:{world.near.admin_port}", "--data", str(world.near.data)]
+    assert kvobj_admin([*where, "status"]) == 0
+    printed = capsys.readouterr().out
+    assert "upstream of cache" in printed
+    assert f"http://127.0.0.1:{world.proxy.port}/cache" in printed
+    assert "GetChunk" in printed
+
+
 def test_worker_processes_ask_upstreams_too(tmp_path: Path) -> None:
     with federation(tmp_path, workers=2) as world:
         namespace = world.declare_both("workers")
@@ -348,6 +416,23 @@ def test_worker_processes_ask_upstreams_too(tmp_path: Path) -> None:
         written = put(world.near, namespace, mine, "root", durability="shared")
         assert (written.status, written.headers["x-kvobj-durability"]) == (200, "local")
         assert mine in stored(world.far)
+        # Batches too, and what only the store process serves: figures are those of all processes.
+        batch = ids_of(namespace, 3, first=2000)
+        items = mput(world.near, namespace, batch, durability="shared")
+        assert [(item["status"], item["existed"]) for item in items] == [(200, False)] * 3
+        assert {*batch} <= stored(world.far)
+        others = ids_of(namespace, 1, first=3000)
+        put_chain(world.far, namespace, others)
+        with world.same_host_client() as client:
+            read = client.get_chunk(others[0], namespace=client.namespace("workers"))
+            assert bytes(read or b"") == bytes_of(others[0])
+            assert client.is_same_host
+        form = {"x-amz-meta-lmcache-form": "1 3 2 32 256 1024"}
+        assert call(world.far, "PUT", "/cache/model@1@0@a", b"bytes", headers=form).status == 200
+        assert lm_ask(world.lm_port, LM_GET, "model@1@0@a")[::2] == (LM_SUCCESS, b"bytes")
+        told = world.status()
+        assert (told["state"], told["chunks"]["hit"], told["chunks"]["put"]) == ("ok", 8, 4)
+        assert world.upstream("chunks_total", outcome="hit") == 8
 
 
 def test_two_stores_that_are_each_others_upstream_do_not_ask_in_a_ring(tmp_path: Path) -> None:

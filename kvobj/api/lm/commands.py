@@ -97,7 +97,7 @@ class LmCommands:
         """The chunk, or None where there is none, or its bytes are not what was stored."""
         await self.check()
         for _ in range(_READ_ATTEMPTS):  # a row may go between its look-up and the read
-            row = await self._store.look_up(self._bucket, key)
+            row = await self._store.look_up(self._bucket, key, will_open=True)
             form = None if row is None else _form(row)
             if row is None or form is None:
                 return None

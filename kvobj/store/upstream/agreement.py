@@ -33,6 +33,11 @@ class Agreement:
         is_fresh = root == row.root and self._clock.monotonic() - asked < _SECONDS
         return problem if is_fresh else None
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """What differs, by namespace, as it was found last; those that are the same there are not in it."""
+        return {name: problem for name, (_, problem, _) in self._found.items() if problem}
+
     async def ask(self, row: NamespaceRow, *, until: float) -> str:
         """As `known`, after asking the upstream where that is needed. `RemoteFault`."""
         known = self.known(row)

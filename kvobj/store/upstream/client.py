@@ -20,7 +20,9 @@ import msgspec
 from kvobj.clock import Clock
 from kvobj.config.settings import RemoteSettings, UpstreamSettings
 from kvobj.errors import ConfigurationError
+from kvobj.store.upstream.health import HealthRecord
 from kvobj.store.upstream.instruments import UpstreamInstruments
+from kvobj.store.upstream.object_fields import parse_object_fields
 from kvobj.store.upstream.via import Via
 from kvobj.tiers.remote.breaker import CircuitBreaker
 from kvobj.tiers.remote.connection import ConnectionPool
@@ -32,6 +34,7 @@ NAMESPACE_HEADER: Final = "x-kvobj-namespace"
 PARENT_HEADER: Final = "x-kvobj-parent"
 TOKENS_HEADER: Final = "x-kvobj-tokens"
 DIGEST_HEADER: Final = "x-kvobj-digest"
+STREAM_TYPE: Final = "application/vnd.kvobj.stream"
 _MSGPACK: Final = "application/msgpack"
 _NOT_FOUND: Final = 404
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z").match
@@ -44,13 +47,15 @@ T = TypeVar("T")
 
 class ChunkHead(msgspec.Struct, frozen=True):
     """What an upstream tells of a chunk beside its bytes. `namespace` "" is `default`; `parent` is as clients name it, None: it has
-    none; `tokens` 0: it does not say; `digest` None: it does not know it yet, or never."""
+    none; `tokens` 0: it does not say; `digest` None: it does not know it yet, or never; `headers`, `metadata` as in `ObjectRow`."""
 
     size_bytes: int
     namespace: str
     parent: str | None
     tokens: int
     digest: bytes | None
+    headers: Mapping[str, str] = {}
+    metadata: Mapping[str, str] = {}
 
 
 class NamespaceAnswer(msgspec.Struct, frozen=True):
@@ -87,6 +92,29 @@ class MatchAnswer(msgspec.Struct, frozen=True):
     explain: ExplainAnswer | None = None
 
 
+class ItemError(msgspec.Struct, frozen=True):
+    """Why a chunk of a batch was not stored there."""
+
+    code: str
+    message: str = ""
+
+
+class ItemAnswer(msgspec.Struct, frozen=True):
+    """What became of one chunk of a batch there: it stands, or `error` says why not."""
+
+    status: int
+    existed: bool = False
+    digest: bytes | None = None
+    durability: str = ""
+    error: ItemError | None = None
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """What `?mput` answers there, in the order of the batch."""
+
+    items: tuple[ItemAnswer, ...]
+
+
 class UpstreamClient:
     """One bucket of another kvobj. `ConfigurationError` where the extra `remote` or the CA bundle is missing. Connections are made
     when they are needed."""
@@ -115,9 +143,13 @@ class UpstreamClient:
         self._clock = clock
         self._log = log
         self._breaker = CircuitBreaker(clock)
+        server = settings.server
+        self.health = HealthRecord(
+            settings.bucket, f"{server.endpoint}/{server.bucket}", self._breaker, clock=clock, log=log
+        )
+        instruments.watch(lambda: self.health.is_failing)
         self._opening = asyncio.Lock()
         self._requests: Requests | None = None
-        self._trouble = ""
 
     @property
     def is_down(self) -> bool:
@@ -127,7 +159,7 @@ class UpstreamClient:
     @property
     def trouble(self) -> str:
         """What is wrong with it, as the latest request found; empty: nothing."""
-        return self._trouble
+        return self.health.trouble
 
     def deadline(self) -> float:
         """When a question that is asked now has to be answered, in the event loop's time."""
@@ -189,6 +221,18 @@ class UpstreamClient:
         request = RemoteRequest("PutChunk", "PUT", key, (), {**headers, **self.via.headers()}, body, payload_sha256)
         return (await self._ask(request, until=until)).headers
 
+    async def put_many(
+        self, stream: memoryview, headers: Mapping[str, str], *, count: int, until: float
+    ) -> tuple[ItemAnswer, ...]:
+        """`?mput` with this stream of so many chunks. Idempotent: what a repeat brings again stands. `RemoteFault`, of kind
+        `client` where the request as a whole is refused."""
+        fields = {"content-type": STREAM_TYPE, "accept": _MSGPACK, **headers, **self.via.headers()}
+        request = RemoteRequest("PutChunks", "POST", "", (("mput", ""),), fields, stream, await _sha256(stream))
+        items = _decoded(await self._ask(request, until=until), BatchAnswer).items
+        if len(items) != count:
+            raise RemoteFault("server", "an answer of another batch", is_repeatable=False)
+        return items
+
     # -- inside --------------------------------------------------------------------------------------------------
     async def _opened(self) -> Requests:
         if self._requests is not None:
@@ -213,7 +257,7 @@ class UpstreamClient:
                     instruments=self._instruments,
                     clock=self._clock,
                     chance=random.Random(),  # noqa: S311 - jitter
-                    on_outcome=self._note,
+                    on_outcome=self.health.note,
                 )
         return self._requests
 
@@ -227,22 +271,6 @@ class UpstreamClient:
             if fault.status == _NOT_FOUND and fault.kind == "client":
                 return None
             raise
-
-    def _note(self, fault: RemoteFault | None) -> None:
-        """One line a change of state: chunks are asked for too often to say it each time."""
-        trouble = self._trouble
-        if fault is None:
-            trouble = ""
-        elif fault.is_ambiguous or fault.kind == "refused":
-            trouble = fault.detail or fault.kind
-        if bool(trouble) != bool(self._trouble):
-            bucket, server = self.settings.bucket, self.settings.server
-            where = f"{server.endpoint}/{server.bucket}"
-            if trouble:
-                self._log.warning("upstream of %s: %s fails, as if there were none: %s", bucket, where, trouble)
-            else:
-                self._log.info("upstream of %s: %s answers again", bucket, where)
-        self._trouble = trouble
 
 
 def _head_of(exchange: Exchange) -> ChunkHead:
@@ -259,12 +287,15 @@ def _head_of(exchange: Exchange) -> ChunkHead:
         parent = None if parent is None else parent.encode("latin-1").decode()
     except ValueError as error:
         raise RemoteFault("server", "a parent that is no name", is_repeatable=False) from error
+    headers, metadata = parse_object_fields(fields)
     return ChunkHead(
         size_bytes=length,
         namespace=fields.get(NAMESPACE_HEADER, ""),
         parent=parent,
         tokens=tokens,
         digest=bytes.fromhex(digest) if digest else None,
+        headers=headers,
+        metadata=metadata,
     )
 
 

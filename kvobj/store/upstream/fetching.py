@@ -287,6 +287,8 @@ class Fetcher:
                     size_bytes=head.size_bytes,
                     owner=bucket.owner,
                     durability=Durability.LOCAL if bucket.durability is Durability.SHARED else None,
+                    headers=head.headers,
+                    metadata=head.metadata,
                     place=place,
                 )
                 transfer = await batch.reserve(request)
@@ -375,6 +377,8 @@ class Fetcher:
             modified_ms=self._clock.now_ms(),
             owner=bucket.owner,
             durability=Durability.MEMORY,
+            headers=dict(head.headers),
+            metadata=dict(head.metadata),
             digest=head.digest,
             parent=place.parent,
             namespace=place.namespace.name,

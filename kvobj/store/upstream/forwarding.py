@@ -9,6 +9,7 @@ from typing import Final
 
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.errors import (
+    ConflictError,
     ImmutableChunkError,
     InvalidRequestError,
     KvobjError,
@@ -28,10 +29,13 @@ from kvobj.store.upstream.client import (
     TOKENS_HEADER,
     UpstreamClient,
 )
+from kvobj.store.upstream.instruments import UpstreamInstruments
+from kvobj.store.upstream.object_fields import object_fields
 from kvobj.tiers.remote.faults import RemoteFault
 
 FORWARDED_BYTES_MAX: Final = 512 * 2**20
 """A larger chunk is not forwarded: it goes in one PUT, from memory of its own, of which all together have no more than this."""
+DURABILITY_HEADER: Final = "x-kvobj-durability"
 _DIGEST_DIGITS: Final = 64
 
 
@@ -47,9 +51,10 @@ class Forwarded:
 class Forwarder:
     """Of one bucket. Event loop only."""
 
-    def __init__(self, client: UpstreamClient, agreement: Agreement) -> None:
+    def __init__(self, client: UpstreamClient, agreement: Agreement, instruments: UpstreamInstruments) -> None:
         self._client = client
         self._agreement = agreement
+        self._instruments = instruments
         self._gate = ByteGate(limit_bytes=FORWARDED_BYTES_MAX, wait_seconds=client.settings.timeout_seconds)
 
     @asynccontextmanager
@@ -78,23 +83,38 @@ class Forwarder:
         """
         until = self._client.deadline()
         try:
-            problem = await self._agreement.ask(place.namespace, until=until)
-            if problem:
-                raise NamespaceConflictError(
-                    f"the upstream has not the same namespace: {problem}",
-                    name=place.namespace.name,
-                    differs=("upstream",),
-                )
+            await self.check_namespace(place, until=until)
             answered = await self._client.put(row.key, data, self._headers(row, place), until=until)
+            found = _read(answered)
+            check_stored(found, row)
         except RemoteFault as fault:
-            raise _error_of(fault, row) from fault
-        found = _read(answered)
-        if not found.existed and row.digest is not None and found.digest not in (None, row.digest):
-            raise TierUnavailableError("the upstream stored other bytes than were sent", key=row.key)
+            raise self.failed(error_of(fault, row)) from fault
+        except KvobjError as error:
+            self.failed(error)
+            raise
+        self.note(found)
         return found
 
+    async def check_namespace(self, place: ChunkPlace, *, until: float) -> None:
+        """Nothing is written in a namespace that is another there: `NamespaceConflictError`. `RemoteFault`."""
+        problem = await self._agreement.ask(place.namespace, until=until)
+        if problem:
+            raise NamespaceConflictError(
+                f"the upstream has not the same namespace: {problem}", name=place.namespace.name, differs=("upstream",)
+            )
+
+    def note(self, found: Forwarded) -> None:
+        """Count a chunk that the upstream has taken, or had."""
+        self._instruments.chunk("existed" if found.existed else "put")
+
+    def failed(self, error: KvobjError) -> KvobjError:
+        """Count a chunk that the upstream did not take; the error."""
+        self._instruments.chunk("refused" if isinstance(error, (ConflictError, InvalidRequestError)) else "unanswered")
+        return error
+
     def _headers(self, row: ObjectRow, place: ChunkPlace) -> dict[str, str]:
-        headers = {"x-kvobj-durability": self._client.settings.durability, "x-kvobj-want": "digest"}
+        headers = object_fields(row)
+        headers |= {DURABILITY_HEADER: self._client.settings.durability, "x-kvobj-want": "digest"}
         if place.namespace.name != DEFAULT_NAMESPACE:
             headers[NAMESPACE_HEADER] = place.namespace.name
         parent = parent_name(row)
@@ -107,8 +127,14 @@ class Forwarder:
         return headers
 
 
+def check_stored(found: Forwarded, row: ObjectRow) -> None:
+    """What the upstream has stored now has to be what was sent. `TierUnavailableError`."""
+    if not found.existed and row.digest is not None and found.digest not in (None, row.digest):
+        raise TierUnavailableError("the upstream stored other bytes than were sent", key=row.key)
+
+
 def _read(answered: Mapping[str, str]) -> Forwarded:
-    digest, durability = answered.get(DIGEST_HEADER, ""), answered.get("x-kvobj-durability", "")
+    digest, durability = answered.get(DIGEST_HEADER, ""), answered.get(DURABILITY_HEADER, "")
     try:
         return Forwarded(
             existed=answered.get("x-kvobj-existed") == "true",
@@ -127,7 +153,8 @@ _REFUSALS: Final[Mapping[str, Callable[[str, ObjectRow], KvobjError]]] = {
 }
 
 
-def _error_of(fault: RemoteFault, row: ObjectRow) -> KvobjError:
+def error_of(fault: RemoteFault, row: ObjectRow) -> KvobjError:
+    """What the writer of the chunk is told of a fault."""
     refused = _REFUSALS.get(fault.code)
     if refused is not None:
         return refused(f"the upstream refuses the chunk: {fault.detail}", row)
