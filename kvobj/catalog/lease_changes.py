@@ -7,7 +7,7 @@ as counters, which both writers may add to; a session's own row and pins are cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -69,9 +69,13 @@ def session_of(view: ReadView, session_id: bytes, *, user: str, bucket: str) -> 
     return session
 
 
-def living_session(view: ReadView, session_id: bytes, *, user: str, bucket: str, now_boot_ms: int) -> SessionRow:
-    """`session_of`, or `SessionExpiredError`."""
+def living_session(
+    view: ReadView, session_id: bytes, *, user: str, bucket: str, now_boot_ms: int, renewed_until: int = 0
+) -> SessionRow:
+    """`session_of`, or `SessionExpiredError`. `renewed_until`: what `Renewals` says of it, which the row may not know yet."""
     session = session_of(view, session_id, user=user, bucket=bucket)
+    if renewed_until > session.expires_boot_ms:
+        session = msgspec.structs.replace(session, expires_boot_ms=renewed_until)
     if now_boot_ms > session.expires_boot_ms:
         late_ms = now_boot_ms - session.expires_boot_ms
         raise SessionExpiredError("the session has expired", bucket=bucket, late_ms=late_ms)
@@ -90,11 +94,17 @@ def totals(view: ReadView) -> tuple[int, int]:
     return sessions, pins
 
 
-def expired_sessions(view: ReadView, *, now_boot_ms: int, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
+def expired_sessions(
+    view: ReadView, renewed_until: Callable[[bytes], int], *, now_boot_ms: int, after: bytes, count: int
+) -> tuple[list[bytes], bytes | None]:
     """Of the next so many sessions in order of their ids: those whose pins may go, and where to go on. ~1 µs a session."""
     page = list(islice(view.range(SESSIONS, after + b"\0"), count))
-    sessions = [_decode_session(value) for _, value in page]
-    due = [each.id for each in sessions if each.ended or each.expires_boot_ms + EXPIRY_SLACK_MS <= now_boot_ms]
+    since_ms = now_boot_ms - EXPIRY_SLACK_MS
+    due = [
+        each.id
+        for each in (_decode_session(value) for _, value in page)
+        if each.ended or (each.expires_boot_ms <= since_ms and renewed_until(each.id) <= since_ms)
+    ]
     return due, page[-1][0] if len(page) == count else None
 
 
@@ -148,17 +158,19 @@ class NoteAlive:
 class Resume:
     """Extend all sessions by the time since the last heartbeat, by a TTL at most, and beat: holders could not renew meanwhile.
     Record until when it is quiet (0: it is not). Where the clock is behind the heartbeat (another time namespace, a machine that
-    was moved), sessions have left what they had left then."""
+    was moved), sessions have left what they had left then. `renewed`: what `Renewals` has recorded beside the rows."""
 
     now_boot_ms: int
     quiet_until_boot_ms: int
+    renewed: Mapping[bytes, int]
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
         alive = view.get(LEASE_META, _ALIVE)
         away_ms = 0 if alive is None else self.now_boot_ms - int.from_bytes(alive, "big")
         for session in [_decode_session(value) for _, value in view.range(SESSIONS)]:
-            expires = max(0, session.expires_boot_ms + min(away_ms, session.ttl_ms))
+            until = max(session.expires_boot_ms, self.renewed.get(session.id, 0))
+            expires = max(0, until + min(away_ms, session.ttl_ms))
             _put_session(view, msgspec.structs.replace(session, expires_boot_ms=expires))
         view.put(LEASE_META, _QUIET, number_key(self.quiet_until_boot_ms), headroom=True)
         view.put(LEASE_META, _ALIVE, number_key(self.now_boot_ms), headroom=True)
@@ -194,7 +206,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class RenewSession:
-    """`Leases.renew` as a change. ~15 µs, and 0.5 µs a pin."""
+    """`Leases.renew` as a change, for what releases pins or waits its turn. ~15 µs, and 0.5 µs a pin."""
 
     session_id: bytes
     user: str
@@ -204,17 +216,30 @@ class RenewSession:
     pins_digest: bytes
     release: Sequence[bytes]
     now_boot_ms: int
+    renewed_until: int
 
     def __call__(self, view: WriteView) -> Renewal:
         """Run it."""
         now = self.now_boot_ms
-        session = living_session(view, self.session_id, user=self.user, bucket=self.bucket, now_boot_ms=now)
+        session = living_session(
+            view,
+            self.session_id,
+            user=self.user,
+            bucket=self.bucket,
+            now_boot_ms=now,
+            renewed_until=self.renewed_until,
+        )
         session = _without(view, session, _own_pins(view, session, self.release))
         _put_session(view, msgspec.structs.replace(session, expires_boot_ms=now + session.ttl_ms))
-        entries = view.range(PINS_BY_SESSION, session.id, session.id + _BEHIND_IDS) if session.pins else ()
-        held = [entry[ID_BYTES:] for entry, grant in entries if int.from_bytes(grant, "big") <= self.as_of]
-        same = len(held) == self.pins and digest_of_pins(held) == self.pins_digest
+        same = holds_pins(view, session, as_of=self.as_of, pins=self.pins, pins_digest=self.pins_digest)
         return Renewal(session.ttl_ms, reclaim=not same)
+
+
+def holds_pins(view: ReadView, session: SessionRow, *, as_of: int, pins: int, pins_digest: bytes) -> bool:
+    """Whether the pins granted up to `as_of` are so many, and have this digest."""
+    entries = view.range(PINS_BY_SESSION, session.id, session.id + _BEHIND_IDS) if session.pins else ()
+    held = [entry[ID_BYTES:] for entry, grant in entries if int.from_bytes(grant, "big") <= as_of]
+    return len(held) == pins and digest_of_pins(held) == pins_digest
 
 
 def digest_of_pins(sorted_ids: Iterable[bytes]) -> bytes:
@@ -285,12 +310,20 @@ class GrantPins:
     pins: Sequence[tuple[bytes, Sequence[str]]]
     release: Sequence[bytes]
     now_boot_ms: int
+    renewed_until: int
     found: Sequence[ChunkHead] | None = None
 
     def __call__(self, view: WriteView) -> Granted | None:
         """Run it."""
         now = self.now_boot_ms
-        session = living_session(view, self.session_id, user=self.user, bucket=self.bucket, now_boot_ms=now)
+        session = living_session(
+            view,
+            self.session_id,
+            user=self.user,
+            bucket=self.bucket,
+            now_boot_ms=now,
+            renewed_until=self.renewed_until,
+        )
         root = root_of(view, self.bucket)
         keys = [key for _, keys in self.pins for key in keys]
         heads = [None if root is None else live_head(view, self.objects, root, key) for key in keys]

@@ -453,6 +453,11 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     async def aclose(self) -> None:
         """See `Catalog.aclose`. The database stays open: it is its opener's."""
         self._readers.shutdown()
+        self._leases.close()
+
+
+def _is_told(row: ObjectRow | None) -> bool:
+    return row is not None and row.durability is Durability.SHARED
 
 
 def _commit_keys(

@@ -10,13 +10,14 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvobj.catalog.catalog_rows import require_root, root_of
 from kvobj.catalog.chunk_heads import ChunkHead, stored_head
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.flight_keys import bucket_key, reliance_key, removal_key, session_key
 from kvobj.catalog.lease_changes import (
+    EXPIRY_SLACK_MS,
     ID_BYTES,
     EndSession,
     Granted,
@@ -27,6 +28,7 @@ from kvobj.catalog.lease_changes import (
     RenewSession,
     Resume,
     expired_sessions,
+    holds_pins,
     living_session,
     marked_ttl_ms,
     pin_of,
@@ -38,6 +40,7 @@ from kvobj.catalog.lease_changes import (
 from kvobj.catalog.lease_protocol import LeaseLimits, LeaseUsage, MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import PinGuard, PinRow, SessionRow
 from kvobj.catalog.object_rows import ObjectRows
+from kvobj.catalog.renewals import Renewals
 from kvobj.catalog.run_reader import RunReader
 from kvobj.database import Database, ReadView
 from kvobj.errors import BatchTooLargeError, BusyError, NoSuchSessionError
@@ -49,6 +52,14 @@ _ANCESTORS_SLICE: Final = 128
 _ATTEMPTS: Final = 16
 _QUIET_SLACK_MS: Final = 1000
 _EXPIRY_BATCH: Final = 16
+
+
+class _Agreed(NamedTuple):
+    """What a holder said of its pins when it was right. Holds until a change of the session's pins is begun."""
+
+    statement: tuple[str, str, int, int, bytes]
+    ttl_ms: int
+    expires_boot_ms: int
 
 
 class LmdbLeases:
@@ -78,6 +89,8 @@ class LmdbLeases:
         self._runs = RunReader(database, objects, forget_marks, is_claiming)
         self._limits = limits
         self._random_bytes = random_bytes
+        self._renewals: Renewals
+        self._agreed: dict[bytes, _Agreed] = {}
         self._marked_ttl_ms = 0
         self._quiet_until_boot_ms = 0
 
@@ -97,7 +110,13 @@ class LmdbLeases:
         until_ms = whole_ms if until_ms is None else min(until_ms, whole_ms)
         self._quiet_until_boot_ms = until_ms
         self._guard.quiet = now_boot_ms < until_ms
-        database.write_volatile(Resume(now_boot_ms, until_ms))
+        self._renewals = renewals = Renewals(database.directories[1])
+        database.write_volatile(Resume(now_boot_ms, until_ms, renewals.recorded()))
+        renewals.clear()
+
+    def close(self) -> None:
+        """After `open`, and after the last of all other calls. Idempotent."""
+        self._renewals.close()
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -134,9 +153,41 @@ class LmdbLeases:
         release: Sequence[bytes] = (),
         now_boot_ms: int,
     ) -> Renewal:
-        """See `Leases.renew`."""
-        change = RenewSession(session_id, user, bucket, as_of, pins, pins_digest, release, now_boot_ms)
-        return await self._database.write_fast(change, [session_key(session_id)])
+        """See `Leases.renew`. Nothing is written to the database where nothing is released."""
+        keys = [session_key(session_id)]
+        if not release and not self._database.is_in_flight(keys):
+            renewal = self._extend(session_id, (user, bucket, as_of, pins, pins_digest), now_boot_ms)
+            if renewal is not None:
+                return renewal
+        until = self._changing(session_id)
+        change = RenewSession(session_id, user, bucket, as_of, pins, pins_digest, release, now_boot_ms, until)
+        return await self._database.write_fast(change, keys)
+
+    def _extend(
+        self, session_id: bytes, statement: tuple[str, str, int, int, bytes], now_boot_ms: int
+    ) -> Renewal | None:
+        """Renew a session of which no change is in flight, by its slot of `Renewals`; None: there is no room for one."""
+        until = self._renewals.until(session_id)
+        known = self._agreed.get(session_id)
+        is_agreed = known is not None and known.statement == statement
+        if known is None or not is_agreed or now_boot_ms > max(until, known.expires_boot_ms):
+            user, bucket, as_of, pins, pins_digest = statement
+            with self._database.read() as view:
+                session = living_session(
+                    view, session_id, user=user, bucket=bucket, now_boot_ms=now_boot_ms, renewed_until=until
+                )
+                is_agreed = holds_pins(view, session, as_of=as_of, pins=pins, pins_digest=pins_digest)
+            known = _Agreed(statement, session.ttl_ms, session.expires_boot_ms)
+            if is_agreed:
+                self._agreed[session_id] = known
+        if not self._renewals.extend(session_id, now_boot_ms + known.ttl_ms):
+            return None
+        return Renewal(known.ttl_ms, reclaim=not is_agreed)
+
+    def _changing(self, session_id: bytes) -> int:
+        """Call it before a change of a session's pins; until when the session was renewed, for the change to know."""
+        self._agreed.pop(session_id, None)
+        return self._renewals.until(session_id)
 
     async def close_session(self, session_id: bytes, *, user: str, bucket: str) -> None:
         """See `Leases.close_session`. A crash in the middle leaves it ended, for `expire` to finish."""
@@ -145,6 +196,8 @@ class LmdbLeases:
         await self._end(EndSession(session_id))
 
     async def _end(self, step: EndSession) -> None:
+        self._agreed.pop(step.session_id, None)
+        self._renewals.forget(step.session_id)
         keys = [session_key(step.session_id)]
         is_done = await self._database.write_fast(step, keys)
         while not is_done:
@@ -157,14 +210,20 @@ class LmdbLeases:
         after: bytes | None = b""
         while after is not None and len(due) < limit:
             with self._database.read() as view:
-                found, after = expired_sessions(view, now_boot_ms=now_boot_ms, after=after, count=_SESSIONS_SLICE)
+                found, after = expired_sessions(
+                    view, self._renewals.until, now_boot_ms=now_boot_ms, after=after, count=_SESSIONS_SLICE
+                )
             due += found
             await asyncio.sleep(0)
-        for count, session_id in enumerate(due[:limit], 1):
+        ended = 0
+        for session_id in due[:limit]:
+            if self._renewals.until(session_id) + EXPIRY_SLACK_MS > now_boot_ms:
+                continue  # renewed since it was looked at
             await self._end(EndSession(session_id, expired_at=now_boot_ms))
-            if count % _EXPIRY_BATCH == 0:
+            ended += 1
+            if ended % _EXPIRY_BATCH == 0:
                 await asyncio.sleep(0)
-        return len(due[:limit])
+        return ended
 
     async def note_alive(self, *, now_boot_ms: int) -> None:
         """See `Leases.note_alive`."""
@@ -205,8 +264,9 @@ class LmdbLeases:
     ) -> MatchResult:
         """See `Leases.match`. `BusyError` where the tail was gone time and again when it was to be pinned."""
         if pin_for is not None:
+            until = self._renewals.until(pin_for)
             with self._database.read() as view:
-                living_session(view, pin_for, user=user, bucket=bucket, now_boot_ms=now_boot_ms)
+                living_session(view, pin_for, user=user, bucket=bucket, now_boot_ms=now_boot_ms, renewed_until=until)
         one_by_one = False
         for _ in range(_ATTEMPTS):
             with ExitStack() as views:
@@ -271,7 +331,10 @@ class LmdbLeases:
         found: Sequence[ChunkHead] | None = None,
     ) -> Granted | None:
         """`GrantPins`, behind whatever is in flight for its session and targets; many at once on the writer's thread."""
-        change = GrantPins(self._objects, self._limits, session_id, user, bucket, pins, release, now_boot_ms, found)
+        until = self._changing(session_id)
+        change = GrantPins(
+            self._objects, self._limits, session_id, user, bucket, pins, release, now_boot_ms, until, found
+        )
         keys = {reliance_key(bucket, key) for _, targets in pins for key in targets}
         keys.add(session_key(session_id))
         if len(keys) + len(release) > _INLINE_PINS:

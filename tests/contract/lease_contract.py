@@ -505,6 +505,48 @@ class Sessions:
         )
         assert world.leases.usage().pins == 2
 
+    async def test_a_session_lasts_as_long_as_its_holder_says_the_same_again(self, world: World) -> None:
+        rows = chain("a", 3)
+        await world.put(rows)
+        session = await world.session(ttl_ms=30_000)
+        found = await world.match(as_ids(keys_of(rows)), session)
+        assert found.pin is not None
+        for now in range(NOW + 10_000, NOW + 100_000, 10_000):
+            assert not await world.reclaims(session, found.pin, as_of=1, now_boot_ms=now)
+            assert await world.leases.expire(now_boot_ms=now + 9_000) == 0
+        with pytest.raises(NoSuchSessionError):
+            await world.leases.renew(
+                session.id,
+                user="mallory",
+                bucket=BUCKET,
+                as_of=1,
+                pins=1,
+                pins_digest=digest_of(found.pin),
+                now_boot_ms=NOW + 100_000,
+            )
+        assert world.holds_row(rows[2].key)
+        with pytest.raises(SessionExpiredError):
+            await world.reclaims(session, found.pin, as_of=1, now_boot_ms=NOW + 120_001)
+        assert await world.leases.expire(now_boot_ms=NOW + 120_500) == 1
+        with pytest.raises(NoSuchSessionError):
+            await world.reclaims(session, found.pin, as_of=1, now_boot_ms=NOW + 120_500)
+        assert not world.holds_row(rows[2].key)
+
+    async def test_what_was_agreed_on_is_compared_anew_when_pins_have_changed(self, world: World) -> None:
+        rows = chain("a", 3)
+        await world.put(rows)
+        session = await world.session()
+        pins = [(await world.match(as_ids(keys_of(rows)), session)).pin or b"" for _ in range(2)]
+        for _ in range(2):
+            assert not await world.reclaims(session, *pins, as_of=2)
+        await world.leases.pin_tails(session.id, [], release=[pins[0]], user="main", bucket=BUCKET, now_boot_ms=NOW)
+        assert await world.reclaims(session, *pins, as_of=2)
+        assert not await world.reclaims(session, pins[1], as_of=2)
+        assert not await world.reclaims(session, pins[1], as_of=2, release=[pins[0]])
+        await world.leases.close_session(session.id, user="main", bucket=BUCKET)
+        with pytest.raises(NoSuchSessionError):
+            await world.reclaims(session, pins[1], as_of=2)
+
     async def test_a_closed_session_takes_its_pins_along(self, world: World) -> None:
         rows = [chunk(f"k{index}", None) for index in range(100)]
         await world.put(rows)

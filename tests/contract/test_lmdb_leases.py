@@ -41,6 +41,7 @@ from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.lmdb_leases import LmdbLeases
 from kvobj.catalog.object_rows import NO_ROWS, ObjectRows, RowPair
 from kvobj.catalog.rebuild import CatalogReplay
+from kvobj.catalog.renewals import FILE_NAME
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 from kvobj.database import Database, WriteView
 from kvobj.errors import NoSuchSessionError, SessionExpiredError
@@ -196,6 +197,52 @@ async def test_a_restart_extends_by_one_ttl_at_most_and_each_time_once(world: Lm
     assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 3_603_000)
     with pytest.raises(SessionExpiredError):
         await world.reclaims(session, as_of=0, now_boot_ms=NOW + 3_605_001)
+
+
+async def test_a_renewal_outlives_the_process_also_without_a_heartbeat(world: LmdbWorld) -> None:
+    session, silent = await world.session(ttl_ms=30_000), await world.session(ttl_ms=30_000)
+    await world.leases.note_alive(now_boot_ms=NOW + 10_000)
+    assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 29_000)
+    await world.close()
+    await world.open(now_boot_ms=NOW + 29_500)
+    assert await world.leases.expire(now_boot_ms=NOW + 49_999) == 0
+    assert await world.leases.expire(now_boot_ms=NOW + 50_000) == 1
+    with pytest.raises(NoSuchSessionError):
+        await world.reclaims(silent, as_of=0, now_boot_ms=NOW + 50_000)
+    assert await world.leases.expire(now_boot_ms=NOW + 78_999) == 0
+    assert await world.leases.expire(now_boot_ms=NOW + 79_000) == 1
+
+
+async def test_sessions_share_the_slots_of_those_that_ended(world: LmdbWorld) -> None:
+    slots = world.directory / "volatile" / FILE_NAME
+    kept = await world.session()
+    assert not await world.reclaims(kept, as_of=0, now_boot_ms=NOW + 10_000)
+    for _ in range(20):
+        session = await world.session()
+        assert not await world.reclaims(session, as_of=0)
+        await world.leases.close_session(session.id, user="main", bucket=BUCKET)
+    assert slots.stat().st_size == 2 * 32
+    await world.close()
+    await world.open()
+    assert slots.stat().st_size == 0
+    assert (await world.match(KeyList(["none"]), kept, now_boot_ms=NOW + 40_000)).matched == 0
+
+
+async def test_a_slot_that_was_not_written_whole_counts_for_nothing(world: LmdbWorld) -> None:
+    session = await world.session(ttl_ms=30_000)
+    await world.close()
+    torn = session.id + (NOW + 90_000).to_bytes(8, "little") + bytes(8)
+    (world.directory / "volatile" / FILE_NAME).write_bytes(torn + session.id)
+    await world.open()
+    with pytest.raises(SessionExpiredError):
+        await world.reclaims(session, as_of=0, now_boot_ms=NOW + 30_001)
+
+
+async def test_a_renewal_for_which_there_is_no_slot_is_written_to_the_row(world: LmdbWorld) -> None:
+    session = await world.session(ttl_ms=30_000)
+    world.driver.close()
+    assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 20_000)
+    assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 50_000)
 
 
 async def test_on_a_boot_clock_that_was_put_back_sessions_have_what_they_had_left(world: LmdbWorld) -> None:
