@@ -25,6 +25,8 @@ NATIVE_STAMP := $(VENV)/.built-native
 PIP_FLAGS := --quiet --disable-pip-version-check
 SERVE_ARGS ?=
 TEST_ARGS ?=
+# Beside each other; 0: all tests in one process, as pytest alone has it (for -s and --pdb).
+TEST_PROCESSES ?= 2
 
 # command:package pairs that some tests start
 SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs radosgw:radosgw ceph-mon:ceph-mon \
@@ -42,9 +44,10 @@ native: $(NATIVE_STAMP)
 serve: $(SERVE_STAMP) $(NATIVE_STAMP)
 	exec $(BIN)/kvobj serve $(SERVE_ARGS)
 
-# pytest comes last, so that its summary is the last thing printed.
+# pytest comes last, so that its summary is the last thing printed. A test that hangs tells where after five minutes.
 test: $(TEST_STAMP) $(NATIVE_STAMP) system-tools client-envs lint
-	@$(BIN)/python -m pytest --durations=25 $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=300 \
+	  --durations=25 $(TEST_ARGS)
 
 # The fault tests of `make test` at their full size; what they count is printed. Half an hour.
 faults: $(TEST_STAMP) $(NATIVE_STAMP) system-tools

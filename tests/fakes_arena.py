@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,7 +36,7 @@ async def small_arena(directory: Path, *, capacity_bytes: int = 32 << 20) -> Asy
 
 def plain_of(seed: int, size_bytes: int) -> bytes:
     """Bytes without repeats, other ones for each seed."""
-    return hashlib.shake_128(seed.to_bytes(8, "big")).digest(size_bytes)
+    return blake3(seed.to_bytes(8, "big")).digest(length=size_bytes)
 
 
 async def frame_of(arena: Arena, plain: bytes, *, codec: str = "raw") -> PinnedFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -115,7 +114,7 @@ class Gate:
 
 def plain_of(seed: int, size_bytes: int) -> bytes:
     """Bytes without repeats, other ones for each seed."""
-    return hashlib.shake_128(seed.to_bytes(8, "big")).digest(size_bytes)
+    return blake3(seed.to_bytes(8, "big")).digest(length=size_bytes)
 
 
 def blob(sequence: int) -> BlobId:

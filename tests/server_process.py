@@ -30,13 +30,22 @@ MIB: Final = 1024 * 1024
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 _READY: Final = "kvobj ready "
 _SHARED_MEMORY: Final = Path("/dev/shm")
+_PORTS: Final = range(10_000, 32_768)
+_PORT_TRIES: Final = 500
 
 
 def free_port() -> int:
-    """A port that was free a moment ago: the admin port is not announced, so it is chosen beforehand."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago, below those that the kernel gives to connections: so nobody has it by chance when a
+    server listens there for the first time, or again after a crash. TimeoutError where hundreds are taken."""
+    for _ in range(_PORT_TRIES):
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise TimeoutError(f"no free port among {_PORTS}")
 
 
 def wait_until(
@@ -182,13 +191,14 @@ class ServerProcess:
         self.shared_memory = self.settings.dram_path or _SHARED_MEMORY / f"kvobj-test-{secrets.token_hex(6)}"
         self.admin_port = free_port()
         self.host = "127.0.0.1"
-        self.port = 0
+        self.port = free_port()  # the same again at every start, as after a real crash
         self.scheme = "http"
         self.starts = 0
         self.start_seconds = 0.0
         self.log_path = directory / "server.log"
         self._process: subprocess.Popen[str] | None = None
         self._pump: threading.Thread | None = None
+        self._is_ready = False
         directory.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -230,7 +240,7 @@ class ServerProcess:
             self.settings,
             data=self.data,
             dram_path=self.shared_memory,
-            listen=f"{self.host}:{self.port}",  # port 0 the first time, then the same again, as after a real crash
+            listen=f"{self.host}:{self.port}",
             admin_port=self.admin_port,
         )
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.settings.environment}
@@ -244,6 +254,7 @@ class ServerProcess:
             *self.settings.arguments,
         ]
         ready = threading.Event()
+        self._is_ready = False
         began = time.monotonic()
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(
@@ -253,7 +264,7 @@ class ServerProcess:
             raise RuntimeError("no pipe to the server")
         self._pump = threading.Thread(target=self._read_output, args=(self._process.stdout, ready), daemon=True)
         self._pump.start()
-        if not ready.wait(timeout_seconds) or self.port == 0:
+        if not ready.wait(timeout_seconds) or not self._is_ready:
             tail = self.log_tail()
             self.kill()
             raise RuntimeError(f"the server did not become ready:\n{tail}")
@@ -268,6 +279,7 @@ class ServerProcess:
                 if line.startswith(_READY):
                     url = urlsplit(line[len(_READY) :].strip())
                     self.scheme, self.port = url.scheme, url.port or 0
+                    self._is_ready = True
                     ready.set()
         ready.set()
 

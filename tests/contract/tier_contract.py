@@ -7,7 +7,6 @@ another way, so that no tier agrees with itself.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -35,7 +34,7 @@ RawRead = Callable[[BlobId], Awaitable[bytes | None]]
 
 def plain_of(seed: int, size_bytes: int) -> bytes:
     """Bytes without repeats, other ones for each seed."""
-    return hashlib.shake_128(seed.to_bytes(8, "big")).digest(size_bytes)
+    return blake3(seed.to_bytes(8, "big")).digest(length=size_bytes)
 
 
 def blob(sequence: int) -> BlobId:
