@@ -10,6 +10,7 @@ from calendar import timegm
 from datetime import UTC, datetime
 from email.utils import parsedate_tz
 from enum import Enum
+from functools import lru_cache
 from time import gmtime
 from typing import Final
 
@@ -33,7 +34,12 @@ class Verdict(Enum):
 
 def http_date(milliseconds: int) -> str:
     """An HTTP date (RFC 9110 §5.6.7); a third of the cost of email.utils, and it is paid on every read."""
-    t = gmtime(milliseconds // 1000)
+    return _date_of(milliseconds // 1000)
+
+
+@lru_cache(maxsize=4096)
+def _date_of(seconds: int) -> str:
+    t = gmtime(seconds)
     return f"{_DAYS[t.tm_wday]}, {t.tm_mday:02d} {_MONTHS[t.tm_mon]} {t.tm_year} {t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d} GMT"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvobj.api.errors import S3Error
-from kvobj.api.request import Target
+from kvobj.api.request import SIGNATURE_PARAMETER, PresignedQuery, Target
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 MAX_EXPIRES_SECONDS: Final = 604_800
@@ -42,6 +42,7 @@ _ONE_MECHANISM: Final = (
     "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature query string parameter "
     "or the Authorization header should be specified"
 )
+_IN_QUERY: Final = "AuthorizationQueryParametersError"
 _UNSUPPORTED: Final = f"The authorization mechanism you have provided is not supported. Please use {ALGORITHM}."
 
 
@@ -85,6 +86,10 @@ class CredentialParser:
     def parse(self, fields: dict[str, str], target: Target) -> Credential | None:
         """The request's one claim of identity, or None for an anonymous request. Raises `S3Error`."""
         header = fields.get("authorization")
+        if target.presigned is not None:
+            if header:
+                raise S3Error("InvalidArgument", _ONE_MECHANISM, ArgumentName="Authorization")
+            return self._from_presigned(target.presigned)
         if not target.query:
             return self._from_header(header) if header else None
         names = [name.lower() for name, _ in target.query]
@@ -115,7 +120,7 @@ class CredentialParser:
         return Credential(signer, _signature_of(signer, signature))
 
     def _from_query(self, target: Target, names: list[str]) -> Credential:
-        code = "AuthorizationQueryParametersError"
+        code = _IN_QUERY
         found: dict[str, str] = {}
         signature_parameter = ""
         for name, (raw_name, value) in zip(names, target.query, strict=True):
@@ -137,20 +142,22 @@ class CredentialParser:
             raise S3Error("InvalidToken")
         if algorithm != ALGORITHM:
             raise S3Error(code, f'X-Amz-Algorithm only supports "{ALGORITHM}"')
-        if not IS_STAMP(stamp):
-            raise S3Error(code, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
-        signer = self._remembered.get((credential, signed_headers))
+        presigned = PresignedQuery("", credential, stamp, expires, signed_headers, signature)
+        return self._from_presigned(presigned, found.get("x-amz-content-sha256"), signature_parameter)
+
+    def _from_presigned(
+        self, query: PresignedQuery, content_sha256: str | None = None, signature_parameter: str = SIGNATURE_PARAMETER
+    ) -> Credential:
+        if not IS_STAMP(query.stamp):
+            raise S3Error(_IN_QUERY, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
+        name = (query.credential, query.signed_headers)
+        signer = self._remembered.get(name)
         if signer is None:
-            signer = self._signer(credential, signed_headers, code, "Error parsing the X-Amz-Credential parameter; ")
-            self._remember((credential, signed_headers), signer)
-        return Credential(
-            signer,
-            _signature_of(signer, signature),
-            stamp,
-            _expires_seconds(expires, code),
-            found.get("x-amz-content-sha256"),
-            signature_parameter,
-        )
+            signer = self._signer(*name, _IN_QUERY, "Error parsing the X-Amz-Credential parameter; ")
+            self._remember(name, signer)
+        signature = _signature_of(signer, query.signature)
+        expires_seconds = _expires_seconds(query.expires, _IN_QUERY)
+        return Credential(signer, signature, query.stamp, expires_seconds, content_sha256, signature_parameter)
 
     def _remember(self, name: str | tuple[str, str], signer: Signer) -> None:
         if len(signer.signed_headers_text) <= _REMEMBERED_CHARACTERS:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange
@@ -122,7 +124,7 @@ class CrossOrigin:
         allowance = _allowance(bucket.cors, fields, origin=fields["origin"], method=method)
         if allowance is None:
             return reply
-        return replace(reply, headers=(*reply.headers, *allowance.reply_headers()))
+        return msgspec.structs.replace(reply, headers=(*reply.headers, *allowance.reply_headers()))
 
 
 def _allowance(rules: tuple[CorsRule, ...], fields: Mapping[str, str], *, origin: str, method: str) -> Allowance | None:

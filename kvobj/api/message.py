@@ -7,13 +7,13 @@ values are str decoded as latin-1 exactly as they arrived; the target is the raw
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+
+class RequestHead(msgspec.Struct, frozen=True):
     """A request without its body. `headers` keeps order and repeats; `target` is the raw origin-form request target."""
 
     method: str
@@ -83,6 +83,14 @@ class BodyStream(Protocol):
         ...
 
 
+class WholeStream(BodyStream, Protocol):
+    """A body that may be one view already, which spares a short reply what sending view by view costs."""
+
+    def whole(self) -> memoryview | None:
+        """All of it, valid until `aclose`; None where some is still to come or to be decoded. Instead of `views`."""
+        ...
+
+
 class LedStream(BodyStream, Protocol):
     """A body of unknown length whose views have a few bytes each in front of them that go out in the same chunk: one write, and
     one wake of the client, less for each."""
@@ -92,8 +100,7 @@ class LedStream(BodyStream, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A whole answer. Content-Length, Date, Server and Connection are added by the HTTP layer.
 
     `content_length` overrides the body's length in the header (HEAD replies carry the object's length and no body).
@@ -105,7 +112,7 @@ class Reply:
     body: bytes | BodyStream = b""
     content_length: int | None = None
     close: bool = False
-    log: dict[str, object] = field(default_factory=dict)
+    log: dict[str, object] = {}
 
 
 Handler = Callable[[RequestHead, RequestBody], Awaitable[Reply]]
@@ -132,8 +139,7 @@ class HttpFault(Enum):
         return self.value[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """What the HTTP layer answers by itself. `detail` may be told to the client; method and raw target are empty where the
     request was not read so far."""
 

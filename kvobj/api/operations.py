@@ -1,15 +1,15 @@
 """What a request can ask for, as values: one class an operation, made by `routing.py`, answered by one handler.
 
+They are structs of msgspec, which are made in a quarter of the time that frozen dataclasses take.
 Sources: Amazon S3 API reference, one page an operation; for those of `KvOperation` docs/kv-api.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ListBuckets:
+class ListBuckets(msgspec.Struct, frozen=True):
     """GET /. Names behind `after` that begin with `prefix`, of one `region` ("": any), at most `limit` of them (None: all)."""
 
     prefix: str = ""
@@ -18,184 +18,177 @@ class ListBuckets:
     limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BucketOperation:
+class BucketOperation(msgspec.Struct, frozen=True):
     """An operation on a bucket that has no further parameters; the subclasses say which."""
 
     bucket: str
 
 
-class CreateBucket(BucketOperation):
+class CreateBucket(BucketOperation, frozen=True):
     """PUT /bucket."""
 
 
-class HeadBucket(BucketOperation):
+class HeadBucket(BucketOperation, frozen=True):
     """HEAD /bucket."""
 
 
-class DeleteBucket(BucketOperation):
+class DeleteBucket(BucketOperation, frozen=True):
     """DELETE /bucket."""
 
 
-class GetBucketLocation(BucketOperation):
+class GetBucketLocation(BucketOperation, frozen=True):
     """GET /bucket?location."""
 
 
-class GetBucketVersioning(BucketOperation):
+class GetBucketVersioning(BucketOperation, frozen=True):
     """GET /bucket?versioning."""
 
 
-class GetBucketAcl(BucketOperation):
+class GetBucketAcl(BucketOperation, frozen=True):
     """GET /bucket?acl."""
 
 
-class PutBucketAcl(BucketOperation):
+class PutBucketAcl(BucketOperation, frozen=True):
     """PUT /bucket?acl."""
 
 
-class GetBucketPolicy(BucketOperation):
+class GetBucketPolicy(BucketOperation, frozen=True):
     """GET /bucket?policy."""
 
 
-class PutBucketPolicy(BucketOperation):
+class PutBucketPolicy(BucketOperation, frozen=True):
     """PUT /bucket?policy."""
 
 
-class DeleteBucketPolicy(BucketOperation):
+class DeleteBucketPolicy(BucketOperation, frozen=True):
     """DELETE /bucket?policy."""
 
 
-class GetBucketPolicyStatus(BucketOperation):
+class GetBucketPolicyStatus(BucketOperation, frozen=True):
     """GET /bucket?policyStatus."""
 
 
-class GetBucketTagging(BucketOperation):
+class GetBucketTagging(BucketOperation, frozen=True):
     """GET /bucket?tagging."""
 
 
-class PutBucketTagging(BucketOperation):
+class PutBucketTagging(BucketOperation, frozen=True):
     """PUT /bucket?tagging."""
 
 
-class DeleteBucketTagging(BucketOperation):
+class DeleteBucketTagging(BucketOperation, frozen=True):
     """DELETE /bucket?tagging."""
 
 
-class GetBucketLifecycle(BucketOperation):
+class GetBucketLifecycle(BucketOperation, frozen=True):
     """GET /bucket?lifecycle."""
 
 
-class PutBucketLifecycle(BucketOperation):
+class PutBucketLifecycle(BucketOperation, frozen=True):
     """PUT /bucket?lifecycle."""
 
 
-class DeleteBucketLifecycle(BucketOperation):
+class DeleteBucketLifecycle(BucketOperation, frozen=True):
     """DELETE /bucket?lifecycle."""
 
 
-class GetBucketCors(BucketOperation):
+class GetBucketCors(BucketOperation, frozen=True):
     """GET /bucket?cors."""
 
 
-class PutBucketCors(BucketOperation):
+class PutBucketCors(BucketOperation, frozen=True):
     """PUT /bucket?cors."""
 
 
-class DeleteBucketCors(BucketOperation):
+class DeleteBucketCors(BucketOperation, frozen=True):
     """DELETE /bucket?cors."""
 
 
-class DeleteObjects(BucketOperation):
+class DeleteObjects(BucketOperation, frozen=True):
     """POST /bucket?delete."""
 
 
-class KvOperation(BucketOperation):
+class KvOperation(BucketOperation, frozen=True):
     """A call of the KV API: only in KV buckets, with documents in JSON or msgpack, errors among them."""
 
 
-class MatchChunks(KvOperation):
+class MatchChunks(KvOperation, frozen=True):
     """POST /bucket?match."""
 
 
-class PinChunks(KvOperation):
+class PinChunks(KvOperation, frozen=True):
     """POST /bucket?pins."""
 
 
-class OpenSession(KvOperation):
+class OpenSession(KvOperation, frozen=True):
     """POST /bucket?sessions."""
 
 
-class GetChunks(KvOperation):
+class GetChunks(KvOperation, frozen=True):
     """POST /bucket?mget."""
 
 
-class PutChunks(KvOperation):
+class PutChunks(KvOperation, frozen=True):
     """POST /bucket?mput."""
 
 
-class OpenSameHost(KvOperation):
+class OpenSameHost(KvOperation, frozen=True):
     """POST /bucket?same-host."""
 
 
-@dataclass(frozen=True, slots=True)
-class RenewSameHost(KvOperation):
+class RenewSameHost(KvOperation, frozen=True):
     """POST /bucket?same-host=ID."""
 
     grant_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOperation(KvOperation):
+class SessionOperation(KvOperation, frozen=True):
     """An operation on a session; the subclasses say which."""
 
     session_id: bytes
 
 
-class RenewSession(SessionOperation):
+class RenewSession(SessionOperation, frozen=True):
     """PUT /bucket?sessions=ID."""
 
 
-class CloseSession(SessionOperation):
+class CloseSession(SessionOperation, frozen=True):
     """DELETE /bucket?sessions=ID."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceOperation(KvOperation):
+class NamespaceOperation(KvOperation, frozen=True):
     """An operation on a namespace; the subclasses say which."""
 
     name: str
 
 
-class DeclareNamespace(NamespaceOperation):
+class DeclareNamespace(NamespaceOperation, frozen=True):
     """PUT /bucket?namespace=NAME."""
 
 
-class GetNamespace(NamespaceOperation):
+class GetNamespace(NamespaceOperation, frozen=True):
     """GET /bucket?namespace=NAME."""
 
 
-class RemoveNamespace(NamespaceOperation):
+class RemoveNamespace(NamespaceOperation, frozen=True):
     """DELETE /bucket?namespace=NAME."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListNamespaces(KvOperation):
+class ListNamespaces(KvOperation, frozen=True):
     """GET /bucket?namespaces. `limit` is what was asked, cut to 1,000."""
 
     after: str
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadEvents(KvOperation):
+class ReadEvents(KvOperation, frozen=True):
     """GET /bucket?events. `after`: the last number that the reader knows, None: whatever is kept. `follow`: go on for ever."""
 
     after: int | None
     follow: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """What all listings share. `limit` is what was asked, cut to 1,000; `encode` is encoding-type=url."""
 
     bucket: str
@@ -205,15 +198,13 @@ class Listing:
     encode: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ListObjectsV1(Listing):
+class ListObjectsV1(Listing, frozen=True):
     """GET /bucket."""
 
     marker: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListObjectsV2(Listing):
+class ListObjectsV2(Listing, frozen=True):
     """GET /bucket?list-type=2. `token` is what the client sent, `after` the key it or start-after stands for."""
 
     start_after: str
@@ -222,32 +213,28 @@ class ListObjectsV2(Listing):
     fetch_owner: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ListObjectVersions(Listing):
+class ListObjectVersions(Listing, frozen=True):
     """GET /bucket?versions."""
 
     key_marker: str
     version_id_marker: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListMultipartUploads(Listing):
+class ListMultipartUploads(Listing, frozen=True):
     """GET /bucket?uploads."""
 
     key_marker: str
     upload_id_marker: str
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectOperation:
+class ObjectOperation(msgspec.Struct, frozen=True):
     """An operation on an object that has no further parameters; the subclasses say which."""
 
     bucket: str
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class GetObject(ObjectOperation):
+class GetObject(ObjectOperation, frozen=True):
     """GET or HEAD /bucket/key. Of a chunk `layers` is a range of layers, both ends in it, and `part` one of its parts, from 0;
     `follow`: also while it is still being uploaded."""
 
@@ -257,86 +244,81 @@ class GetObject(ObjectOperation):
     follow: bool = False
 
 
-class PutObject(ObjectOperation):
+class PutObject(ObjectOperation, frozen=True):
     """PUT /bucket/key."""
 
 
-class DeleteObject(ObjectOperation):
+class DeleteObject(ObjectOperation, frozen=True):
     """DELETE /bucket/key."""
 
 
-class Preflight(ObjectOperation):
+class Preflight(ObjectOperation, frozen=True):
     """OPTIONS /bucket or /bucket/key: may a page of another origin send a request? `bucket` and `key` may be ""."""
 
 
-class GetObjectAcl(ObjectOperation):
+class GetObjectAcl(ObjectOperation, frozen=True):
     """GET /bucket/key?acl."""
 
 
-class PutObjectAcl(ObjectOperation):
+class PutObjectAcl(ObjectOperation, frozen=True):
     """PUT /bucket/key?acl."""
 
 
-class GetObjectTagging(ObjectOperation):
+class GetObjectTagging(ObjectOperation, frozen=True):
     """GET /bucket/key?tagging."""
 
 
-class PutObjectTagging(ObjectOperation):
+class PutObjectTagging(ObjectOperation, frozen=True):
     """PUT /bucket/key?tagging."""
 
 
-class DeleteObjectTagging(ObjectOperation):
+class DeleteObjectTagging(ObjectOperation, frozen=True):
     """DELETE /bucket/key?tagging."""
 
 
-class GetObjectAttributes(ObjectOperation):
+class GetObjectAttributes(ObjectOperation, frozen=True):
     """GET /bucket/key?attributes. Headers name which ones, and the page of parts."""
 
 
-class CreateMultipartUpload(ObjectOperation):
+class CreateMultipartUpload(ObjectOperation, frozen=True):
     """POST /bucket/key?uploads."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyObject(ObjectOperation):
+class CopyObject(ObjectOperation, frozen=True):
     """PUT /bucket/key with x-amz-copy-source."""
 
     source_bucket: str
     source_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class UploadOperation(ObjectOperation):
+class UploadOperation(ObjectOperation, frozen=True):
     """An operation on a multipart upload; the subclasses say which."""
 
     upload_id: str
 
 
-class CompleteMultipartUpload(UploadOperation):
+class CompleteMultipartUpload(UploadOperation, frozen=True):
     """POST /bucket/key?uploadId=ID."""
 
 
-class AbortMultipartUpload(UploadOperation):
+class AbortMultipartUpload(UploadOperation, frozen=True):
     """DELETE /bucket/key?uploadId=ID."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListParts(UploadOperation):
+class ListParts(UploadOperation, frozen=True):
     """GET /bucket/key?uploadId=ID."""
 
     after: int
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPart(UploadOperation):
+class UploadPart(UploadOperation, frozen=True):
     """PUT /bucket/key?partNumber=N&uploadId=ID."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPartCopy(UploadPart):
+class UploadPartCopy(UploadPart, frozen=True):
     """UploadPart with x-amz-copy-source."""
 
     source_bucket: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from kvobj.api.errors import S3Error
@@ -18,6 +18,8 @@ from kvobj.api.message import RequestHead
 from kvobj.catalog.rows import MAX_KEY_BYTES
 
 MAX_QUERY_FIELDS: Final = 64
+_REMEMBERED_HOSTS: Final = 256
+_REMEMBERED_HOST_CHARACTERS: Final = 128
 
 _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.~/\-]*\Z").match
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_.~\-]*\Z").match
@@ -25,6 +27,17 @@ _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_.~\-]*\Z").match
 _CANONICAL_PIECE: Final = re.compile(
     r"[A-Za-z0-9_.~\-]++=(?:[A-Za-z0-9_.~\-]++|%(?:[0189A-F][0-9A-F]|2[0-9A-CF]|3[A-F]|40|5[B-E]|60|7[BCDF]))*+\Z"
 ).match
+# A query that is a signature and nothing else, as every SDK writes it but those that add parameters of their own: canonical as it
+# stands, with the signature cut off.
+_PRESIGNED: Final = re.compile(
+    r"(X-Amz-Algorithm=AWS4-HMAC-SHA256"
+    r"&X-Amz-Credential=((?:[A-Za-z0-9_.~\-]++|%2F)++)"
+    r"&X-Amz-Date=([0-9TZ]{16})"
+    r"&X-Amz-Expires=([0-9]{1,6})"
+    r"&X-Amz-SignedHeaders=((?:[A-Za-z0-9_.~\-]++|%3B)++))"
+    r"&X-Amz-Signature=([0-9a-f]{64})\Z"
+).match
+SIGNATURE_PARAMETER: Final = "X-Amz-Signature"
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 _BUCKET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]\Z").match
 _IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z").match
@@ -43,9 +56,21 @@ class HostRules:
     domains: tuple[str, ...] = ()
     path_style: frozenset[str] = frozenset({"localhost"})
     default_bucket: str | None = None
+    _known: dict[str, str | None] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def bucket_of(self, host: str) -> str | None:
-        """The bucket that the host names, or None where the path names it."""
+        """The bucket that the host names, or None where the path names it. Short hosts are remembered: clients send few."""
+        try:
+            return self._known[host]
+        except KeyError:
+            bucket = self._bucket_of(host)
+        if len(host) <= _REMEMBERED_HOST_CHARACTERS:
+            if len(self._known) >= _REMEMBERED_HOSTS:
+                self._known.clear()
+            self._known[host] = bucket
+        return bucket
+
+    def _bucket_of(self, host: str) -> str | None:
         name = _without_port(host).lower().rstrip(".")
         if name in self.hosts:
             return self.hosts[name]
@@ -59,13 +84,26 @@ class HostRules:
         return self.default_bucket
 
 
+class PresignedQuery(NamedTuple):
+    """A query of a presigned URL's usual six parameters. `canonical` is what is signed; the values are decoded, not checked."""
+
+    canonical: str
+    credential: str
+    stamp: str
+    expires: str
+    signed_headers: str
+    signature: str
+
+
 class Target:
     """A request target, taken apart. `bucket` is "" at the service's root, `key` is "" at a bucket's.
 
-    `canonical_path` and `canonical_query(…)` are what SigV4 signs. `query` holds decoded pairs in the order they came.
+    `canonical_path` and `canonical_query(…)` are what SigV4 signs. `query` holds decoded pairs in the order they came. `presigned`
+    is all of the query where that is a signature and nothing else: `query` and `parameters` are empty then, since no operation
+    has any of its names.
     """
 
-    __slots__ = ("_raw_query", "bucket", "canonical_path", "key", "parameters", "query", "raw_path")
+    __slots__ = ("_raw_query", "bucket", "canonical_path", "key", "parameters", "presigned", "query", "raw_path")
 
     def __init__(self, raw_path: str, canonical_path: str, bucket: str, key: str, raw_query: str) -> None:
         self.raw_path = raw_path
@@ -73,16 +111,20 @@ class Target:
         self.bucket = bucket
         self.key = key
         self._raw_query = raw_query
-        self.query = query = parse_query(raw_query) if raw_query else []
+        self.presigned = presigned = _presigned(raw_query) if raw_query else None
+        self.query = query = parse_query(raw_query) if raw_query and presigned is None else []
         self.parameters: dict[str, str] = dict(query) if query else {}
 
     def canonical_query(self, *, without: str | None = None) -> str:
         """Pairs encoded, sorted by encoded name, then value; duplicates kept; every pair named `without` left out."""
-        if not self.query:
+        if self.presigned is not None and without == SIGNATURE_PARAMETER:
+            return self.presigned.canonical
+        if not self._raw_query:
             return ""
+        query = self.query if self.presigned is None else parse_query(self._raw_query)
         pairs: list[tuple[str, str]] = []
         pieces = [piece for piece in self._raw_query.split("&") if piece]
-        for piece, (name, value) in zip(pieces, self.query, strict=True):
+        for piece, (name, value) in zip(pieces, query, strict=True):
             if name == without:
                 continue
             if _CANONICAL_PIECE(piece):
@@ -134,6 +176,15 @@ def parse_target(target: str, host: str, rules: HostRules) -> Target:
     if key:
         check_key(key)
     return Target(raw_path, canonical, bucket, key, raw_query)
+
+
+def _presigned(raw_query: str) -> PresignedQuery | None:
+    found = _PRESIGNED(raw_query)
+    if found is None:
+        return None
+    canonical, credential, stamp, expires, signed_headers, signature = found.groups()
+    credential, signed_headers = credential.replace("%2F", "/"), signed_headers.replace("%3B", ";")
+    return PresignedQuery(canonical, credential, stamp, expires, signed_headers, signature)
 
 
 def parse_query(raw_query: str) -> list[tuple[str, str]]:

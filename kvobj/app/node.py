@@ -32,7 +32,7 @@ from kvobj.app.remote import (
     remote_tables,
 )
 from kvobj.app.tiering import make_tiering
-from kvobj.arena import Arena
+from kvobj.arena import Arena, PinnedFrame
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
@@ -46,7 +46,8 @@ from kvobj.database import Database, ReaderWatch
 from kvobj.errors import KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
-from kvobj.ids import BlobIdAllocator, new_epoch
+from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
+from kvobj.manifests.signing import Signing
 from kvobj.metrics import Family, Metrics
 from kvobj.native import status as native_status
 from kvobj.policy.choose import chunk_policy
@@ -400,6 +401,15 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             dram_transcoding.removed(row)
         reaper.kick()
 
+    hits, hit_bytes = instruments.gets.labels("dram", "hit"), instruments.bytes.labels("dram", "out")
+
+    def hot_frame(blob_id: BlobId) -> PinnedFrame | None:
+        frame = dram.get_hot(blob_id)
+        if frame is not None:
+            hits.inc()
+            hit_bytes.inc(frame.size)
+        return frame
+
     store = Store(
         catalog=catalog,
         placement=placement,
@@ -417,6 +427,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         on_asked=on_asked,
         on_removed=on_removed,
         corrupt=corrupt,
+        hot_frame=hot_frame,
         named_profiles=profiles.named,
         shared=shared,
     )

@@ -44,7 +44,7 @@ from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
-SEAL_DELAY_SECONDS: Final = 0.05
+SEAL_DELAY_SECONDS: Final = 0.15
 """How long digests that nobody waits for are put off: a burst of chunks is stored, and read, before their hashing takes the cores.
 Only while a quarter at most of what may be unhashed is, and as much of what may be dirty."""
 MAKE_ROOM_MAX: Final = 8
@@ -325,8 +325,10 @@ class CommitStep:
         assert blob is not None
         assert blob.hash is not None
         in_memory = transfer.durability is Durability.MEMORY
+        # What is hashed where it is costs less than the job, the task and the second mark of a digest that follows.
         may_defer = (
             not want_digest
+            and not transfer.is_small
             and self._may_defer(transfer)
             and self._unhashed_bytes + blob.plain_bytes <= self._unhashed_bytes_max
         )

@@ -19,7 +19,7 @@ from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset,
 from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import Arrival, ArrivingKeys
-from kvobj.store.hashing import BlobHash, HashPipeline
+from kvobj.store.hashing import INLINE_BYTES, BlobHash, HashPipeline
 from kvobj.store.placement import EarlyPut
 from kvobj.store.remote_class import Sharing
 from kvobj.store.remote_room import QueueRoom
@@ -231,6 +231,11 @@ class PutTransfer:
     def single(self) -> bool:
         """Whether the body is one blob."""
         return len(self._sizes) == 1
+
+    @property
+    def is_small(self) -> bool:
+        """Whether hashing the body where it is, at its commit, costs less than a digest that follows."""
+        return len(self._sizes) == 1 and self._sizes[0] <= INLINE_BYTES
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from kvobj.arena import PinnedFrame
 from kvobj.catalog.rows import BlobRef
@@ -48,8 +49,7 @@ class InUse(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BlobSlice:
+class BlobSlice(msgspec.Struct, frozen=True):
     """The part `[start, stop)` of one blob's plain bytes."""
 
     blob: BlobRef
@@ -121,6 +121,18 @@ class ObjectReader:
                 self._next = asyncio.create_task(fetch(self._tier, self._slices[index + 1]))
             async for view in plain_views(frame, part):
                 yield view
+
+    def whole(self) -> memoryview | None:
+        """See `WholeStream.whole`."""
+        frame = self._current
+        if frame is None or len(self._slices) != 1 or (frame.progress is not None and not frame.progress.done):
+            return None
+        (part,) = self._slices
+        stored = stored_codec(part.blob)
+        if stored is None and part.blob.codec != "raw":
+            return None
+        first = (0 if stored is not None else raw_payload_offset(part.blob.plain_bytes)) - frame.start
+        return frame.view[first + part.start : first + part.stop]
 
     async def _advance(self) -> None:
         if self._current is not None:

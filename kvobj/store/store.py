@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, cast
 
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
@@ -50,10 +50,10 @@ from kvobj.store.ingest import PutTransfer
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import Placement
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
-from kvobj.store.reader import ObjectReader, ReaderSource, fetch, slices_of
+from kvobj.store.reader import BlobSlice, ObjectReader, ReaderSource, fetch, slices_of
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.remote_room import QueueRoom
-from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted
+from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted, stored_codec
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 from kvobj.store.uploads import ReceivedPart, UploadEnds
@@ -65,6 +65,10 @@ from kvobj.tiers.in_use import BlobsInUse
 # Up to here a body is hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
 # its time in thread hops. A larger one is hashed while it arrives.
 HASH_LATER_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+def _nothing_hot(_: BlobId) -> PinnedFrame | None:
+    return None
 
 
 async def _no_profiles(_bucket: str, _keys: Sequence[str]) -> Mapping[str, str]:
@@ -89,6 +93,7 @@ class Store:
         on_removed: Callable[[Sequence[ObjectRow]], None],
         corrupt: CorruptBlobs,
         on_asked: Callable[[ObjectRow], None] = lambda _: None,
+        hot_frame: Callable[[BlobId], PinnedFrame | None] = _nothing_hot,
         named_profiles: Callable[[str, Sequence[str]], Awaitable[Mapping[str, str]]] = _no_profiles,
         shared: SharedWrites | None = None,
     ) -> None:
@@ -106,6 +111,7 @@ class Store:
         self._on_removed = on_removed
         self._corrupt = corrupt
         self._on_asked = on_asked
+        self._hot_frame = hot_frame
         self._named_profiles = named_profiles
         self.arriving = ArrivingKeys()
         self._uploads = UploadEnds(
@@ -383,7 +389,7 @@ class Store:
         The caller closes the reader. `TierUnavailableError`: they are on the remote, which does not answer; of a chunk that is a
         miss like any other. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
         """
-        reader = await self._open_blobs(row.blobs, start, stop)
+        reader = self._open_hot(row, start, stop) or await self._open_blobs(row.blobs, start, stop)
         if reader is None:
             await self.forget_if_lost(row)
             await self.refuse_if_away(row)
@@ -410,6 +416,18 @@ class Store:
             return None
         self._on_read(row)
         return frame
+
+    def _open_hot(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """A reader of one blob that lies in memory as it is to be read; None for all else. Where nothing has to be waited for, the
+        tiers' layers cost more than the read."""
+        if len(row.blobs) != 1 or start >= stop:
+            return None
+        (blob,) = row.blobs
+        frame = None if stored_codec(blob) is not None else self._hot_frame(cast("BlobId", blob.blob_id))
+        if frame is None:
+            return None
+        self._in_use.hold((blob.blob_id,))
+        return ObjectReader([BlobSlice(blob, start, stop)], frame, tier=self._placement.read, in_use=self._in_use)
 
     async def _open_blobs(self, blobs: Sequence[BlobRef], start: int, stop: int) -> ObjectReader | None:
         slices = slices_of(blobs, start, stop)

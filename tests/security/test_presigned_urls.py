@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from s3_driver import ALICE, HOST, Answer, Driver, WallClock, chunk_key, presign
 
+from kvobj.api.credential import CredentialParser
 from kvobj.api.errors import S3Error
 from kvobj.api.query_headers import with_query_headers
 from kvobj.api.request import HostRules, parse_target
@@ -79,6 +80,42 @@ async def test_the_names_of_a_presigned_url_may_be_of_either_case(driver: Driver
     target = presigned("GET", "/bucket", {}, lower=True)
     assert (await visit(driver, "GET", target)).status == 200
     assert (await visit(driver, "GET", target.replace("x-amz-expires", "X-Amz-Expires"))).status == 403
+
+
+@pytest.mark.parametrize("names", ["host", "host;x-amz-meta-a"])
+async def test_a_presigned_query_claims_the_same_in_whatever_order_it_was_written(names: str) -> None:
+    """The usual order is read in one step, any other parameter by parameter."""
+    headers = [("x-amz-meta-a", "1")] if ";" in names else None
+    usual = presigned("GET", "/bucket/key", {}, headers=headers)
+    path, _, query = usual.partition("?")
+    pieces = query.split("&")
+    parser = CredentialParser(frozenset({"us-east-1"}))
+    read_at_once = parse_target(usual, HOST, HostRules())
+    assert read_at_once.presigned is not None
+    for order in (pieces[::-1], [*pieces[1:], pieces[0]]):
+        one_by_one = parse_target(f"{path}?{'&'.join(order)}", HOST, HostRules())
+        assert one_by_one.presigned is None
+        assert parser.parse({}, one_by_one) == parser.parse({}, read_at_once)
+        signed = [target.canonical_query(without="X-Amz-Signature") for target in (one_by_one, read_at_once)]
+        assert signed[0] == signed[1] == "&".join(pieces[:-1])
+        assert one_by_one.canonical_query() == read_at_once.canonical_query()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("X-Amz-Algorithm=AWS4-HMAC-SHA256", "X-Amz-Algorithm=AWS4-HMAC-SHA1"),
+        ("%2Fs3%2F", "%2fs3%2f"),
+        ("X-Amz-Expires=60", "X-Amz-Expires=+60"),
+        ("X-Amz-Expires=60", "X-Amz-Expires=%36%30"),
+        ("X-Amz-Signature=", "X-Amz-Signature=A"),
+        ("X-Amz-Signature=", "versionId=null&X-Amz-Signature="),
+        ("X-Amz-SignedHeaders=host", "X-Amz-SignedHeaders=host&X-Amz-Security-Token=t"),
+    ],
+)
+async def test_what_is_not_quite_a_usual_presigned_query_is_not_taken_for_one(change: tuple[str, str]) -> None:
+    usual = presigned("GET", "/bucket/key", {})
+    assert parse_target(usual.replace(*change), HOST, HostRules()).presigned is None
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,8 @@ def test_a_reply_has_the_lines_it_was_given_or_is_refused(fields: list[tuple[str
         ("/b?x-amz-security-TOKEN=ab", "/b?x-amz-security-TOKEN=-"),
         ("/b?Signature=ab%3D", "/b?Signature=-"),
         ("/b?X-Amz-Signatur%65=ab", "/b?X-Amz-Signatur%65=-"),
+        ("/b?a=1&+signature+=ab", "/b?a=1&+signature+=-"),
+        ("/b?a&signature", "/b?a&signature"),
     ],
 )
 def test_a_logged_target_holds_no_signature(target: str, logged: str) -> None:

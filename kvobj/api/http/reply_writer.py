@@ -66,7 +66,13 @@ class ReplyWriter:
         try:
             if is_head or reply.status in _BODILESS or body.length == 0:
                 return await self._send_bytes(wire, head, b"")
-            if body.length is None and not is_http_10:
+            whole = _whole(body)
+            if whole is not None and len(whole) <= _JOINED_BYTES:
+                wire.write(head + whole)
+                await wire.flush()
+            elif whole is not None:
+                await wire.send(head, whole)
+            elif body.length is None and not is_http_10:
                 await _send_chunks(wire, head, body)
             else:
                 await _send_views(wire, head, body)
@@ -108,6 +114,15 @@ def content_length(reply: Reply) -> int | None:
         return reply.content_length
     body = reply.body
     return len(body) if isinstance(body, bytes) else body.length
+
+
+def _whole(stream: BodyStream) -> memoryview | None:
+    """The body as one view, where it is one (`WholeStream`)."""
+    of_stream: Callable[[], memoryview | None] | None = getattr(stream, "whole", None)
+    view = None if of_stream is None else of_stream()
+    if view is not None and len(view) != stream.length:
+        raise RuntimeError("a body stream has another length than it said")
+    return view
 
 
 async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:

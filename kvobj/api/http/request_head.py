@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import NoReturn
 
+import msgspec
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError, LineTooLong
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
@@ -57,8 +57,7 @@ class HeadError(InvalidRequestError):
             self.method, self.target = found[1].decode("latin-1"), found[2].decode("latin-1")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedHead:
+class ParsedHead(msgspec.Struct, frozen=True):
     """One request head. `length` is None under Transfer-Encoding: chunked, and 0 where there is no body."""
 
     method: str

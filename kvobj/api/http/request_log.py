@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -80,13 +81,16 @@ def without_secrets(target: str) -> str:
     """A target fit for a log: signature values replaced, over-long targets cut."""
     path, mark, query = target.partition("?")
     if mark:
-        query = "&".join(_blanked(parameter) for parameter in query.split("&"))
+        query = "&".join([_blanked(parameter) for parameter in query.split("&")])
         target = f"{path}?{query}"
     return target[:_TARGET_CHARACTERS_MAX]
 
 
 def _blanked(parameter: str) -> str:
     name, equals, _ = parameter.partition("=")
-    if equals and unquote_plus(name).strip().lower() in _SECRET_PARAMETERS:
-        return f"{name}=-"
-    return parameter
+    return f"{name}=-" if equals and _is_secret(name) else parameter
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(name: str) -> bool:
+    return unquote_plus(name).strip().lower() in _SECRET_PARAMETERS
