@@ -6,13 +6,15 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
+from kvobj.api.kv_store import ChunkStore
 from kvobj.api.same_host.connection import Parts
+from kvobj.api.same_host.hot_opens import HotOpens
 from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Grants, Levels
 from kvobj.api.same_host.server import SameHostServer
 from kvobj.api.same_host.writes import StagingBudget
 from kvobj.app.node import Node
-from kvobj.arena import PinnedFrame
+from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.errors import UnavailableError
@@ -57,18 +59,29 @@ def start_same_host(
         hits.inc(reads)
         hit_bytes.inc(size_bytes)
 
+    def pin_hot(blob_id: bytes) -> tuple[Pin, int] | None:
+        return node.dram.pin_hot(cast("BlobId", blob_id))
+
+    def on_pinned_read(row: ObjectRow) -> None:
+        node.collector.touched(row)
+        node.dram_transcoding.touched(row)
+
+    def on_read(row: ObjectRow) -> None:
+        node.collector.held_and_touched(row)
+        node.dram_transcoding.touched(row)
+
     def hot_frame(row: ObjectRow) -> PinnedFrame | None:
         frame = node.dram.get_hot(cast("BlobId", row.blobs[0].blob_id))
         if frame is not None:
-            node.collector.touched(row)
-            node.dram_transcoding.touched(row)
+            on_pinned_read(row)
         return frame
 
     parts = Parts(
         store=node.store,
         hot_frame=hot_frame,
-        reads=ExtentReads(node.store, node.kv.chunks, node.dram.held, count_hits),
-        chunks=node.kv.chunks,
+        reads=ExtentReads(node.store, chunks, node.dram.held, count_hits),
+        hot=HotOpens(node.store, node.catalog.lookup, pin_hot, on_read, on_pinned_read, count_hits),
+        chunks=chunks,
         arena=node.arena,
         grants=grants,
         pinned=pinned,

@@ -28,7 +28,6 @@ from kvobj.same_host.messages import (
     RELEASES_MAX,
     REPLY_BYTES_MAX,
     VERSION,
-    Abandon,
     Failed,
     Hello,
     Regions,
@@ -46,6 +45,7 @@ from kvobj.same_host.revocation import is_revoked
 _READ_BYTES: Final = 64 * 1024
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 _ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the module is imported elsewhere, too
+_DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: an enum's operators cost more than the call
 _GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | _ENDED
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -96,10 +96,20 @@ class Lane:
         return lane
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was ended here, by `close` or an error."""
+        return self._is_closed
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether nothing is known that ends it; whether the server is there it does not ask."""
+        control = self._control
+        return not self._is_closed and control is not None and not is_revoked(control) and os.getpid() == self._process
+
+    @property
     def is_valid(self) -> bool:
         """Whether everything that was opened here, and is not released, still is what it was. A few microseconds."""
-        control = self._control
-        if self._is_closed or control is None or is_revoked(control) or os.getpid() != self._process:
+        if not self.is_usable:
             return False
         watch = select.poll()  # one of its own: two threads may not use one at a time
         try:
@@ -119,17 +129,16 @@ class Lane:
     def call(self, request: Request, kind: type[ReplyT], *, deadline: float) -> ReplyT:
         """Ask, and wait for the answer. The typed error that the server answers with leaves the lane in use; `UnavailableError`
         (no answer in time, the server is gone) closes it."""
-        try:
-            reply = self._call(request, deadline)
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(reply, Failed):
-            raise error_of(reply.status, reply.code, reply.message, reply.detail)
-        if not isinstance(reply, kind):
-            self.close()
-            raise UnavailableError("the server answers something else", kind=type(reply).__name__)
-        return reply
+        return self._checked(self._exchanged(request, deadline), kind)
+
+    def post(self, request: Request, *, deadline: float) -> None:
+        """Ask, for who has other things to do until the answer is there. What is posted is answered in that order. Errors as
+        `call`."""
+        self._exchanged(request, deadline, waits=False)
+
+    def answer(self, kind: type[ReplyT], *, deadline: float) -> ReplyT:
+        """The answer to the earliest of what was posted and is not answered. Errors as `call`."""
+        return self._checked(self._exchanged(None, deadline), kind)
 
     def stage(self, size_bytes: int, *, deadline: float) -> Mapping:
         """A staging room of at least so many bytes."""
@@ -158,13 +167,6 @@ class Lane:
             except OSError:
                 self.close()
 
-    def abandon(self, batch: int) -> None:
-        """Give reserved room back. Errors close the lane, which gives it back, too."""
-        try:
-            self._socket.sendall(framed(encode(Abandon(batch))))
-        except OSError:
-            self.close()
-
     @property
     def has_releases(self) -> bool:
         """Whether `flush` has something to tell."""
@@ -183,28 +185,44 @@ class Lane:
         self._socket.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _call(self, request: Request, deadline: float) -> Reply:
+    def _exchanged(self, request: Request | None, deadline: float, *, waits: bool = True) -> Reply | None:
         scope = current_scope()
-        if scope is not None:
-            deadline = min(deadline, scope.deadline)
-            scope.guard(self._abort)
         try:
-            self._socket.settimeout(_left(deadline))
-            self._socket.sendall(self._releases() + framed(encode(request)))
-            while True:
-                message = self._unframer.take()
-                if message is None:
-                    self._receive(deadline)
-                    continue
-                reply = decode_reply(message)
-                if not isinstance(reply, Regions):
-                    return reply
-                self._map(reply)
+            if scope is not None:
+                deadline = min(deadline, scope.deadline)
+                scope.guard(self._abort)
+            if request is not None:
+                self._socket.settimeout(_left(deadline))
+                self._socket.sendall(self._releases() + framed(encode(request)))
+            return self._reply(deadline) if waits else None
         except (OSError, EOFError) as error:
+            self.close()
             raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
+        except BaseException:
+            self.close()
+            raise
         finally:
             if scope is not None:
                 scope.unguard()
+
+    def _checked(self, reply: Reply | None, kind: type[ReplyT]) -> ReplyT:
+        if isinstance(reply, kind):
+            return reply
+        if isinstance(reply, Failed):
+            raise error_of(reply.status, reply.code, reply.message, reply.detail)
+        self.close()
+        raise UnavailableError("the server answers something else", kind=type(reply).__name__)
+
+    def _reply(self, deadline: float) -> Reply:
+        while True:
+            message = self._unframer.take()
+            if message is None:
+                self._receive(deadline)
+                continue
+            reply = decode_reply(message)
+            if not isinstance(reply, Regions):
+                return reply
+            self._map(reply)
 
     def _abort(self) -> None:
         try:
@@ -219,7 +237,7 @@ class Lane:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 count = len(raw) // 4
                 self._descriptors.extend(memoryview(raw[: count * 4]).cast("i").tolist())
-        if flags & socket.MSG_CTRUNC:
+        if flags & _DESCRIPTORS_LOST:
             raise EOFError("descriptors were lost on the way")
         if not data:
             raise EOFError("the server has ended the connection")

@@ -1,7 +1,8 @@
 """Copies of many pieces of memory, by as many threads as help: one core often copies slower than the memory could.
 
 Pieces are taken one after the other by whoever is free, so a helper that gets no processor holds nobody up but for the piece that
-it has. Nothing here holds the interpreter's lock while it copies.
+it has. Nothing here holds the interpreter's lock while it copies. Where the native library was built, each thread copies in one
+call, and large batches past the caches (native/copies.c); without it the same bytes are copied piece by piece.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from kvobj.same_host.mapping import Mapping
+from kvobj.native import library
+from kvobj.same_host.mapping import UNLOCKED_BYTES, Mapping
 
 HELPERS_MAX: Final = 3
 """Besides the caller's own thread, for all callers of a process together, and never more than other cores."""
 HELPED_BYTES: Final = 4 * 1024 * 1024
 """Each helper is worth its waking from so many bytes on."""
+STREAMED_BYTES: Final = 2 * 1024 * 1024
+"""A batch from here on is copied past the caches: less may be read again while it still lies there."""
 _PIECE_BYTES: Final = 4 * 1024 * 1024
+
+_CopyPieces = Callable[[int, int, Any, int], None]
 
 
 class Piece(NamedTuple):
@@ -33,6 +40,11 @@ class Piece(NamedTuple):
     mapping: Mapping
     offset: int
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether no page of it has to be made ready."""
+        return self.mapping.is_touched(self.offset, self.size_bytes)
+
     def copy(self) -> None:
         """Copy it."""
         self.mapping.touch(self.offset, self.size_bytes)
@@ -40,19 +52,23 @@ class Piece(NamedTuple):
 
 
 class _Job:
-    """Pieces that are left to copy, and how many helpers are at it."""
+    """A batch that is being copied, and how many helpers are at it. `work` copies until nothing of it is left to be begun."""
 
-    __slots__ = ("_helping", "_idle", "_pieces")
+    __slots__ = ("_helping", "_idle", "_is_over")
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = deque(pieces)
+    def __init__(self) -> None:
         self._idle = threading.Condition(threading.Lock())
         self._helping = 0
+        self._is_over = False
+
+    def work(self) -> None:
+        """Copy what nobody has begun to copy."""
+        raise NotImplementedError
 
     def help(self) -> None:
         """Copy what is left, beside the job's own thread; nothing once that has found none."""
         with self._idle:
-            if not self._pieces:
+            if self._is_over:
                 return
             self._helping += 1
         try:
@@ -62,8 +78,24 @@ class _Job:
                 self._helping -= 1
                 self._idle.notify_all()
 
+    def wait(self) -> None:
+        """Return once the helpers have ended their pieces."""
+        with self._idle:
+            self._is_over = True
+            while self._helping:
+                self._idle.wait()
+
+
+class _Pieces(_Job):
+    """One call for each piece."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__()
+        self._pieces = deque(pieces)
+
     def work(self) -> None:
-        """Copy until no piece is left."""
         pieces = self._pieces
         while pieces:
             try:
@@ -72,11 +104,22 @@ class _Job:
                 return
             piece.copy()
 
-    def wait(self) -> None:
-        """Return once the helpers have ended their pieces."""
-        with self._idle:
-            while self._helping:
-                self._idle.wait()
+
+class _Steps(_Job):
+    """One native call for each thread, which takes step by step."""
+
+    __slots__ = ("_call", "_count", "_is_streamed", "_taken", "_triples")
+
+    def __init__(self, call: _CopyPieces, pieces: Sequence[Piece], *, is_streamed: bool) -> None:
+        super().__init__()
+        self._call = call
+        self._count = len(pieces)
+        self._is_streamed = is_streamed
+        self._taken = ctypes.c_uint64(0)
+        self._triples = array("Q", [number for piece in pieces for number in piece[:3]])
+
+    def work(self) -> None:
+        self._call(self._triples.buffer_info()[0], self._count, ctypes.byref(self._taken), self._is_streamed)
 
 
 class Copiers:
@@ -97,12 +140,17 @@ class Copiers:
 
     def copy_all(self, pieces: Sequence[Piece]) -> None:
         """Copy all pieces, which overlap nowhere; all is there when this returns."""
-        wanted = min(self._count, sum(piece.size_bytes for piece in pieces) // HELPED_BYTES - 1)
+        size_bytes = sum([piece.size_bytes for piece in pieces])
+        wanted = min(self._count, size_bytes // HELPED_BYTES - 1)
+        call = _copy_pieces
+        job: _Job
+        if call is not None and size_bytes >= UNLOCKED_BYTES and all(piece.is_ready for piece in pieces):
+            job = _Steps(call, pieces, is_streamed=size_bytes >= STREAMED_BYTES)
+        else:
+            job = _Pieces(_cut(pieces) if wanted > 0 else pieces)
         if wanted <= 0:
-            for piece in pieces:
-                piece.copy()
+            job.work()
             return
-        job = _Job(_cut(pieces))
         self._make(wanted)
         for _ in range(wanted):
             self._jobs.put(job)
@@ -131,10 +179,21 @@ def _cut(pieces: Sequence[Piece]) -> list[Piece]:
     return cut
 
 
+def _native() -> _CopyPieces | None:
+    native = library()
+    if native is None:
+        return None
+    call = native.kvobj_copy_pieces
+    call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int]
+    call.restype = None
+    return cast("_CopyPieces", call)
+
+
 def _help(jobs: SimpleQueue[_Job]) -> None:
     while True:
         jobs.get().help()
 
 
+_copy_pieces: Final = _native()
 copiers: Final = Copiers(max(0, min(HELPERS_MAX, (os.cpu_count() or 1) - 1)))
 os.register_at_fork(after_in_child=copiers.forget)

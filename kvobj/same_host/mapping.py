@@ -17,7 +17,7 @@ from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.touching import toucher
 
 _MADV_POPULATE_READ: Final = 22  # Linux 5.14
-_UNLOCKED_BYTES: Final = 128 * 1024
+UNLOCKED_BYTES: Final = 128 * 1024
 """From here on a copy lets other threads run; below, letting go of the lock costs more than the copy."""
 _BLOCK_BYTES: Final = 2 * 1024 * 1024
 
@@ -32,7 +32,7 @@ def copy(target: memoryview, source: memoryview) -> None:
     size_bytes = len(source)
     if len(target) < size_bytes:
         raise ValueError(f"{size_bytes} bytes do not fit into {len(target)}")
-    if size_bytes < _UNLOCKED_BYTES:
+    if size_bytes < UNLOCKED_BYTES:
         target[:size_bytes] = source
         return
     if target.readonly:
@@ -66,6 +66,10 @@ class Mapping:
     def address(self, offset: int) -> int:
         """Where the byte at `offset` is; good for as long as the caller holds the mapping."""
         return self._address + offset
+
+    def is_touched(self, offset: int, size_bytes: int) -> bool:
+        """Whether somebody has had all pages of a part mapped, or is about to."""
+        return self._touched.find(0, offset // _BLOCK_BYTES, -(-(offset + size_bytes) // _BLOCK_BYTES)) < 0
 
     def touch(self, offset: int, size_bytes: int) -> None:
         """Have the pages of a part mapped before it is copied, once, in as few calls as can be: a fault for each 64 KiB takes

@@ -1,7 +1,8 @@
 """The messages of a same-host connection, as msgpack arrays; version 1.
 
-A connection is used by one caller at a time: a request, its reply, the next request. `Release` and `Abandon` have no reply. Before
-a reply that names regions for the first time come `Regions` messages, whose bytes carry the regions' descriptors in their order.
+A connection is used by one caller at a time. Requests are answered in their order, and may be sent ahead of the answers to those
+before. `Release` and `Abandon` have no reply. Before a reply that names regions for the first time come `Regions` messages, whose
+bytes carry the regions' descriptors in their order.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvobj.arena import Arena, Extent, PinnedFrame
+from kvobj.arena import Arena, Extent, Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import BusyError
@@ -97,7 +97,7 @@ class ExtentLedger:
         self._lane = lane
         self._reserve_seconds = reserve_seconds
         self._next_handle = 1
-        self._frames: dict[int, tuple[PinnedFrame, int]] = {}
+        self._frames: dict[int, tuple[PinnedFrame | Pin, int]] = {}
         self._is_closed = False
         self.pinned_bytes = 0
 
@@ -112,10 +112,13 @@ class ExtentLedger:
 
     def has_room(self, row: ObjectRow) -> bool:
         """Whether the holder may pin the row's bytes now; it may again once it has released others."""
-        size_bytes = row.size_bytes
+        return self.has_room_for(1, row.size_bytes)
+
+    def has_room_for(self, count: int, size_bytes: int) -> bool:
+        """`has_room` of several rows together."""
         budget = self._budget
         return (
-            len(self._frames) < HANDLES_MAX
+            len(self._frames) + count <= HANDLES_MAX
             and self.pinned_bytes + size_bytes <= budget.holder_bytes_max
             and budget.pinned_bytes + size_bytes <= budget.total_bytes_max
         )
@@ -157,6 +160,13 @@ class ExtentLedger:
         self._frames[handle] = (frame, size_bytes)
         self._count(size_bytes)
         return handle, frame
+
+    def keep(self, pin: Pin, size_bytes: int) -> int:
+        """A handle for a pin on a whole frame in dram, which is the ledger's from now on. Who asks has looked for room."""
+        handle = self._take_handle()
+        self._frames[handle] = (pin, size_bytes)
+        self._count(size_bytes)
+        return handle
 
     def release(self, handles: Iterable[int]) -> None:
         """Let go of what was opened. Handles that are not known are ignored: they may have been revoked."""

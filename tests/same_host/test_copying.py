@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from kvobj.buffers import address_of
+from kvobj.same_host import copying
 from kvobj.same_host.copying import Copiers, Piece
 from kvobj.same_host.descriptors import staging_memory
 from kvobj.same_host.mapping import Mapping
@@ -35,6 +36,17 @@ def pieces_of(mapping: Mapping, room: memoryview, *bounds: int) -> list[Piece]:
     ]
 
 
+@pytest.fixture(params=["native", "piece by piece"])
+def way(request: pytest.FixtureRequest, mapping: Mapping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How batches are copied."""
+    if request.param == "native":
+        assert copying._copy_pieces is not None
+        mapping.touch(0, SIZE)  # what is not ready is copied piece by piece
+    else:
+        monkeypatch.setattr(copying, "_copy_pieces", None)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 def test_every_byte_of_every_piece_is_copied_and_no_other(mapping: Mapping, helpers: int) -> None:
     content = os.urandom(SIZE)
@@ -46,6 +58,17 @@ def test_every_byte_of_every_piece_is_copied_and_no_other(mapping: Mapping, help
     assert room[SIZE - 1] == 0
 
 
+@pytest.mark.usefixtures("way")
+def test_a_batch_within_the_caches_is_copied_to_the_byte(mapping: Mapping) -> None:
+    content = os.urandom(MIB)
+    mapping.room[7 : 7 + MIB] = content
+    room = memoryview(bytearray(MIB + 2))
+    piece = Piece(address_of(room) + 1, mapping.address(7), MIB, mapping, 7)
+    Copiers(1).copy_all([piece])
+    assert room == b"\0" + content + b"\0"
+
+
+@pytest.mark.usefixtures("way")
 def test_helpers_serve_one_batch_after_another(mapping: Mapping) -> None:
     copiers = Copiers(2)
     for number in range(1, 6):

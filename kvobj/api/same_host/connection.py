@@ -21,6 +21,7 @@ from typing import Final
 
 from kvobj.api.kv.errors import error_value
 from kvobj.api.kv_store import ChunkStore
+from kvobj.api.same_host.hot_opens import HotOpened, HotOpens
 from kvobj.api.same_host.message_socket import MessageSocket
 from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Grant, Grants
@@ -58,6 +59,8 @@ from kvobj.store.extents import ExtentLedger, PinnedBudget, WholeFrames
 HELLO_SECONDS: Final = 5.0
 AHEAD_REGIONS: Final = 4
 """A trusted writer is shown so many at once, 1 GiB, before it is given room in any: a tenth of a second of its background."""
+_AT_ONCE: Final = frozenset({bytes((0x90 | fields, tag)) for fields in range(16) for tag in (2, 3)})
+"""How `Open` and `Release` begin (msgpack: an array of so many fields, the tag)."""
 _STALL_SECONDS: Final = 1.0
 """A stop waits so long for a writer that stalls."""
 
@@ -69,6 +72,7 @@ class Parts:
     store: WholeFrames
     hot_frame: Callable[[ObjectRow], PinnedFrame | None]
     reads: ExtentReads
+    hot: HotOpens
     chunks: ChunkStore
     arena: Arena
     grants: Grants
@@ -86,7 +90,10 @@ class Connection:
         self._parts = parts
         self._peer = peer
         self._task: asyncio.Task[None] | None = None
-        self._messages = MessageSocket(connection, on_end=self.end)
+        self._messages = MessageSocket(
+            connection, on_end=self.end, answer_now=self._answer_now, answered=self._note_opened
+        )
+        self._opened: HotOpened | None = None
         self._grant: Grant | None = None
         self._ledger: ExtentLedger | None = None
         self._writes: ExtentWrites | None = None
@@ -167,6 +174,32 @@ class Connection:
         parts.log.info(
             "same-host connection bucket=%s user=%s pid=%d uid=%d", rights.bucket.name, rights.user_id, *self._peer
         )
+
+    def _answer_now(self, raw: bytes) -> bytes | None:
+        """The answer to what needs no task (`Release`: an empty one); None for all else."""
+        grant, ledger = self._grant, self._ledger
+        if grant is None or ledger is None or self._is_ending or raw[:2] not in _AT_ONCE:
+            return None
+        try:
+            request = decode_request(raw)
+            if isinstance(request, Release):
+                ledger.release(request.handles)
+                return b""
+            if not isinstance(request, Open):
+                return None
+            self._opened = self._parts.hot.open(request, grant.rights, ledger, self._regions)
+            return None if self._opened is None else encode(self._opened.reply)
+        except InvalidRequestError:
+            return None  # the task ends the connection
+        except Exception:
+            self._parts.log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
+            self.end()
+            return b""
+
+    def _note_opened(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._parts.hot.note(opened)
 
     async def _serve(self, request: Request) -> None:
         assert self._ledger is not None

@@ -1,5 +1,7 @@
 """A Unix stream socket on the event loop, message by message, with descriptors on the way out.
 
+What can be answered at once is, where it arrives; the rest is read by a task.
+
 Bounded: what a peer sends ahead of what is being served stays in the kernel once a message's worth has arrived here. A peer that
 reads no replies is given up after a while. Descriptors that a peer sends are closed by the kernel: nothing here asks for them.
 """
@@ -11,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvobj.errors import UnavailableError
+from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.framing import Unframer, framed
 from kvobj.same_host.messages import REQUEST_BYTES_MAX
 
@@ -21,13 +23,25 @@ _READ_BYTES: Final = 64 * 1024
 
 class MessageSocket:
     """Owns a connected socket. Event-loop-only; one task reads. `on_end` is called at once when the peer is gone, also while a
-    message is being served."""
+    message is being served. `answer_now` is asked about each message that arrives while the task waits for one: its answer, empty
+    for none, or None where the task is to have the message. `answered` is called when such an answer is on its way."""
 
-    def __init__(self, connection: socket.socket, *, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        on_end: Callable[[], None],
+        answer_now: Callable[[bytes], bytes | None] = lambda _: None,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
         connection.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         self._socket = connection
         self._descriptor = connection.fileno()
         self._on_end = on_end
+        self._answer_now = answer_now
+        self._answered = answered
+        self._next: bytes | None = None
+        self._unsent = b""
         self._unframer = Unframer(REQUEST_BYTES_MAX)
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Future[None] | None = None
@@ -39,7 +53,12 @@ class MessageSocket:
     async def read(self) -> bytes | None:
         """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has."""
         while True:
-            message = self._unframer.take()
+            if self._unsent:
+                unsent, self._unsent = self._unsent, b""
+                await self._send_rest(unsent)
+            message, self._next = self._next, None
+            if message is None:
+                message = self._unframer.take()
             if message is not None or self._is_ended:
                 return message
             if not self._is_reading and not self._is_closed:
@@ -57,19 +76,31 @@ class MessageSocket:
         """Send a message; with its first byte go the descriptors, which stay the caller's. `UnavailableError` where the peer does
         not read, or is gone."""
         data = framed(message)
-        try:
-            if descriptors:
+        if descriptors:
+            try:
                 sent = socket.send_fds(self._socket, [data], list(descriptors))
-            else:
-                try:
-                    sent = self._socket.send(data)
-                except BlockingIOError:
-                    sent = 0
-            if sent < len(data):
-                async with asyncio.timeout(SEND_SECONDS):
-                    await self._loop.sock_sendall(self._socket, data[sent:])
+            except OSError as error:
+                raise _unread(error) from error
+        else:
+            sent = self._send_some(data)
+        if sent < len(data):
+            await self._send_rest(data[sent:])
+
+    def _send_some(self, data: bytes) -> int:
+        """Send what the kernel takes now; how much that was."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _unread(error) from error
+
+    async def _send_rest(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._loop.sock_sendall(self._socket, data)
         except (OSError, TimeoutError) as error:
-            raise UnavailableError("the same-host client does not read", reason=str(error)) from error
+            raise _unread(error) from error
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
@@ -98,7 +129,29 @@ class MessageSocket:
         if self._unframer.buffered_bytes > REQUEST_BYTES_MAX:
             self._loop.remove_reader(self._descriptor)
             self._is_reading = False
-        self._wake()
+        if self._arrived is None or not self._answer_some():
+            self._wake()
+
+    def _answer_some(self) -> bool:
+        """Answer what can be answered now; False where the task has to look."""
+        try:
+            while (message := self._unframer.take()) is not None:
+                answer = self._answer_now(message)
+                if answer is None:
+                    self._next = message
+                    return False
+                if answer:
+                    data = framed(answer)
+                    self._unsent = data[self._send_some(data) :]
+                    self._answered()
+                    if self._unsent:
+                        return False
+        except InvalidRequestError:
+            return False  # a length that no message has: `read` tells
+        except UnavailableError:
+            self._end()
+            self._on_end()
+        return self._is_reading
 
     def _end(self) -> None:
         self._is_ended = True
@@ -108,3 +161,7 @@ class MessageSocket:
         arrived, self._arrived = self._arrived, None
         if arrived is not None and not arrived.done():
             arrived.set_result(None)
+
+
+def _unread(error: OSError | TimeoutError) -> UnavailableError:
+    return UnavailableError("the same-host client does not read", reason=str(error))
