@@ -1,4 +1,5 @@
 /* GIPE's decisions: accesses, candidates, admission, victims. Called from one thread. See gipe.h and docs/policy.md. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "gipe_index.h"
 #include "gipe_rank.h"
 #include <math.h>
@@ -14,7 +15,10 @@
 #define LOG_BLOCK(entry) ((uint32_t)((entry) & ((UINT64_C(1) << INDEX_BITS) - 1)))
 #define LOG_CLASS(entry) ((int)((entry) >> INDEX_BITS & 511))
 #define LOG_TICK(entry) ((entry) >> 36)
-#define AHEAD 8
+#define LINE_BYTES 64
+#define LINES_AHEAD 5
+enum { BATCH = 32, MOVES = 64 }; /* so many are fetched beside each other: one by one each would wait for memory */
+enum { ANY_IN = IN_FLAG << DRAM | IN_FLAG << NVME, ANY_HOLDING = HOLDING_FLAG << DRAM | HOLDING_FLAG << NVME };
 #define OLD_TURNS 2 /* for each entry that leaves the log: one may come, so the queue stays within twice what is held */
 
 static inline uint32_t log_place(const gipe_t *g, uint32_t rank) {
@@ -28,7 +32,7 @@ static inline uint32_t log_rank(const gipe_t *g, uint32_t place) {
 
 static bool log_grow(gipe_t *g) {
     uint64_t room = (uint64_t)g->log_room * 2;
-    uint64_t *grown = room < UINT32_C(1) << 30 ? malloc(room * sizeof *grown) : NULL;
+    uint64_t *grown = room < UINT32_C(1) << 30 ? gipe_regrow(NULL, 0, room * sizeof *grown) : NULL;
     if (!grown) {
         g->is_out_of_memory = true;
         return false;
@@ -213,9 +217,38 @@ static void move_on(gipe_t *g, uint32_t block, int bucket) {
         if (was_listed[tier]) list(g, block, tier, bucket, true);
 }
 
-static inline void pass(gipe_t *g, uint64_t entry, int bucket) {
-    rank_entered(&g->rank, LOG_CLASS(entry), bucket + 1);
-    if (entry & LOG_LISTED) move_on(g, LOG_BLOCK(entry), bucket + 1);
+/* What lies around a candidate in its list and is touched when it is taken off: fetched beside that of others, in three steps, since
+ * each needs what the one before it fetched. */
+PREFETCHING void prefetch_holding(const gipe_t *g, uint32_t block, int tier) {
+    const holding_t *h = block ? holding_of(g, block, tier) : NULL;
+    if (h) __builtin_prefetch(h, 1);
+}
+
+PREFETCHING void prefetch_neighbours(const gipe_t *g, uint32_t block, int tier) {
+    const holding_t *h = holding_of(g, block, tier);
+    if (!h) return;
+    __builtin_prefetch(&g->blocks[h->previous]);
+    __builtin_prefetch(&g->blocks[h->next]);
+}
+
+PREFETCHING void prefetch_neighbour_holdings(const gipe_t *g, uint32_t block, int tier) {
+    const holding_t *h = holding_of(g, block, tier);
+    if (!h) return;
+    prefetch_holding(g, h->previous, tier);
+    prefetch_holding(g, h->next, tier);
+}
+
+typedef struct { uint32_t block, bucket; } move_t;
+
+static void move_all(gipe_t *g, const move_t *moves, int count) {
+    for (int at = 0; at < count; at++) __builtin_prefetch(&g->blocks[moves[at].block]);
+    for (int tier = 0; tier < TIERS; tier++) {
+        if (!g->tier[tier].count) continue;
+        for (int at = 0; at < count; at++) prefetch_holding(g, moves[at].block, tier);
+        for (int at = 0; at < count; at++) prefetch_neighbours(g, moves[at].block, tier);
+        for (int at = 0; at < count; at++) prefetch_neighbour_holdings(g, moves[at].block, tier);
+    }
+    for (int at = 0; at < count; at++) move_on(g, moves[at].block, (int)moves[at].bucket);
 }
 
 static void advance(gipe_t *g, int64_t now_ms) {
@@ -226,31 +259,40 @@ static void advance(gipe_t *g, int64_t now_ms) {
     uint64_t tick = (uint64_t)now_ms > g->base_ms ? ((uint64_t)now_ms - g->base_ms) >> 4 : 0;
     if (tick <= g->tick) return;
     g->tick = tick;
+    move_t moves[MOVES];
+    int count = 0;
+    for (int j = 0; j < POINTERS && g->pointer[j]; j++) {
+        uintptr_t entry = (uintptr_t)&g->log[log_place(g, g->pointer[j])]; /* no pointer: it may go past the end */
+        for (int line = 0; line < LINES_AHEAD; line++) __builtin_prefetch((const void *)(entry + (uintptr_t)line * LINE_BYTES));
+    }
     for (int j = 0; j < POINTERS; j++) {
         uint32_t at = g->pointer[j], place = log_place(g, at);
         for (; at < g->log_count; at++, place = place + 1 == g->log_room ? 0 : place + 1) {
             uint64_t entry = g->log[place];
             if (!entry) continue;
             if (((tick - LOG_TICK(entry)) & TICK_MASK) < g->bound[j]) break;
-            if (at + AHEAD < g->log_count && place + AHEAD < g->log_room) {
-                uint64_t later = g->log[place + AHEAD];
-                if (later & LOG_LISTED) __builtin_prefetch(&g->blocks[LOG_BLOCK(later)]);
+            rank_entered(&g->rank, LOG_CLASS(entry), j + 1);
+            if (!(entry & LOG_LISTED)) continue;
+            if (count == MOVES) {
+                move_all(g, moves, count);
+                count = 0;
             }
-            pass(g, entry, j);
+            moves[count++] = (move_t){LOG_BLOCK(entry), (uint32_t)j + 1};
         }
         g->pointer[j] = at;
     }
+    move_all(g, moves, count);
 }
 
 static void forget_if_dead(gipe_t *g, uint32_t block) {
-    if (!(g->blocks[block].flags & (LOGGED | HOLDING_FLAG << DRAM | HOLDING_FLAG << NVME))) gipe_remove(g, block);
+    if (!(g->blocks[block].flags & (LOGGED | ANY_HOLDING))) gipe_remove(g, block);
 }
 
 /* -- chunks that a tier holds and that the log has forgotten: a queue in which each comes up in turn and is counted on -- */
 static void old_push(gipe_t *g, uint32_t block) {
     if (g->old_count == g->old_room) {
         uint32_t room = g->old_room * 2 + 1024;
-        uint32_t *grown = malloc(room * sizeof *grown);
+        uint32_t *grown = gipe_regrow(NULL, 0, room * sizeof *grown);
         if (!grown) {
             g->is_out_of_memory = true;
             return;
@@ -295,31 +337,45 @@ static void old_turn(gipe_t *g) {
     old_push(g, block);
 }
 
+/* The blocks of entries that leave the log and those of the old ones whose turn it is, then the slots of those to be forgotten. */
+PREFETCHING void prefetch_leaving(const gipe_t *g, uint32_t first, uint32_t stop) {
+    for (uint32_t at = first; at < stop; at++) {
+        uint64_t entry = g->log[log_place(g, at)];
+        if (entry) __builtin_prefetch(&g->blocks[LOG_BLOCK(entry)], 1);
+    }
+    uint32_t turns = OLD_TURNS * (stop - first) < g->old_count ? OLD_TURNS * (stop - first) : g->old_count, place = g->old_start;
+    for (; turns; turns--, place = place + 1 == g->old_room ? 0 : place + 1) __builtin_prefetch(&g->blocks[g->old[place]]);
+    for (uint32_t at = first; at < stop; at++) {
+        uint64_t entry = g->log[log_place(g, at)];
+        if (entry && !(g->blocks[LOG_BLOCK(entry)].flags & ANY_HOLDING)) gipe_prefetch(g, g->blocks[LOG_BLOCK(entry)].name);
+    }
+}
+
+static void leave_log(gipe_t *g, uint32_t place) {
+    uint64_t entry = g->log[place];
+    if (entry) {
+        uint32_t block = LOG_BLOCK(entry);
+        block_t *b = &g->blocks[block];
+        int bucket = bucket_of(g, block);
+        b->flags &= (uint16_t)~LOGGED;
+        if (b->flags & ANY_IN) {
+            b->flags = (uint16_t)((b->flags & FLAG_MASK) | OLD | bucket << BUCKET_SHIFT);
+            old_push(g, block);
+        } else {
+            forget_if_dead(g, block);
+        }
+    }
+    for (int turn = 0; turn < OLD_TURNS; turn++) old_turn(g);
+}
+
 /* What goes over the log's limit leaves it. A chunk that no tier holds is forgotten with its last entry. */
 static void trim(gipe_t *g) {
     if (g->log_count <= g->log_limit) return;
     uint32_t excess = g->log_count - g->log_limit;
-    for (uint32_t at = 0; at < excess; at++) {
-        if (at + 2 * AHEAD < excess) { /* the block, then its slot of the index, for the ghosts */
-            uint64_t later = g->log[log_place(g, at + 2 * AHEAD)];
-            if (later) __builtin_prefetch(&g->blocks[LOG_BLOCK(later)]);
-            later = g->log[log_place(g, at + AHEAD)];
-            if (later) gipe_prefetch(g, g->blocks[LOG_BLOCK(later)].name);
-        }
-        uint64_t entry = g->log[log_place(g, at)];
-        if (entry) {
-            uint32_t block = LOG_BLOCK(entry);
-            block_t *b = &g->blocks[block];
-            int bucket = bucket_of(g, block);
-            b->flags &= (uint16_t)~LOGGED;
-            if (b->flags & (IN_FLAG << DRAM | IN_FLAG << NVME)) {
-                b->flags = (uint16_t)((b->flags & FLAG_MASK) | OLD | bucket << BUCKET_SHIFT);
-                old_push(g, block);
-            } else {
-                forget_if_dead(g, block);
-            }
-        }
-        for (int turn = 0; turn < OLD_TURNS; turn++) old_turn(g);
+    for (uint32_t first = 0; first < excess; first += BATCH) {
+        uint32_t stop = first + BATCH < excess ? first + BATCH : excess;
+        prefetch_leaving(g, first, stop);
+        for (uint32_t at = first; at < stop; at++) leave_log(g, log_place(g, at));
     }
     g->log_start = log_place(g, excess);
     g->log_count -= excess;
@@ -332,7 +388,7 @@ static void finish(gipe_t *g) {
 }
 
 /* -- accesses -- */
-static inline bool is_known(const block_t *b) { return (b->flags & (IN_FLAG << DRAM | IN_FLAG << NVME | LOGGED)) != 0; }
+static inline bool is_known(const block_t *b) { return (b->flags & (ANY_IN | LOGGED)) != 0; }
 
 static int gap_of(const gipe_t *g, const block_t *b) {
     static const uint32_t most[] = {250, 1000, 4000, 16000, 64000}; /* 4, 16, 64, 256, 1024 s */
@@ -384,12 +440,14 @@ static const uint64_t *name_at(const char *names, uint32_t index, uint64_t name[
 
 static void look_up(gipe_t *g, const char *names, uint32_t count) {
     uint64_t name[2];
-    for (uint32_t at = 0; at < count + AHEAD; at++) { /* the slot, then the block in it, then both are there */
-        if (at < count) gipe_prefetch(g, name_at(names, at, name));
-        if (at >= AHEAD / 2 && at - AHEAD / 2 < count) gipe_prefetch_block(g, name_at(names, at - AHEAD / 2, name));
-        if (at < AHEAD) continue;
-        uint32_t block = g->scratch[at - AHEAD] = gipe_find(g, name_at(names, at - AHEAD, name));
-        if (block && block_is(&g->blocks[block], LOGGED)) __builtin_prefetch(&g->log[g->blocks[block].position], 1);
+    for (uint32_t first = 0; first < count; first += BATCH) { /* the slots, then the blocks in them, then all are there */
+        uint32_t stop = first + BATCH < count ? first + BATCH : count;
+        for (uint32_t at = first; at < stop; at++) gipe_prefetch(g, name_at(names, at, name));
+        for (uint32_t at = first; at < stop; at++) gipe_prefetch_block(g, name_at(names, at, name));
+        for (uint32_t at = first; at < stop; at++) {
+            uint32_t block = g->scratch[at] = gipe_find(g, name_at(names, at, name));
+            if (block && block_is(&g->blocks[block], LOGGED)) __builtin_prefetch(&g->log[g->blocks[block].position], 1);
+        }
     }
 }
 
@@ -491,17 +549,22 @@ static void take_out(gipe_t *g, uint32_t block, int tier) {
     if (tier == DRAM) unlist(g, block, NVME);
     g->blocks[block].flags &= (uint16_t)~(IN_FLAG << tier);
     h->parent = 0;
-    if (!(g->blocks[block].flags & (IN_FLAG << DRAM | IN_FLAG << NVME))) g->blocks[block].flags &= (uint16_t)~OLD;
+    if (!(g->blocks[block].flags & ANY_IN)) g->blocks[block].flags &= (uint16_t)~OLD;
     if (h->children == 0) gipe_let_go(g, block, tier);
     if (tier == DRAM) reconsider(g, block, NVME, false);
     if (parent) lose_child(g, parent, tier);
     forget_if_dead(g, block);
 }
 
-/* The next victim is likely the parent, and then its parent. */
-static void prefetch_grandparent(const gipe_t *g, uint32_t block, int tier) {
+/* The next victim is likely the parent, and then its parent, or else the next of its list. What of them is asked for last comes later
+ * (`prefetch_holding`): the grandparent is returned for that, 0: there is none. */
+PREFETCHING uint32_t prefetch_grandparent(const gipe_t *g, uint32_t block, int tier) {
     const holding_t *h = holding_of(g, block, tier);
-    if (h && h->parent && (h = holding_of(g, h->parent, tier)) != NULL) __builtin_prefetch(&g->blocks[h->parent]);
+    if (!h) return 0;
+    __builtin_prefetch(&g->blocks[h->next]);
+    if (!h->parent || (h = holding_of(g, h->parent, tier)) == NULL || !h->parent) return 0;
+    __builtin_prefetch(&g->blocks[h->parent]);
+    return h->parent;
 }
 
 EXPORT void kvobj_gipe_dropped(gipe_t *g, const char *raw, int tier) {
@@ -639,6 +702,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
     advance(g, now_ms);
     *gone_count = 0;
     uint32_t at = first, before = at ? gipe_find(g, name_at(names, at - 1, name)) : 0, block = 0;
+    uint32_t coming = 0;
     uint32_t unlisted = 0; /* stored last: no candidate, since its child comes next, until it turns out that none does */
     for (; at < count; at++, before = block) {
         name_at(names, at, name);
@@ -666,7 +730,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
             if (!is_taken || *gone_count + found > gone_room) break;
             for (uint32_t u = 0; u < found; u++) {
                 memcpy(gone + (size_t)(*gone_count)++ * 16, g->blocks[victims[u]].name, 16);
-                prefetch_grandparent(g, victims[u], tier);
+                coming = prefetch_grandparent(g, victims[u], tier);
                 take_out(g, victims[u], tier);
             }
             if (live != g->blocks_live) { /* the last child of a chunk that nobody holds has taken that one with it */
@@ -681,6 +745,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
         touch_stored(g, block, parent);
         put_in(g, block, parent, tier, size_bytes, true);
         unlisted = block;
+        prefetch_holding(g, coming, tier);
     }
     if (unlisted) reconsider(g, unlisted, tier, true);
     finish(g);
@@ -693,7 +758,7 @@ EXPORT void kvobj_gipe_locate(gipe_t *g, const char *names, uint32_t count, uint
     look_up(g, names, count);
     for (uint32_t at = 0; at < count; at++) {
         uint32_t block = g->scratch[at];
-        tiers[at] = block ? g->blocks[block].flags & (IN_FLAG << DRAM | IN_FLAG << NVME) : 0;
+        tiers[at] = block ? g->blocks[block].flags & ANY_IN : 0;
     }
 }
 

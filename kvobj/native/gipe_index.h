@@ -4,6 +4,7 @@
 #define KVOBJ_GIPE_INDEX_H
 
 #include "gipe.h"
+#include "gipe_memory.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,10 +41,10 @@ static uint32_t gipe_find(const gipe_t *g, const uint64_t name[2]) {
     return locate(g, name, &slot);
 }
 
-static void gipe_prefetch(const gipe_t *g, const uint64_t name[2]) { __builtin_prefetch(&g->slots[home_of(g, name)]); }
+PREFETCHING void gipe_prefetch(const gipe_t *g, const uint64_t name[2]) { __builtin_prefetch(&g->slots[home_of(g, name)]); }
 
 /* The blocks that a look-up will compare, where the slots are there already. */
-static void gipe_prefetch_block(const gipe_t *g, const uint64_t name[2]) {
+PREFETCHING void gipe_prefetch_block(const gipe_t *g, const uint64_t name[2]) {
     uint32_t slot = home_of(g, name);
     for (uint32_t far = 0; far <= FAR_MAX; far++, slot = after(g, slot)) {
         uint32_t entry = g->slots[slot];
@@ -73,8 +74,9 @@ static bool insert(gipe_t *g, uint32_t block) {
 static bool grow_slots(gipe_t *g) {
     uint32_t *old = g->slots, old_room = g->slots_room;
     for (uint64_t room = (uint64_t)old_room + old_room / 2 + 64; room < UINT32_MAX; room += room / 2) {
-        uint32_t *slots = calloc(room, sizeof *slots);
+        uint32_t *slots = gipe_regrow(NULL, 0, room * sizeof *slots);
         if (!slots) return false;
+        memset(slots, 0, room * sizeof *slots);
         g->slots = slots;
         g->slots_room = (uint32_t)room;
         bool is_whole = true;
@@ -103,7 +105,7 @@ static bool make_room(void **array, uint32_t *room, uint32_t made, size_t size) 
     uint64_t wanted = (uint64_t)*room + *room / 2 + 1024;
     if (wanted > INDEX_MASK) wanted = INDEX_MASK;
     if (made >= wanted) return false;
-    void *grown = realloc(*array, wanted * size);
+    void *grown = gipe_regrow(*array, made * size, wanted * size);
     if (!grown) return false;
     *array = grown;
     *room = (uint32_t)wanted;
