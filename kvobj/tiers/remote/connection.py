@@ -29,6 +29,9 @@ from kvobj.wire.response_head import (
 
 SHARED_BYTES: Final = 64 * 1024
 _IDLE_SECONDS: Final = 15.0
+_UPLOAD_PATIENCE: Final = 5.0
+"""A body on its way up is begun anew where one that comes down is gone on with, and a server whose disks are behind reads on only
+when they are not: it may stand still for so many times as long."""
 _CRLF: Final = b"\r\n"
 
 
@@ -57,11 +60,12 @@ class RemoteConnection:
         """Whether another request may be sent: nothing unasked came, and the server has not closed."""
         return self.is_sent and not self.wire.is_at_end and not self.wire.has_unread
 
-    async def ask(self, head: bytes, body: memoryview, *, method: str) -> ResponseHead:
+    async def ask(self, head: bytes, body: memoryview, *, method: str, stall_seconds: float) -> ResponseHead:
         """Send a request, and read the head of its answer, which may come before all of the body is sent: then the rest is not.
 
-        Raises `StaleConnectionError`, `BrokenAnswerError` and OSError. After anything raised, cancellation included, the connection
-        is to be discarded.
+        Raises `StaleConnectionError`, `BrokenAnswerError`, OSError, and `RemoteFault` where the server's side takes no byte of the
+        body for `_UPLOAD_PATIENCE` times `stall_seconds`. After anything raised, cancellation included, the connection is to be
+        discarded.
         """
         wire = self.wire
         if not len(body):
@@ -74,7 +78,7 @@ class RemoteConnection:
         sending = asyncio.ensure_future(wire.send(head, body))
         reading = asyncio.ensure_future(self._read_head(method))
         try:
-            await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+            await self._while_it_moves(sending, reading, _UPLOAD_PATIENCE * stall_seconds)
             answered = await reading  # also where sending failed: who refuses a body may have answered before closing
             self.is_sent = sending.done() and sending.exception() is None
             return answered
@@ -113,6 +117,27 @@ class RemoteConnection:
         """End it; when this returns nothing refers to what was sent or filled. Not to be cancelled half-way: callers shield it."""
         self.wire.reset()
         await self.wire.wait_closed()
+
+    async def _while_it_moves(
+        self, sending: asyncio.Future[None], reading: asyncio.Future[ResponseHead], span_seconds: float
+    ) -> None:
+        """Return once the answer is there, the server's side has taken all of the body, or sending has failed. `RemoteFault` where
+        it took nothing of it in a whole span. How long a server thinks about a body that it has is not judged here."""
+        loop, wire = asyncio.get_running_loop(), self.wire
+        while not reading.done():
+            is_sent = sending.done()
+            taken, in_kernel = wire.bytes_taken, wire.bytes_in_kernel
+            if is_sent and (sending.cancelled() or sending.exception() is not None or not in_kernel):
+                return
+            due = loop.time() + span_seconds
+            awaited = (reading,) if is_sent else (sending, reading)
+            await asyncio.wait(awaited, timeout=span_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() or sending.done() is not is_sent:
+                continue
+            # Where this loop itself was held up, nothing was handed to the kernel meanwhile: another span.
+            is_late = loop.time() - due > span_seconds / 4
+            if not is_late and (wire.bytes_taken, wire.bytes_in_kernel) == (taken, in_kernel):
+                raise RemoteFault("timeout", "the server takes nothing of the body")
 
     async def _read_head(self, method: str) -> ResponseHead:
         wire = self.wire

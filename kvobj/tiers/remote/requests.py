@@ -361,7 +361,7 @@ class Requests:
             payload_sha256=request.payload_sha256,
             length=len(request.body) if has_length else None,
         )
-        return await connection.ask(signed, request.body, method=request.method)
+        return await connection.ask(signed, request.body, method=request.method, stall_seconds=self.stall_seconds)
 
     async def _winner(self, racing: Sequence[asyncio.Task[Exchange]]) -> asyncio.Task[Exchange]:
         """The first to have its head. Raises what all of them failed of, or what no other would cure."""
