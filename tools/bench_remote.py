@@ -45,7 +45,7 @@ _QUANTILE: Final = 0.99
 _PROXY: Final = Path(__file__).resolve().parent.parent / "tests" / "faults"
 _PROXY_SCRIPT: Final = """
 import asyncio, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from s3_proxy import FaultProxy, Operation, Plan, Toxic
 async def main():
     rate = float(sys.argv[4])

@@ -30,7 +30,7 @@ _SOCKET_SECONDS: Final = 120
 _HEAD_MAX_BYTES: Final = 65536
 _PROXY_SCRIPT: Final = """
 import asyncio, json, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from s3_proxy import FaultProxy, Operation, Plan, Toxic
 import uvloop
 

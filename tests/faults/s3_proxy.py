@@ -43,13 +43,12 @@ from proxy_wire import (
     read_reply_head,
     reset,
 )
+from server_process import free_port
 from toxics import NOTHING, Asked, Dice, Hit, Operation, Plan, Toxic
 
 __all__ = ["NOTHING", "FaultProxy", "Injection", "Operation", "Plan", "Toxic", "proxy_thread"]
 
 _TRICKLE_SECONDS: Final = 0.05
-_LISTEN_ATTEMPTS: Final = 250
-_LISTEN_PAUSE_SECONDS: Final = 0.02
 _BODILESS: Final = frozenset({204, 304})
 _DAY_SECONDS: Final = 86400.0
 _ERRORS: Final = {
@@ -81,7 +80,7 @@ class FaultProxy:
 
     def __init__(self, host: str, port: int, plan: Plan = NOTHING) -> None:
         self.plan = plan
-        self.port = 0
+        self.port = free_port()  # that no connection gets while an outage has nobody listen there
         self.injections: list[Injection] = []
         self.requests: Counter[Operation] = Counter()
         self.outages: list[tuple[float, float]] = []  # (from, to) on the monotonic clock, planned at their beginning
@@ -129,17 +128,12 @@ class FaultProxy:
         listening = socket.socket()
         listening.setblocking(False)  # noqa: FBT003 - its only form
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for attempt in range(_LISTEN_ATTEMPTS, -1, -1):
-            try:
-                listening.bind(("127.0.0.1", self.port))
-                break
-            except OSError:  # after an outage: somebody's connection may have got the port meanwhile
-                if not attempt:
-                    listening.close()
-                    raise
-                await asyncio.sleep(_LISTEN_PAUSE_SECONDS)
+        try:
+            listening.bind(("127.0.0.1", self.port))
+        except OSError:
+            listening.close()
+            raise
         listening.listen(1024)
-        self.port = listening.getsockname()[1]
         self._listening = listening
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 

@@ -90,10 +90,10 @@ def test_groups_and_addresses_that_are_not_known_are_refused() -> None:
 
 def test_an_acl_is_bounded_and_read_in_linear_time() -> None:
     assert refused({"x-amz-grant-read": ",".join(["id=bob"] * (MAX_GRANTS + 1))}).code == "MalformedACLError"
-    started = time.monotonic()
+    started = time.thread_time()
     for value in ("id=" + " " * 30_000 + '"', "," * 30_000, " " * 30_000, 'id="' * 8_000, "a" * 30_000):
         assert refused({"x-amz-grant-read": value}).code == "InvalidArgument"
-    assert time.monotonic() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_whether_headers_state_an_acl_at_all() -> None:

@@ -225,9 +225,9 @@ def test_a_whole_policy_of_slow_patterns_is_not_slow(pattern: str) -> None:
     policy = [statement(**EVERYTHING, Condition={"StringLike": {"aws:UserAgent": values}})]
     request = Request(fields={"user-agent": "a" * 2048})
     ask(policy, request=request)  # compiled
-    started = time.monotonic()
+    started = time.thread_time()
     ask(policy, request=request)
-    assert time.monotonic() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_conditions_must_all_hold() -> None:

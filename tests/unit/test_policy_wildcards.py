@@ -54,10 +54,10 @@ def test_a_variables_value_is_no_pattern(text: str, value: str, pattern: str) ->
 )
 def test_no_pattern_takes_long(pattern: str) -> None:
     matches = wildcard_matcher(pattern)
-    started = time.monotonic()
+    started = time.thread_time()
     for text in ("a" * 1024, "ab" * 512, "b" + "a" * 1023):
         matches(text)
-    assert time.monotonic() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_variables_stand_for_what_the_request_has() -> None:
