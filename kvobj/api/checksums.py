@@ -119,13 +119,7 @@ def check_digests(announced: Announced, value: str | None, digester: Digester) -
     Raises `S3Error`: XAmzContentSHA256Mismatch, BadDigest.
     """
     if announced.payload_sha256 is not None:
-        found = digester.hexdigest("sha256")
-        if not hmac.compare_digest(announced.payload_sha256, found):
-            raise S3Error(
-                "XAmzContentSHA256Mismatch",
-                ClientComputedContentSHA256=announced.payload_sha256,
-                S3ComputedContentSHA256=found,
-            )
+        _check_payload(announced.payload_sha256, digester.hexdigest("sha256"))
     if announced.md5 is not None and announced.md5 != digester.digest("md5"):
         raise S3Error("BadDigest")
     if announced.algorithm is None:
@@ -136,8 +130,17 @@ def check_digests(announced: Announced, value: str | None, digester: Digester) -
     return (Checksum(announced.algorithm, computed, FULL_OBJECT),)
 
 
-def check_document(announced: Announced, value: str | None, document: bytes) -> None:
+def _check_payload(announced: str, found: str) -> None:
+    if not hmac.compare_digest(announced, found):
+        raise S3Error("XAmzContentSHA256Mismatch", ClientComputedContentSHA256=announced, S3ComputedContentSHA256=found)
+
+
+def check_document(announced: Announced, value: str | None, document: bytes | bytearray) -> None:
     """`check_digests` for a small body that is in memory."""
+    if announced.md5 is None and announced.algorithm is None:  # as most are sent
+        if announced.payload_sha256 is not None:
+            _check_payload(announced.payload_sha256, hashlib.sha256(document).hexdigest())
+        return
     digester = Digester(announced.digests)
     digester.update(memoryview(document))
     check_digests(announced, value, digester)

@@ -1,4 +1,5 @@
-"""The chunks of a long match as records of 72 bytes: scanned from encoded rows, and written into a reply, by native code.
+"""The chunks of a long match as records of 72 bytes: read in the order of the table, scanned from encoded rows, and written into a
+reply, by native code.
 
 A quarter of the cost of an object a chunk. Without native code, and for rows that it does not know, `chunk_heads` decodes them.
 """
@@ -12,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast, overload
 
 from kvobj.catalog.chunk_heads import MatchedChunk
-from kvobj.catalog.chunk_list import ChunkList, IdList
+from kvobj.catalog.chunk_list import CHUNK_ID_BYTES, ChunkList, IdList
 from kvobj.native import library
 
 _RECORD: Final = struct.Struct("<16s32sQB15s")
-_BLOB_ID_BYTES: Final = 16
+_BLOB_IDS: Final = struct.Struct("16s56x")
 _FLAGS_AT: Final = 56
 _HAS_DIGEST: Final = 1
 _SEVERAL_BLOBS: Final = 2
@@ -65,8 +66,7 @@ class ChunkRecords(Sequence[MatchedChunk]):
 
     def blob_ids(self) -> list[bytes]:
         """The first blob of each."""
-        raw = self.raw
-        return [raw[at : at + _BLOB_ID_BYTES] for at in range(0, len(raw), _RECORD.size)]
+        return [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(self.raw)]
 
 
 class EncodedChunks:
@@ -79,17 +79,57 @@ class EncodedChunks:
         self.size_by_tier = size_by_tier
 
 
-def scan_rows(rows: Sequence[bytes], places: Sequence[int]) -> bytes | None:
-    """The records of encoded rows, the i-th at `places[i]`. None where a row is not live, or is of a form not known here.
-    ~0.1 µs a row."""
-    if _scan_rows is None:
-        return None
-    encoded = b"".join(rows)
-    records = (ctypes.c_char * (len(rows) * _RECORD.size))()
-    order = array("I", places)
-    if _scan_rows(encoded, len(encoded), order.buffer_info()[0], len(rows), records):
-        return None
-    return records.raw
+class RecordPage:
+    """The records of rows that come some at a time, in the order of their table; `order` has the place of each among the chunks."""
+
+    __slots__ = ("_order", "_records", "_taken")
+
+    def __init__(self, order: array[int]) -> None:
+        self._order = order
+        self._records = (ctypes.c_char * (len(order) * _RECORD.size))()
+        self._taken = 0
+
+    @property
+    def raw(self) -> bytes:
+        """The records in the order of the chunks, when all rows were taken."""
+        return self._records.raw
+
+    def take(self, rows: Sequence[bytes | None]) -> bool:
+        """Scan the next encoded rows; False where one is not there, not live, or of a form not known here. ~0.1 µs a row."""
+        end = self._taken + len(rows)
+        if _scan_rows is None or end > len(self._order):
+            return False
+        places = self._order.buffer_info()[0] + self._taken * self._order.itemsize
+        try:
+            encoded = b"".join(cast("Sequence[bytes]", rows))
+        except TypeError:  # a None among them
+            return False
+        self._taken = end
+        return not _scan_rows(encoded, len(encoded), places, len(rows), len(self._order), self._records)
+
+
+def sorted_keys(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
+    """`root` and key of each chunk from `start` to before `stop`, in the order of a table of such, and the place of each, counted
+    from `start`. ~0.2 µs a chunk id, five times that where it is Python's work."""
+    if _sorted_keys is None or not isinstance(chunks, IdList):
+        return sorted_keys_pure(chunks, start, stop, root)
+    count, stride = stop - start, len(root) + 2 * CHUNK_ID_BYTES
+    order = array("I", bytes(array("I").itemsize * count))
+    keys = ctypes.create_string_buffer(count * stride)
+    ids = chunks.raw[start * CHUNK_ID_BYTES : stop * CHUNK_ID_BYTES]
+    if len(ids) != count * CHUNK_ID_BYTES:
+        raise IndexError("no such chunks")
+    if not _sorted_keys(ids, count, root, len(root), order.buffer_info()[0], keys):
+        return sorted_keys_pure(chunks, start, stop, root)
+    content = keys.raw
+    return order, [content[at : at + stride] for at in range(0, count * stride, stride)]
+
+
+def sorted_keys_pure(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
+    """`sorted_keys` without native code."""
+    keys = chunks.encoded_keys(start, stop)
+    order = array("I", sorted(range(len(keys)), key=keys.__getitem__))
+    return order, [root + keys[index] for index in order]
 
 
 def encode_chunks(found: ChunkRecords, tiers: Sequence[str]) -> EncodedChunks | None:
@@ -122,15 +162,39 @@ def _list_head(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count <= _ARRAY16_MAX else b"\xdd" + count.to_bytes(4, "big")
 
 
-_Scan = Callable[[bytes, int, int, int, "ctypes.Array[ctypes.c_char]"], int]
+_Sort = Callable[[bytes, int, bytes, int, int, "ctypes.Array[ctypes.c_char]"], int]
+_Scan = Callable[[bytes, int, int, int, int, "ctypes.Array[ctypes.c_char]"], int]
 _Maps = Callable[[bytes, bytes, bytes, bytes, "ctypes.Array[ctypes.c_uint64]", int, "ctypes.Array[ctypes.c_char]"], int]
 
 
-def _native_scan() -> _Scan | None:
-    function = getattr(library(), "kvobj_scan_rows", None)  # absent in a library built from an older source
+def _native_sort() -> _Sort | None:
+    function = getattr(library(), "kvobj_sorted_keys", None)  # absent in a library built from an older source
     if function is None:
         return None
-    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    function.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    ]
+    function.restype = ctypes.c_int
+    return cast("_Sort", function)
+
+
+def _native_scan() -> _Scan | None:
+    function = getattr(library(), "kvobj_scan_rows", None)
+    if function is None:
+        return None
+    function.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+    ]
     function.restype = ctypes.c_int
     return cast("_Scan", function)
 
@@ -149,5 +213,6 @@ def _native_maps() -> _Maps | None:
     return cast("_Maps", function)
 
 
+_sorted_keys: Final = _native_sort()
 _scan_rows: Final = _native_scan()
 _chunk_maps: Final = _native_maps()

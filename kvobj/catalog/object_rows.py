@@ -100,9 +100,13 @@ class ObjectRows:
 
     def values(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
         """The encoded row of each key that counts, hidden or not, of a snapshot: half the cost of `any` where there are many."""
-        if max(map(len, keys), default=0) > STRIDE_BYTES:
+        return self.values_at(view, root, [root + key for key in keys])
+
+    def values_at(self, view: ReadView, root: bytes, stored: Sequence[bytes]) -> list[bytes | None]:
+        """`values`, each key with the root in front."""
+        if max(map(len, stored), default=0) > len(root) + STRIDE_BYTES:
+            keys = [each[len(root) :] for each in stored]
             return [self.volatile.get(view, root, key) or self.durable.get(view, root, key) for key in keys]
-        stored = [root + key for key in keys]
         if not view.count(OBJECTS_VOLATILE):
             return view.get_many(OBJECTS, stored)
         values = view.get_many(OBJECTS_VOLATILE, stored)

@@ -7,6 +7,7 @@ away from the loop for ten times as long. What a slice finds is rescued in it; w
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Final
 from kvobj.catalog.catalog_rows import require_root
 from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, live_head, matched_chunks
 from kvobj.catalog.chunk_list import ChunkList, IdList
-from kvobj.catalog.chunk_records import ChunkRecords, scan_rows
+from kvobj.catalog.chunk_records import ChunkRecords, RecordPage, sorted_keys
 from kvobj.catalog.matching import Probe, Run, begins_chain, match_chain, walk
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import ObjectRow, is_same_namespace
@@ -103,27 +104,39 @@ class RunReader:
         pages: list[bytes] = []
         rows: list[MatchedChunk] = []
         for start in range(0, search.run.matched, _SORTED_ROWS):
-            keys = chunks.encoded_keys(start, min(start + _SORTED_ROWS, search.run.matched))
-            order = sorted(range(len(keys)), key=keys.__getitem__)
-            values: list[bytes] = []
-            for at in range(0, len(order), _ROWS_SLICE):
-                await asyncio.sleep(0)
-                found = self._objects.values(view, root, [keys[index] for index in order[at : at + _ROWS_SLICE]])
-                values += [value for value in found if value is not None]
-            if len(values) < len(keys):
-                return None
-            page = None if rows else scan_rows(values, order)
+            order, keys = sorted_keys(chunks, start, min(start + _SORTED_ROWS, search.run.matched), root)
+            page = None if rows else await self._recorded(view, root, order, keys)
             if page is not None:
                 pages.append(page)
                 continue
-            # Not live, or of a form that only the decoder knows.
-            live = matched_chunks(values)
-            if len(live) < len(keys):
+            # One is gone, not live, or of a form that only the decoder knows.
+            live = await self._decoded(view, root, keys)
+            if live is None:
                 return None
             rows += ChunkRecords(chunks, pages)
             pages.clear()
             rows += [row for _, row in sorted(zip(order, live, strict=True), key=itemgetter(0))]
         return tuple(rows) if rows else ChunkRecords(chunks, pages)
+
+    async def _recorded(self, view: ReadView, root: bytes, order: array[int], keys: Sequence[bytes]) -> bytes | None:
+        """The records of rows, in slices; None where one is not there, or is not as records are."""
+        page = RecordPage(order)
+        for at in range(0, len(keys), _ROWS_SLICE):
+            await asyncio.sleep(0)
+            if not page.take(self._objects.values_at(view, root, keys[at : at + _ROWS_SLICE])):
+                return None
+        return page.raw
+
+    async def _decoded(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[MatchedChunk] | None:
+        """The same by the decoder, in the order of the keys; None where one is not there, or not live."""
+        live: list[MatchedChunk] = []
+        for at in range(0, len(keys), _ROWS_SLICE):
+            await asyncio.sleep(0)
+            some = keys[at : at + _ROWS_SLICE]
+            live += matched_chunks(value for value in self._objects.values_at(view, root, some) if value is not None)
+            if len(live) < at + len(some):
+                return None
+        return live
 
 
 async def _lanes_in_slices(chunks: ChunkList) -> bytes:

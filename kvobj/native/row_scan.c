@@ -1,11 +1,12 @@
-/* Rows of chunks into records, and records into the list of a reply: see kvobj/catalog/chunk_records.py, whose pure functions
- * give the same bytes.
+/* Chunk ids into the keys of their rows in the order of the table, rows into records, and records into the list of a reply: see
+ * kvobj/catalog/chunk_records.py, whose pure functions give the same bytes.
  *
  * Reads what the catalog wrote itself, and still trusts no length in it. What it does not know it leaves to the pure twin.
  */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -145,11 +146,51 @@ static int row(reader_t *r, unsigned char *record) {
     return is_live ? OK : NOT_LIVE;
 }
 
-/* rows: `count` rows end to end; the i-th becomes the record places[i], of `count`. OK, or what the first other row is. */
-EXPORTED int kvobj_scan_rows(const unsigned char *rows, size_t length, const uint32_t *places, size_t count, unsigned char *records) {
+typedef struct {
+    uint64_t first;
+    const unsigned char *id;
+} named_t;
+
+static int by_id(const void *one, const void *other) {
+    const named_t *a = one, *b = other;
+    if (a->first != b->first) return a->first < b->first ? -1 : 1;
+    return memcmp(a->id, b->id, CHUNK_ID_BYTES);
+}
+
+/* ids: `count` chunk ids end to end. keys: `count` times root and the id's 64 hex digits, in ascending order; order: of each its
+ * place among the ids. False where there is no memory for it. */
+EXPORTED int kvobj_sorted_keys(const unsigned char *ids, size_t count, const unsigned char *root, size_t root_bytes, uint32_t *order,
+                               unsigned char *keys) {
+    static const char digits[] = "0123456789abcdef";
+    named_t *names = malloc((count ? count : 1) * sizeof *names);
+    if (!names) return 0;
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char *id = ids + i * CHUNK_ID_BYTES;
+        names[i].id = id;
+        names[i].first = 0;
+        for (int at = 0; at < 8; at++) names[i].first = names[i].first << 8 | id[at];
+    }
+    qsort(names, count, sizeof *names, by_id);
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char *id = names[i].id;
+        order[i] = (uint32_t)((size_t)(id - ids) / CHUNK_ID_BYTES);
+        memcpy(keys, root, root_bytes);
+        keys += root_bytes;
+        for (int at = 0; at < CHUNK_ID_BYTES; at++) {
+            *keys++ = (unsigned char)digits[id[at] >> 4];
+            *keys++ = (unsigned char)digits[id[at] & 15];
+        }
+    }
+    free(names);
+    return 1;
+}
+
+/* rows: `count` rows end to end; the i-th becomes the record places[i], of `room`. OK, or what the first other row is. */
+EXPORTED int kvobj_scan_rows(const unsigned char *rows, size_t length, const uint32_t *places, size_t count, size_t room,
+                             unsigned char *records) {
     reader_t r = {rows, rows + length};
     for (size_t i = 0; i < count; i++) {
-        if (places[i] >= count) return UNKNOWN;
+        if (places[i] >= room) return UNKNOWN;
         int is = row(&r, records + (size_t)places[i] * RECORD_BYTES);
         if (is != OK) return is;
     }

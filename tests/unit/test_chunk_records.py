@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Sequence
+
 import msgspec
 import pytest
 from hypothesis import assume, given
@@ -10,7 +13,14 @@ from hypothesis import strategies as st
 from kvobj import native
 from kvobj.catalog.chunk_heads import matched_chunk, matched_chunks
 from kvobj.catalog.chunk_list import IdList, KeyList
-from kvobj.catalog.chunk_records import ChunkRecords, EncodedChunks, encode_chunks, scan_rows
+from kvobj.catalog.chunk_records import (
+    ChunkRecords,
+    EncodedChunks,
+    RecordPage,
+    encode_chunks,
+    sorted_keys,
+    sorted_keys_pure,
+)
 from kvobj.catalog.encoding import encode_row
 from kvobj.catalog.rows import BlobRef, Checksum, Durability, ObjectRow, ObjectState
 from kvobj.store.chunk_values import ChunkDetail
@@ -63,11 +73,17 @@ def plain_row(key: str, **fields: object) -> ObjectRow:
     return msgspec.structs.replace(row, **fields)
 
 
-@given(st.lists(rows, min_size=1, max_size=8), st.randoms())
-def test_a_record_tells_what_the_decoder_tells(stored: list[ObjectRow], random: object) -> None:
+def scan_rows(values: Sequence[bytes | None], places: Iterable[int], *, slices: int = 8) -> bytes | None:
+    page = RecordPage(array("I", places))
+    taken = [page.take(values[at : at + slices]) for at in range(0, len(values), slices)]
+    return page.raw if all(taken) else None
+
+
+@given(st.lists(rows, min_size=1, max_size=8), st.randoms(), st.integers(1, 8))
+def test_a_record_tells_what_the_decoder_tells(stored: list[ObjectRow], random: object, slices: int) -> None:
     places = list(range(len(stored)))
     random.shuffle(places)  # type: ignore[attr-defined]
-    page = scan_rows([encode_row(stored[place]) for place in places], places)
+    page = scan_rows([encode_row(stored[place]) for place in places], places, slices=slices)
     assert page is not None
     found = ChunkRecords(KeyList([row.key for row in stored]), [page])
     assert list(found) == matched_chunks(encode_row(row) for row in stored)
@@ -135,6 +151,33 @@ def test_damaged_rows_are_refused_and_never_read_beyond_their_end(value: bytes) 
 @pytest.mark.parametrize("places", [[1], [2**32 - 1]])
 def test_a_place_beyond_the_list_is_refused(places: list[int]) -> None:
     assert scan_rows([encode_row(plain_row("a"))], places) is None
+
+
+def test_rows_that_are_not_there_or_are_too_many_are_refused() -> None:
+    value = encode_row(plain_row("a"))
+    assert scan_rows([value, None], [0, 1]) is None
+    assert scan_rows([value, value], [0]) is None
+
+
+@given(
+    st.lists(st.binary(min_size=32, max_size=32) | st.integers(0, 3).map(lambda last: bytes([*bytes(31), last]))),
+    st.binary(max_size=8),
+    st.data(),
+)
+def test_keys_come_in_the_order_of_the_table(ids: list[bytes], root: bytes, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(ids)))
+    stop = data.draw(st.integers(start, len(ids)))
+    order, keys = sorted_keys(IdList(b"".join(ids)), start, stop, root)
+    pure_order, pure_keys = sorted_keys_pure(IdList(b"".join(ids)), start, stop, root)
+    assert keys == pure_keys == sorted(keys)
+    for places in (order, pure_order):
+        assert sorted(places) == list(range(stop - start))
+        assert [root + ids[start + place].hex().encode() for place in places] == keys
+
+
+def test_keys_of_chunks_that_are_not_in_the_list_are_an_error() -> None:
+    with pytest.raises(IndexError):
+        sorted_keys(IdList(bytes(64)), 1, 3, b"")
 
 
 def test_chunks_whose_digest_is_not_known_yet_are_not_encoded() -> None:

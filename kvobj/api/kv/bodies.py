@@ -74,7 +74,7 @@ def _decoder(kind: Hashable, document_format: Format) -> Any:  # noqa: ANN401 - 
     return msgspec.json.Decoder(target) if document_format is Format.JSON else msgspec.msgpack.Decoder(target)
 
 
-def decode(document: bytes, kind: type[T], document_format: Format) -> T:
+def decode(document: bytes | bytearray, kind: type[T], document_format: Format) -> T:
     """The document as a value of the type. `InvalidRequestError` says which field is wrong and how; a wrong list of ids or of
     tokens is `InvalidChunkIdError` or `InvalidTokensError`."""
     try:

@@ -59,7 +59,7 @@ class Call:
         announced = parse_announced(self.exchange.fields, self.exchange.authentication)
         limit_bytes = MAX_DOCUMENT_BYTES if is_json else MAX_MSGPACK_BYTES
         try:
-            document = await self.exchange.read_document(announced, limit_bytes=limit_bytes)
+            document = await self.exchange.read_bytes(announced, limit_bytes=limit_bytes)
         except DocumentTooLargeError as error:  # this API has one word for all that is too large
             raise EntityTooLargeError("the document is too large", **error.data) from error
         return decode(document, json_kind if is_json else msgpack_kind, document_format)
