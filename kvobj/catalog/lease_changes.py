@@ -96,16 +96,19 @@ def totals(view: ReadView) -> tuple[int, int]:
 
 def expired_sessions(
     view: ReadView, renewed_until: Callable[[bytes], int], *, now_boot_ms: int, after: bytes, count: int
-) -> tuple[list[bytes], bytes | None]:
-    """Of the next so many sessions in order of their ids: those whose pins may go, and where to go on. ~1 µs a session."""
+) -> tuple[list[bytes], int | None, bytes | None]:
+    """Of the next so many sessions in order of their ids: those whose pins may go, when the first of the others may be due, and
+    where to go on. ~1 µs a session."""
     page = list(islice(view.range(SESSIONS, after + b"\0"), count))
-    since_ms = now_boot_ms - EXPIRY_SLACK_MS
-    due = [
-        each.id
-        for each in (_decode_session(value) for _, value in page)
-        if each.ended or (each.expires_boot_ms <= since_ms and renewed_until(each.id) <= since_ms)
-    ]
-    return due, page[-1][0] if len(page) == count else None
+    due: list[bytes] = []
+    next_ms: int | None = None
+    for session in (_decode_session(value) for _, value in page):
+        due_ms = max(session.expires_boot_ms, renewed_until(session.id)) + EXPIRY_SLACK_MS
+        if session.ended or due_ms <= now_boot_ms:
+            due.append(session.id)
+        elif next_ms is None or due_ms < next_ms:
+            next_ms = due_ms
+    return due, next_ms, page[-1][0] if len(page) == count else None
 
 
 # -- the marker and the heartbeat ------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ _ANCESTORS_SLICE: Final = 128
 _ATTEMPTS: Final = 16
 _QUIET_SLACK_MS: Final = 1000
 _EXPIRY_BATCH: Final = 16
+_LOOK_AGAIN_MS: Final = 20_000
+"""Sessions are looked at after so long at the latest, whatever is known of when the first is due."""
 
 
 class _Agreed(NamedTuple):
@@ -91,6 +93,7 @@ class LmdbLeases:
         self._random_bytes = random_bytes
         self._renewals: Renewals
         self._agreed: dict[bytes, _Agreed] = {}
+        self._none_due_before_ms = 0
         self._marked_ttl_ms = 0
         self._quiet_until_boot_ms = 0
 
@@ -138,7 +141,11 @@ class LmdbLeases:
             expires_boot_ms=now_boot_ms + ttl_ms,
         )
         keys = [session_key(session.id)]
-        await self._database.write_fast(OpenSession(session, self._limits), keys, shared=[bucket_key(bucket)])
+        try:
+            await self._database.write_fast(OpenSession(session, self._limits), keys, shared=[bucket_key(bucket)])
+        finally:
+            due_ms = session.expires_boot_ms + EXPIRY_SLACK_MS
+            self._none_due_before_ms = min(self._none_due_before_ms, due_ms)
         return session
 
     async def renew(
@@ -199,22 +206,29 @@ class LmdbLeases:
         self._agreed.pop(step.session_id, None)
         self._renewals.forget(step.session_id)
         keys = [session_key(step.session_id)]
+        self._none_due_before_ms = 0  # who is cancelled leaves the rest to `expire`
         is_done = await self._database.write_fast(step, keys)
         while not is_done:
             await asyncio.sleep(0)  # the next step is on this side: others get their turn in between
             is_done = await self._database.write_fast(step, keys)
 
     async def expire(self, *, now_boot_ms: int, limit: int = 1000) -> int:
-        """See `Leases.expire`."""
+        """See `Leases.expire`. Sessions are only looked at when one may be due: they are renewed, and then none is for long."""
+        if now_boot_ms < self._none_due_before_ms:
+            return 0
         due: list[bytes] = []
+        # What is opened or ended meanwhile makes it sooner.
+        self._none_due_before_ms = next_ms = now_boot_ms + _LOOK_AGAIN_MS
         after: bytes | None = b""
         while after is not None and len(due) < limit:
             with self._database.read() as view:
-                found, after = expired_sessions(
+                found, first_ms, after = expired_sessions(
                     view, self._renewals.until, now_boot_ms=now_boot_ms, after=after, count=_SESSIONS_SLICE
                 )
             due += found
+            next_ms = next_ms if first_ms is None else min(next_ms, first_ms)
             await asyncio.sleep(0)
+        self._none_due_before_ms = 0 if due else min(self._none_due_before_ms, next_ms)
         ended = 0
         for session_id in due[:limit]:
             if self._renewals.until(session_id) + EXPIRY_SLACK_MS > now_boot_ms:
