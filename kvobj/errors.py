@@ -206,5 +206,9 @@ class CorruptionError(KvobjError):
     """Bytes at rest are not what was written: an operator should know (500)."""
 
 
+class UntrustedError(CorruptionError):
+    """What lies on the remote is whole, and not signed by this store."""
+
+
 class FrameCorruptError(CorruptionError):
     """A frame's header, directory, block or digest does not check out; never served."""

@@ -124,6 +124,7 @@ class FakeStore:
     flush_steps: int = 1
     flushed: list[tuple[bool, float]] = field(default_factory=list)
     quiet: bool = False
+    users_removed: int = 0
 
     def is_ready(self) -> bool:
         return self.ready
@@ -201,6 +202,9 @@ class FakeStore:
     async def cancel_recall(self) -> RecallReport:
         self.recall_steps = 0
         return RecallReport("cancelled")
+
+    async def user_removed(self) -> None:
+        self.users_removed += 1
 
     async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
         self.flushed.append((local, timeout_seconds))

@@ -373,6 +373,9 @@ class FakeStore:
                 outcomes.append(DeleteOutcome(key, self.catalog.objects.pop((bucket, key), None)))
         return outcomes
 
+    async def delete_bucket(self, name: str) -> None:
+        await self.catalog.delete_bucket(name)
+
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         if self.catalog.uploads.pop((bucket, key, upload_id), None) is None:
             raise NoSuchUploadError("no such upload", upload_id=upload_id)

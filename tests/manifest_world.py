@@ -24,6 +24,7 @@ from kvobj.ids import BlobId
 from kvobj.manifests.folder import ManifestFolder
 from kvobj.manifests.reading import find_state, read_state
 from kvobj.manifests.sealing import SealedUser, opened_content
+from kvobj.manifests.signing import UNSIGNED, Signing
 from kvobj.record_log import RecordLog
 from kvobj.store.key_wrapping import KeyWrapper
 
@@ -114,7 +115,12 @@ class SetLineage:
 
 
 def folder_of(
-    bucket: DictBucket, *, lineage: int | SetLineage = 1, epoch: int = 7, prefix: str = "store/"
+    bucket: DictBucket,
+    *,
+    lineage: int | SetLineage = 1,
+    epoch: int = 7,
+    prefix: str = "store/",
+    signing: Signing = UNSIGNED,
 ) -> ManifestFolder:
     identity = SetLineage(lineage) if isinstance(lineage, int) else lineage
     return ManifestFolder(
@@ -124,6 +130,7 @@ def folder_of(
         identity=identity,
         epoch=epoch,
         run=run_inline,  # type: ignore[arg-type]
+        signing=signing,
     )
 
 

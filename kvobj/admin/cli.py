@@ -163,6 +163,16 @@ def _add_offline_commands(command: Callable[[str, str], argparse.ArgumentParser]
         action="store_true",
         help="with --remote: leave out users and namespaces that the wrapping key does not open",
     )
+    rebuild.add_argument(
+        "--accept-unsigned",
+        action="store_true",
+        help="with --remote: believe manifests that are not signed under the wrapping key (older versions did not sign)",
+    )
+    rebuild.add_argument(
+        "--accept-gaps",
+        action="store_true",
+        help="with --remote: go on without journals that are damaged or missing, and without what they told",
+    )
     for parser_ in (fsck, rebuild):
         parser_.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration")
 
@@ -181,8 +191,10 @@ def _offline(options: argparse.Namespace, output: Output, environment: Mapping[s
             replace=options.replace,
             keep_missing=options.keep_missing,
             without_secrets=options.without_secrets,
+            accept_unsigned=options.accept_unsigned,
+            accept_gaps=options.accept_gaps,
         )
-    for flag in ("read", "replace", "keep_missing", "without_secrets"):
+    for flag in ("read", "replace", "keep_missing", "without_secrets", "accept_unsigned", "accept_gaps"):
         if getattr(options, flag, False):
             raise ConfigurationError([f"--{flag.replace('_', '-')} is for --remote"])
     return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)

@@ -38,6 +38,8 @@ def rebuild_remote(
     replace: bool,
     keep_missing: bool,
     without_secrets: bool,
+    accept_unsigned: bool,
+    accept_gaps: bool,
 ) -> int:
     """Make a store again from its remote tier alone. Returns 0, or 1 when something was lost or cannot be used."""
     settings = load_settings(config, environment=environment, data=None if data is None else str(data))
@@ -60,6 +62,8 @@ def rebuild_remote(
                 replace=replace,
                 keep_missing=keep_missing,
                 without_secrets=without_secrets,
+                accept_unsigned=accept_unsigned,
+                accept_gaps=accept_gaps,
             )
         )
     output.show({**result, "findings": findings}, lambda console: print_values(console, "rebuild", result))

@@ -401,6 +401,7 @@ class AdminService:
         if any(user.id == user_id and user.is_root for user in await self._catalog.users()):
             raise InvalidRequestError("the root user cannot be removed", id=user_id)
         await self._catalog.remove_user(user_id)
+        await self._view.user_removed()
         return {"id": user_id}
 
 

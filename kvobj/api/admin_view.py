@@ -248,6 +248,10 @@ class AdminView(Protocol):
         """Stop the running recall, if any; what it hid stays hidden."""
         ...
 
+    async def user_removed(self) -> None:
+        """Before it is said that a user is gone: wait a little for the remote, if there is one, to be told (`Store.removed`)."""
+        ...
+
     async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
         """Write down everything that is only in memory and, unless `local`, upload what waits for it and tell the remote of all;
         returns once that is done, or the time is over. `StoreFullError`, `UnavailableError`."""

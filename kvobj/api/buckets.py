@@ -105,7 +105,7 @@ class Buckets:
     async def delete(self, exchange: Exchange, operation: DeleteBucket) -> Reply:
         """Remove an empty bucket."""
         exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.DELETE_BUCKET)
-        await self._store.catalog.delete_bucket(operation.bucket)
+        await self._store.delete_bucket(operation.bucket)
         return exchange.reply(204)
 
     async def location(self, exchange: Exchange, operation: GetBucketLocation) -> Reply:

@@ -126,6 +126,10 @@ class ObjectStore(Protocol):
         """Hide the keys at once."""
         ...
 
+    async def delete_bucket(self, name: str) -> None:
+        """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
+        ...
+
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
         """The row with its digest, waiting for it (unless told not to) where it is still being computed."""
         ...

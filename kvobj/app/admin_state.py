@@ -197,7 +197,7 @@ class NodeView:
         return counters
 
     def _sample(self, name: str, **labels: str) -> float:
-        return self._metrics.registry.get_sample_value(name, labels) or 0.0
+        return self._metrics.value(name, **labels)
 
     async def inspect(self, row: ObjectRow) -> tuple[BlobStatus, ...]:
         """See `AdminView.inspect`."""
@@ -262,6 +262,10 @@ class NodeView:
     async def cancel_recall(self) -> RecallReport:
         """See `AdminView.cancel_recall`."""
         return await self._node.upkeep.recall.cancel()
+
+    async def user_removed(self) -> None:
+        """See `AdminView.user_removed`."""
+        await self._node.store.removed(None)
 
     async def flush(self, *, local: bool, timeout_seconds: float) -> FlushOutcome:
         """See `AdminView.flush`."""

@@ -166,10 +166,12 @@ def make_upkeep(
     leftovers: RemoteLeftovers | None = None,
     earlier_epochs: Sequence[int] = (),
     is_uncommitted: Callable[[BlobId], bool] | None = None,
+    removed: Callable[[str], Awaitable[None]] | None = None,
 ) -> Upkeep:
     """Everything else of gc. `tiers` is all of them as one; `directory` keeps the policy's tables and how far
     scrub and lifecycle are. `leftovers`: what finds those on the `remote`; `earlier_epochs` are those of this node's last
-    processes, whose leftovers a start looks for; `is_uncommitted`: whether a blob is on the remote for a row that comes yet."""
+    processes, whose leftovers a start looks for; `is_uncommitted`: whether a blob is on the remote for a row that comes yet;
+    `removed`: see `Recall`."""
     gc = settings.gc
     lost = LostObjects(catalog=catalog, clock=clock, on_removed=on_removed, log=log)
     remote_copies, remote_sweep = None, None
@@ -240,7 +242,7 @@ def make_upkeep(
         expiry=expiry,
         state_files=StateFiles(directory, {"policy": policy, "scrub": scrub, "lifecycle": lifecycle}, run=run, log=log),
         copies=copies,
-        recall=Recall(catalog=catalog, clock=clock, pace=collection.pace, on_removed=on_removed),
+        recall=Recall(catalog=catalog, clock=clock, pace=collection.pace, on_removed=on_removed, removed=removed),
         lost=lost,
         lifecycle=lifecycle,
         parts=parts,

@@ -111,6 +111,7 @@ def make_kv_api(
         codecs_of=codecs_of,
         on_request=feed.tell,
         on_removed=on_removed,
+        removed=store.removed,
         is_arriving=store.arriving.is_arriving,
         lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
         pace=pace,

@@ -241,6 +241,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             arena=arena,
             epoch=epoch,
             wrapping_key=wrapping_key_of(settings, data.store_key),
+            signing=Signing.under(settings.security.wrapping_key),
             run=run,
             clock=clock,
             metrics=metrics,
@@ -480,6 +481,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         leftovers=None if remote is None else remote.leftovers,
         earlier_epochs=earlier_epochs,
         is_uncommitted=None if writing is None else writing.uploads.is_uncommitted,
+        removed=store.removed,
     )
     await upkeep.state_files.load()
     recovery = await Recovery(
@@ -492,6 +494,8 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         memory_is_lost=database.volatile_fresh,
     ).run()
     await declare(settings, data, catalog, clock)
+    if settings.remote is not None:
+        catalog.outbox.bound(settings.remote.outbox_bytes)  # what is declared is declared
     node = Node(
         settings=settings,
         data=data,
@@ -558,9 +562,11 @@ def _native_notes() -> tuple[str, ...]:
 def _wrapping_notes(settings: Settings) -> tuple[str, ...]:
     if settings.remote is None or settings.security.wrapping_key is not None:
         return ()
-    return (
-        "without [security] wrapping_key_env a rebuild from the remote tier, this node lost, lacks users and namespaces' keys",
+    told = (
+        "without [security] wrapping_key_env a rebuild from the remote tier, this node lost, lacks users and namespaces' keys, and "
+        "believes whatever lies there"
     )
+    return (told,)
 
 
 def _unfinished_families(unfinished: UnfinishedBytes) -> list[Family]:

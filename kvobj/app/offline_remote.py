@@ -14,7 +14,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -32,13 +32,14 @@ from kvobj.catalog.rows import ObjectRow, UserRow
 from kvobj.clock import SystemClock
 from kvobj.config.settings import RemoteSettings, Settings
 from kvobj.data_directory import DataDirectory
-from kvobj.errors import ConfigurationError, CorruptionError, UnavailableError
+from kvobj.errors import ConfigurationError, CorruptionError, UnavailableError, UntrustedError
 from kvobj.ids import BlobId, new_epoch
 from kvobj.manifests.compaction import Compaction
 from kvobj.manifests.folder import FixedLineage, ManifestFolder
 from kvobj.manifests.names import ManifestName
 from kvobj.manifests.reading import StoredState, find_state, read_state
 from kvobj.manifests.sealing import SealedUser, opened_content
+from kvobj.manifests.signing import Signing, reading_under
 from kvobj.record_log import RecordLog
 from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.remote_frames import lasting_blobs
@@ -50,7 +51,7 @@ from kvobj.tiers.remote.names import RemoteNames
 OnProgress = Callable[[int, int, str], None]
 
 _PAGE: Final = 1000
-_TRIES: Final = 8
+_TRIES: Final = 32
 _LOG: Final = logging.getLogger("kvobj.rebuild")
 
 
@@ -58,7 +59,8 @@ _LOG: Final = logging.getLogger("kvobj.rebuild")
 class RemoteRebuildReport:
     """What was found again. `missing_objects`: rows whose blobs are not on the remote; `orphans`: chunks without an ancestor; both
     are left out, unless they were to be kept. `closed_users` and `closed_namespaces` need another wrapping key than was given,
-    and are left out; chunks of the latter are there."""
+    and are left out; chunks of the latter are there. `left_out_manifests`: journals that are damaged, or not the store's;
+    `missing_spans`: of changes that none of the others tells of."""
 
     store_id: str
     lineage: int
@@ -73,12 +75,15 @@ class RemoteRebuildReport:
     closed_users: int
     closed_namespaces: int
     unreadable_snapshots: int
+    left_out_manifests: int
+    missing_spans: int
     made_credentials: bool
 
     @property
     def problems(self) -> int:
-        """What was lost, or cannot be used."""
-        return self.missing_objects + self.orphans + self.closed_users + self.closed_namespaces
+        """What was lost, cannot be used, or is not the store's."""
+        unusable = self.closed_users + self.closed_namespaces
+        return self.missing_objects + self.orphans + unusable + self.left_out_manifests + self.missing_spans
 
 
 @dataclass(slots=True)
@@ -96,11 +101,15 @@ def rebuild_remote(
     replace: bool = False,
     keep_missing: bool = False,
     without_secrets: bool = False,
+    accept_unsigned: bool = False,
+    accept_gaps: bool = False,
 ) -> RemoteRebuildReport:
     """Do it. `progress(done, total, step)` counts records, blobs and objects; `report(kind, finding)` is called for each loss.
 
-    `ConfigurationError`: no remote tier is configured, no store lies there, the data directory is one already and not `replace`, or
-    users and namespaces were sealed under another wrapping key and not `without_secrets` (a later rebuild would lack them).
+    `ConfigurationError`: no remote tier is configured, no store lies there, the data directory is one already and not `replace`,
+    users and namespaces were sealed under another wrapping key and not `without_secrets` (a later rebuild would lack them), or the
+    manifests are not signed under the wrapping key that is given and not `accept_unsigned`. `CorruptionError`: no snapshot can be
+    used, or journals are damaged or missing and not `accept_gaps`.
     """
     if settings.remote is None:
         raise ConfigurationError(["the configuration names no remote tier to rebuild from"])
@@ -118,6 +127,8 @@ def rebuild_remote(
             volatile=Path(volatile),
             keep_missing=keep_missing,
             without_secrets=without_secrets,
+            accept_unsigned=accept_unsigned,
+            accept_gaps=accept_gaps,
         )
         return asyncio.run(whole.run())
 
@@ -136,6 +147,8 @@ class _Rebuild:
         volatile: Path,
         keep_missing: bool,
         without_secrets: bool,
+        accept_unsigned: bool,
+        accept_gaps: bool,
     ) -> None:
         # Its own place: another data directory of this very store may still be in use on this machine.
         self._volatile = volatile
@@ -146,9 +159,13 @@ class _Rebuild:
         self._report = report
         self._keep_missing = keep_missing
         self._without_secrets = without_secrets
+        self._accept_gaps = accept_gaps
+        key = settings.security.wrapping_key
+        self._reading = Signing.under(key, accepts_any=True) if accept_unsigned else reading_under(key)
         self._clock = SystemClock()
         self._names = RemoteNames(remote.prefix)
         self._counts = _Counts()
+        self._left_out = 0
         self._wrapper = KeyWrapper(wrapping_key_of(settings, data.store_key))
 
     async def run(self) -> RemoteRebuildReport:
@@ -161,7 +178,7 @@ class _Rebuild:
                     raise ConfigurationError([f"{self._where}: no store lies there"])
                 folder = self._folder(bucket, executor, record.store_id, FixedLineage(record.lineage))
                 # There is something to rebuild from, before anybody is fenced and anything is removed.
-                await find_state(folder, newest=record.lineage)
+                await self._find_state(folder, record)
                 await asyncio.to_thread(self._clear, record.store_id)
                 lineage = await identity.take_over(record.store_id)
                 state = await self._make_catalog(folder, record, bucket)
@@ -205,25 +222,56 @@ class _Rebuild:
             identity=lineage,
             epoch=epoch,
             run=on_pool(executor),
+            signing=Signing.under(self._settings.security.wrapping_key) if epoch else self._reading,
         )
 
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     async def _make_catalog(self, folder: ManifestFolder, record: StoreRecord, bucket: RemoteBucket) -> StoredState:
         """Rows from the manifests and places from the listing, side by side. Where a snapshot turns out to be damaged, all over
-        again from an older one; where the old node tidied up once more before it was fenced, from what there is now."""
+        again from an older one; where a journal does, or is not the store's, without it; where the old node tidied up once more
+        before it was fenced, from what there is now."""
         broken: set[ManifestName] = set()
         for _ in range(_TRIES):
-            state = await find_state(folder, newest=record.lineage, without=broken)
+            state = await self._find_state(folder, record, broken)
             try:
                 await self._fill(folder, state, bucket)
             except CorruptionError as error:
-                if await find_state(folder, newest=record.lineage, without=broken) == state:
-                    broken.add(state.snapshot.name)
-                    self._report("unreadable-snapshot", {"name": state.snapshot.name.key, "problem": str(error)})
+                if await self._find_state(folder, record, broken) == state:
+                    broken.add(self._culprit(state, error))
                 continue
+            for after, last in state.gaps:
+                self._report("missing-changes", {"after": after, "last": last})
             return state
         raise UnavailableError("the manifests do not keep still: is another node writing them?")
+
+    async def _find_state(
+        self, folder: ManifestFolder, record: StoreRecord, broken: Collection[ManifestName] = ()
+    ) -> StoredState:
+        try:
+            return await find_state(folder, newest=record.lineage, without=broken, may_lack_journals=self._accept_gaps)
+        except UntrustedError as error:
+            told = (
+                f"{error}. The wrapping key is another than the store's, or an older version wrote these manifests, which did not "
+                "sign, or somebody else: give the key, or take them as they are (--accept-unsigned)"
+            )
+            raise ConfigurationError([told]) from error
+        except CorruptionError as error:
+            if self._accept_gaps:
+                raise
+            told = f"{error.message}; --accept-gaps goes on without journals that are damaged or missing"
+            raise CorruptionError(told, **error.data) from error
+
+    def _culprit(self, state: StoredState, error: CorruptionError) -> ManifestName:
+        """What to go on without: the journal that the error names, else the snapshot."""
+        name = ManifestName.parse(str(error.data.get("name", "")))
+        if name is None or name not in state.journals:
+            self._report("unreadable-snapshot", {"name": state.snapshot.name.key, "problem": str(error)})
+            return state.snapshot.name
+        self._left_out += 1
+        kind = "untrusted-manifest" if isinstance(error, UntrustedError) else "unreadable-manifest"
+        self._report(kind, {"name": name.key, "problem": str(error)})
+        return name
 
     async def _fill(self, folder: ManifestFolder, state: StoredState, bucket: RemoteBucket) -> None:
         self._counts = _Counts()
@@ -336,6 +384,8 @@ class _Rebuild:
             closed_users=len(self._counts.closed_users),
             closed_namespaces=len(self._counts.closed_namespaces),
             unreadable_snapshots=len(state.passed_over),
+            left_out_manifests=self._left_out,
+            missing_spans=len(state.gaps),
             made_credentials=made,
         )
 

@@ -33,6 +33,7 @@ from kvobj.ids import BlobId
 from kvobj.manifests.folder import FixedLineage, ManifestFolder
 from kvobj.manifests.reading import find_state, read_state
 from kvobj.manifests.sealing import SealedUser, Sealer, opened_content
+from kvobj.manifests.signing import reading_under
 from kvobj.record_log import RecordLog
 from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.remote_frames import lasting_blobs
@@ -117,6 +118,7 @@ class _Check:
                             identity=FixedLineage(lineage),
                             epoch=0,
                             run=on_pool(executor),
+                            signing=reading_under(self.settings.security.wrapping_key),
                         )
                         await self._check_manifests(catalog, folder)
                         listed = await self._listed(bucket, names)

@@ -18,6 +18,7 @@ from kvobj.arena import Arena
 from kvobj.catalog.encoding import EPOCH, META
 from kvobj.catalog.encoding import REMOTE_TABLES as QUEUE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.remote_protocol import Outbox
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
 from kvobj.config.settings import RemoteSettings, Settings
@@ -26,8 +27,9 @@ from kvobj.database import Database, Table
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.manifests.compaction import Compaction, ManifestUpkeep
 from kvobj.manifests.folder import FixedLineage, ManifestFolder
-from kvobj.manifests.journal import JournalLag, ManifestJournal
+from kvobj.manifests.journal import JournalLag, ManifestJournal, outbox_age_seconds
 from kvobj.manifests.names import ManifestName
+from kvobj.manifests.signing import Signing
 from kvobj.metrics import Metrics
 from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.placement import ReadTier
@@ -73,9 +75,12 @@ def last_epochs(database: Database) -> tuple[int, ...]:
 class Manifests:
     """The journal of manifests, from when the store's lineage is known. Implements `remote_uploads.Journal`. Event-loop-only."""
 
-    def __init__(self, make: Callable[[], tuple[ManifestJournal, ManifestUpkeep]], catalog: LmdbCatalog) -> None:
+    def __init__(
+        self, make: Callable[[], tuple[ManifestJournal, ManifestUpkeep]], catalog: LmdbCatalog, clock: Clock
+    ) -> None:
         self._make = make
         self._catalog = catalog
+        self._clock = clock
         self._journal: ManifestJournal | None = None
         self._upkeep: ManifestUpkeep | None = None
         self._begun = asyncio.Event()
@@ -106,8 +111,14 @@ class Manifests:
     def lag(self) -> JournalLag:
         """See `ManifestJournal.lag`."""
         if self._journal is None:
-            return JournalLag(self._catalog.outbox.pending, 0.0, 0, "the prefix is not claimed yet")
+            outbox = self._catalog.outbox
+            age_seconds = outbox_age_seconds(outbox, self._clock)
+            return JournalLag(outbox.pending, age_seconds, 0, "the prefix is not claimed yet")
         return self._journal.lag
+
+    def fullness(self) -> str:
+        """Why nothing more may become SHARED before the remote is told of what did; "" where it may."""
+        return "the remote is not told fast enough of what was uploaded" if self._catalog.outbox.is_full else ""
 
     async def aclose(self) -> None:
         """Stop; what is not told stays in the outbox."""
@@ -172,13 +183,15 @@ async def open_remote(
     arena: Arena,
     epoch: int,
     wrapping_key: bytes,
+    signing: Signing,
     run: RunOnPool,
     clock: Clock,
     metrics: Metrics,
     log: logging.Logger,
 ) -> Remote:
     """Everything up to the tier; closed by the stack. `ConfigurationError` where the prefix is another store's, or what speaks to
-    S3 is not installed. `epoch` is this process's, `wrapping_key` what seals users' secrets."""
+    S3 is not installed. `epoch` is this process's, `wrapping_key` what seals users' secrets, `signing`
+    signs manifests."""
     bucket = await RemoteBucket.open(settings, clock=clock, metrics=metrics, run=run, log=log)
     stack.push_async_callback(bucket.aclose)
     names = RemoteNames(settings.prefix)
@@ -210,7 +223,13 @@ async def open_remote(
 
     def make_journal() -> tuple[ManifestJournal, ManifestUpkeep]:
         folder = ManifestFolder(
-            bucket, prefix=settings.prefix, store_id=data.store_id, identity=identity, epoch=epoch, run=run
+            bucket,
+            prefix=settings.prefix,
+            store_id=data.store_id,
+            identity=identity,
+            epoch=epoch,
+            run=run,
+            signing=signing,
         )
         sealer = KeyWrapper(wrapping_key)
         compaction = Compaction(folder, catalog.outbox, sealer)
@@ -228,7 +247,7 @@ async def open_remote(
         )
         return journal, upkeep
 
-    manifests = Manifests(make_journal, catalog)
+    manifests = Manifests(make_journal, catalog, clock)
     stack.push_async_callback(manifests.aclose)
 
     learning: set[asyncio.Task[None]] = set()
@@ -319,7 +338,7 @@ def make_remote_writing(
 ) -> RemoteWriting:
     """Uploads, buckets' rules and class `shared`. `local`, `read`: see `RemoteFrames`; `settle`, `write_down`: see `SharedWrites`;
     `has_sound_copy`, `on_queued`, `on_shared`: see `RemoteUploads`. `wait_seconds`: for room in the queue."""
-    directory, settings = remote.directory, remote.settings
+    directory, settings, manifests = remote.directory, remote.settings, remote.manifests
     room = QueueRoom(catalog.remote_queue, limit_bytes=settings.queue_bytes, wait_seconds=wait_seconds)
     frames = RemoteFrames(
         remote=remote.tier,
@@ -331,25 +350,26 @@ def make_remote_writing(
     uploads = RemoteUploads(
         catalog=catalog,
         frames=frames,
-        journal=remote.manifests,
+        journal=manifests,
         in_use=in_use,
         clock=clock,
         log=log,
         bytes_at_once=min(arena_bytes // _ARENA_SHARE, _UPLOADED_AT_ONCE_MAX_BYTES),
-        refusal=remote.refusal,
+        refusal=lambda: remote.refusal() or manifests.fullness(),
         is_available=lambda: remote.tier.is_available,
         has_sound_copy=has_sound_copy,
         on_queued=on_queued,
         on_shorter=room.note,
         on_shared=on_shared,
     )
-    _register(metrics, uploads)
+    _register(metrics, uploads, catalog.outbox, clock)
     shared = SharedWrites(
         catalog=catalog,
         uploads=uploads,
         room=room,
-        journal=remote.manifests,
-        refusal=remote.absence,
+        journal=manifests,
+        refusal=lambda: remote.absence() or manifests.fullness(),
+        absence=remote.absence,
         settle=settle,
         write_down=write_down,
         deadline_seconds=settings.share_timeout_seconds,
@@ -359,7 +379,7 @@ def make_remote_writing(
     return RemoteWriting(uploads, RemoteRules(catalog=catalog, room=room, clock=clock, log=log), shared)
 
 
-def _register(metrics: Metrics, uploads: RemoteUploads) -> None:
+def _register(metrics: Metrics, uploads: RemoteUploads, outbox: Outbox, clock: Clock) -> None:
     for name, text, read in (
         ("queued_objects", "objects that wait to be uploaded", lambda: uploads.backlog.objects),
         ("queued_bytes", "bytes of objects that wait to be uploaded", lambda: uploads.backlog.size_bytes),
@@ -369,3 +389,9 @@ def _register(metrics: Metrics, uploads: RemoteUploads) -> None:
         ("uploaded_bytes", "bytes of their frames", lambda: uploads.uploaded_bytes),
     ):
         metrics.gauge_of(f"kvobj_remote_{name}", text, read)
+    for name, text, read in (
+        ("entries", "records that the remote is not told yet", lambda: outbox.pending),
+        ("bytes", "what they take in the catalog", lambda: outbox.size_bytes),
+        ("seconds", "age of the oldest of them", lambda: outbox_age_seconds(outbox, clock)),
+    ):
+        metrics.gauge_of(f"kvobj_manifest_lag_{name}", text, read)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from kvobj.api.admin_view import RemoteStatus
 from kvobj.app.remote import Remote, RemoteWriting
+from kvobj.catalog.remote_protocol import Outbox
 from kvobj.metrics import Metrics
 
 _REQUESTS = "kvobj_remote_requests_total"
@@ -19,7 +20,9 @@ def remote_place(remote: Remote) -> str:
     return f"{settings.endpoint}/{settings.bucket}/{settings.prefix}"
 
 
-def remote_status(remote: Remote | None, writing: RemoteWriting | None, metrics: Metrics) -> RemoteStatus | None:
+def remote_status(
+    remote: Remote | None, writing: RemoteWriting | None, outbox: Outbox, metrics: Metrics
+) -> RemoteStatus | None:
     """Everything that is known without asking the server; None where there is no remote."""
     if remote is None or writing is None:
         return None
@@ -54,6 +57,8 @@ def remote_status(remote: Remote | None, writing: RemoteWriting | None, metrics:
         uploads_held_by=uploads.state,
         manifests={
             "untold_records": lag.entries,
+            "untold_bytes": outbox.size_bytes,
+            "untold_limit_bytes": settings.outbox_bytes,
             "oldest_seconds": round(lag.oldest_seconds, 3),
             "failures": lag.failures,
         },
@@ -75,4 +80,4 @@ def _requests(metrics: Metrics) -> Mapping[str, float]:
 
 
 def _sample(metrics: Metrics, name: str, **labels: str) -> float:
-    return metrics.registry.get_sample_value(name, labels) or 0.0
+    return metrics.value(name, **labels)

@@ -57,10 +57,12 @@ class BatchRemoval:
                 objects, size_bytes = totals.get(place, (0, 0))
                 totals[place] = (objects + sign, size_bytes + sign * row.size_bytes)
 
-        view = self._view
+        view, remote = self._view, self._objects.remote
         for root, (volatile, durable) in self._taken:
             if durable is not None:
                 tell_removed(view, durable)
+                if remote is not None:
+                    remote.overtaken(view, durable, None)
                 count(root, durable, -1, volatile=False)
                 self._queue(durable, (), volatile=False)
             if volatile is not None:

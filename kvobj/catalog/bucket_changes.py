@@ -171,6 +171,6 @@ class DeleteBucket:
             objects.change(view, root, key, before, NO_ROWS)
             objects.queue_replaced(view, before, NO_ROWS, now_ms=AT_ONCE_MS, may_be_pinned=True)
         for namespace in drop_namespaces(view, self.name):
-            view.publish(encode_entry(NamespaceRemoved(self.name, namespace)))
+            view.publish(encode_entry(NamespaceRemoved(self.name, namespace)), topic=self.name)
         view.delete(BUCKETS, self.name.encode())
-        tell(view, BucketRemoved(self.name))
+        tell(view, BucketRemoved(self.name), removed_from=self.name)

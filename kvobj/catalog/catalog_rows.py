@@ -32,7 +32,8 @@ class CatalogRows:
         """All of them, drawing numbers by `allocate`, which any thread may call."""
         guard = PinGuard()
         remote = RemoteRows(allocate) if has_remote else None
-        return cls(ObjectRows(allocate, guard), UploadRows(allocate), HistoryRows(allocate), guard, remote)
+        objects = ObjectRows(allocate, guard, remote)
+        return cls(objects, UploadRows(allocate), HistoryRows(allocate), guard, remote)
 
 
 def bucket_of(view: ReadView, name: str) -> StoredBucket | None:

@@ -105,9 +105,11 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             self._marks.is_claiming,
             limits,
         )
-        self._namespaces = LmdbNamespaces(database, on_changed=self._note_change)
         self._history: LmdbHistory
         self._outbox = LmdbOutbox(database, self._objects, executor=self._readers)
+        self._namespaces = LmdbNamespaces(
+            database, on_changed=self._note_change, require_room=self._outbox.require_room
+        )
         self._remote_queue = LmdbRemoteQueue(database, self._tables)
         self.on_settings_changed: Callable[[], None] = _nothing
         """Called when a bucket or a namespace has changed or gone, before who asked for that is told: for who remembers rows of
@@ -187,6 +189,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
 
     async def add_user(self, user: UserRow) -> None:
         """See `Catalog.add_user`."""
+        self._outbox.require_room()
         await self._database.write(AddUser(user, may_replace=False))
 
     async def put_user(self, user: UserRow) -> None:
@@ -201,6 +204,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
 
     async def create_bucket(self, bucket: BucketRow) -> None:
         """See `Catalog.create_bucket`."""
+        if await self.bucket(bucket.name) is None:
+            self._outbox.require_room()
         await self._database.write(CreateBucket(bucket, self._numbers.allocate), [bucket_key(bucket.name)])
 
     async def bucket(self, name: str) -> BucketRow | None:
@@ -224,6 +229,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
 
     async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
         """See `Catalog.update_bucket`."""
+        self._outbox.require_room()
         try:
             return await self._database.write(UpdateBucket(name, update), [bucket_key(name)])
         finally:
@@ -383,6 +389,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None
     ) -> ObjectRow | None:
         """See `Catalog.update_object`."""
+        if self._outbox.is_full and any(_is_told(row) for row in self._lookup(bucket, [key])):
+            self._outbox.require_room()
         change = UpdateObject(self._tables, bucket, key, update, sequence)
         return await self._database.write(change, [row_key(bucket, key)])
 

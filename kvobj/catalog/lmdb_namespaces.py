@@ -30,20 +30,31 @@ _KNOWN: Final = 4096
 class LmdbNamespaces:
     """See the module's text and `Namespaces`."""
 
-    __slots__ = ("_database", "_known", "_on_changed")
+    __slots__ = ("_database", "_known", "_on_changed", "_require_room")
 
-    def __init__(self, database: Database, *, on_changed: Callable[[], None] = lambda: None) -> None:
-        """`on_changed` is called when a row has changed or gone, before who asked for that is told."""
+    def __init__(
+        self,
+        database: Database,
+        *,
+        on_changed: Callable[[], None] = lambda: None,
+        require_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_changed` is called when a row has changed or gone, before who asked for that is told; `require_room` raises where
+        nothing more may be told (`Outbox.require_room`)."""
         self._database = database
         self._on_changed = on_changed
+        self._require_room = require_room
         self._known: dict[tuple[str, str], NamespaceRow | None] = {}
 
     async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
         """See `Namespaces.declare`."""
+        if await self.namespace(row.bucket, row.name) is None:
+            self._require_room()
         return await self._write(DeclareNamespace(row), row.bucket, row.name)
 
     async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
         """See `Namespaces.change_settings`."""
+        self._require_room()
         return await self._write(ChangeSettings(row), row.bucket, row.name)
 
     async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:

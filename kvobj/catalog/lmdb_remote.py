@@ -21,12 +21,12 @@ from kvobj.catalog.log_entries import encode_entry, encode_object_value
 from kvobj.catalog.namespace_changes import stored_namespaces
 from kvobj.catalog.object_changes import same_blobs
 from kvobj.catalog.object_rows import ObjectRows
-from kvobj.catalog.remote_protocol import OutboxEntry, QueuedUpload, QueueReason, QueueTotals
+from kvobj.catalog.remote_protocol import OutboxEntry, QueuedUpload, QueueReason, QueueTotals, outbox_full
 from kvobj.catalog.remote_rows import RemoteRows
 from kvobj.catalog.rows import Durability, ObjectRow, ObjectState
 from kvobj.clock import SystemClock
 from kvobj.database import Database, ReadView, WriteView
-from kvobj.database.outbox import OUTBOX, close_gap, forget_entries, has_gap, stored_entries
+from kvobj.database.outbox import OUTBOX, close_gap, forget_entries, has_gap, stored_bytes, stored_entries
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ class LmdbOutbox:
         self._objects = objects
         self._executor = executor
         self._told = database.published
+        self._limit_bytes: int | None = None
         self.on_published: Callable[[], None] = _nothing
         if database.has_outbox:
             database.watch_groups(started=_nothing, settled=self._on_settled)
@@ -57,6 +58,32 @@ class LmdbOutbox:
     def position(self) -> int:
         """See `Outbox.position`."""
         return self._database.published
+
+    def removals_of(self, bucket: str) -> int:
+        """See `Outbox.removals_of`."""
+        return self._database.published_of(bucket)
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Outbox.size_bytes`."""
+        if not self._database.has_outbox:
+            return 0
+        with self._database.read() as view:
+            return stored_bytes(view)
+
+    def bound(self, limit_bytes: int) -> None:
+        """See `Outbox.bound`."""
+        self._limit_bytes = limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """See `Outbox.is_full`."""
+        return self._limit_bytes is not None and self.size_bytes >= self._limit_bytes
+
+    def require_room(self) -> None:
+        """See `Outbox.require_room`."""
+        if self.is_full:
+            raise outbox_full(self.pending, self.size_bytes)
 
     @property
     def pending(self) -> int:
@@ -156,19 +183,27 @@ class LmdbRemoteQueue:
         self._database = database
         self._tables = tables
         self._rows = tables.remote
-        self._has_added = False
+        self._has_added = self._has_removed = False
         self.on_queued: Callable[[], None] = _nothing
+        self.on_shorter: Callable[[], None] = _nothing
         if self._rows is not None:
             self._rows.on_added = self._on_added
+            self._rows.on_removed = self._on_removed
             database.watch_groups(started=_nothing, settled=self._on_settled)
 
     def _on_added(self) -> None:
         self._has_added = True
 
+    def _on_removed(self) -> None:
+        self._has_removed = True
+
     def _on_settled(self) -> None:
         if self._has_added:
             self._has_added = False
             self.on_queued()
+        if self._has_removed:
+            self._has_removed = False
+            self.on_shorter()
 
     @property
     def totals(self) -> QueueTotals:

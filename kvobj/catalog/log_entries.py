@@ -134,11 +134,12 @@ def encode_entry(entry: LogEntry) -> bytes:
     return bytes([_KINDS[type(entry)]]) + encode_row(entry)
 
 
-def tell(view: WriteView, entry: LogEntry) -> None:
-    """Write the entry to the record log, and publish it."""
+def tell(view: WriteView, entry: LogEntry, *, removed_from: str = "") -> None:
+    """Write the entry to the record log, and publish it. `removed_from`: the bucket that something is removed from by it, which is
+    the topic of such publications (`Outbox.removals_of`)."""
     content = encode_entry(entry)
     view.log(content)
-    view.publish(content)
+    view.publish(content, topic=removed_from)
 
 
 def encode_row_removed(bucket: str, key: str) -> bytes:

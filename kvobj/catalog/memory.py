@@ -68,7 +68,9 @@ class MemoryCatalog(MemoryUploads):
         self._users: dict[str, UserRow] = {}
         # Rows of a batch whose event is still to be written; None outside of one.
         self._untold: list[ObjectRow] | None = None
-        self._namespaces = MemoryNamespaces(self._buckets.__contains__, self._namespace_usage, self._outbox.publish)
+        self._namespaces = MemoryNamespaces(
+            self._buckets.__contains__, self._namespace_usage, self._outbox.publish, self._outbox.require_room
+        )
 
     @property
     def leases(self) -> Leases:
@@ -125,6 +127,7 @@ class MemoryCatalog(MemoryUploads):
         """See `Catalog.add_user`."""
         if user.id in self._users:
             raise UserExistsError("a user with this id exists", id=user.id)
+        self._outbox.require_room()
         await self.put_user(user)
 
     async def put_user(self, user: UserRow) -> None:
@@ -147,6 +150,7 @@ class MemoryCatalog(MemoryUploads):
         existing = self._buckets.get(bucket.name)
         if existing is not None:
             raise BucketExistsError("the bucket exists", bucket=bucket.name, existing=existing)
+        self._outbox.require_room()
         self._buckets[bucket.name] = bucket
         self._born[bucket.name] = next(self._numbers)
         self._outbox.publish(bucket)
@@ -162,6 +166,7 @@ class MemoryCatalog(MemoryUploads):
     async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
         """See `Catalog.update_bucket`."""
         self._require_bucket(name)
+        self._outbox.require_room()
         row = self._buckets[name] = msgspec.structs.replace(self._buckets[name], **changes_of(update))
         self._outbox.publish(row)
         return row
@@ -318,6 +323,8 @@ class MemoryCatalog(MemoryUploads):
         live = self._live(name)
         if live is None or sequence not in (None, live.sequence):
             return None
+        if live.durability is Durability.SHARED:
+            self._outbox.require_room()
         row = msgspec.structs.replace(live, **changes_of(update))
         if name in self._volatile:
             self._volatile[name] = row

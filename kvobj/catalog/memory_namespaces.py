@@ -12,14 +12,16 @@ from kvobj.errors import NoSuchBucketError, QuotaExceededError
 
 class MemoryNamespaces:
     """See `Namespaces`. `has_bucket` and `usage_of` (bucket, namespace) ask the catalog that it belongs to, `publish` tells its
-    outbox."""
+    outbox, `require_room` asks that for room."""
 
     def __init__(
         self,
         has_bucket: Callable[[str], bool],
         usage_of: Callable[[str, str], NamespaceUsage],
         publish: Callable[[NamespaceRow | NamespaceRemoved], None] = lambda _: None,
+        require_room: Callable[[], None] = lambda: None,
     ) -> None:
+        self._require_room = require_room
         self._has_bucket = has_bucket
         self._publish = publish
         self._usage_of = usage_of
@@ -33,6 +35,7 @@ class MemoryNamespaces:
             return equally_declared(existing, row), False
         if sum(bucket == row.bucket for bucket, _ in self._rows) >= NAMESPACES_PER_BUCKET:
             raise QuotaExceededError("the bucket has as many namespaces as it may", limit=NAMESPACES_PER_BUCKET)
+        self._require_room()
         self._rows[row.bucket, row.name] = row
         self._publish(row)
         return row, True
@@ -40,6 +43,7 @@ class MemoryNamespaces:
     async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
         """See `Namespaces.change_settings`."""
         self._require_bucket(row.bucket)
+        self._require_room()
         changed = with_settings(self._rows.get((row.bucket, row.name)), row)
         self._rows[row.bucket, row.name] = changed
         self._publish(changed)

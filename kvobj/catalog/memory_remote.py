@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from kvobj.catalog.log_entries import LogEntry, RowRemoved, encode_entry
-from kvobj.catalog.remote_protocol import OutboxEntry, QueuedUpload, QueueReason, QueueTotals, first_blob
+from kvobj.catalog.log_entries import BucketRemoved, LogEntry, NamespaceRemoved, RowRemoved, encode_entry
+from kvobj.catalog.remote_protocol import (
+    OutboxEntry,
+    QueuedUpload,
+    QueueReason,
+    QueueTotals,
+    first_blob,
+    outbox_full,
+    queue_name,
+)
 from kvobj.catalog.remote_rows import reason_to_queue
-from kvobj.catalog.rows import BucketRow, Durability, ObjectRow
+from kvobj.catalog.rows import BucketRow, Durability, ObjectRow, ObjectState
 from kvobj.clock import SystemClock
+from kvobj.database.outbox import ENTRY_BYTES
 
 
 class MemoryOutbox:
@@ -18,6 +27,8 @@ class MemoryOutbox:
         self._state = state
         self._has_remote = has_remote
         self._entries: dict[int, OutboxEntry] = {}
+        self._removals: dict[str, int] = {}
+        self._limit_bytes: int | None = None
         self.position = 0
         self.snapshot_due = has_remote
         self.on_published: Callable[[], None] = _nothing
@@ -27,6 +38,11 @@ class MemoryOutbox:
         if self._has_remote:
             self.position += 1
             content = encode_entry(entry)
+            match entry:
+                case BucketRemoved(name=bucket) | RowRemoved(bucket=bucket) | NamespaceRemoved(bucket=bucket):
+                    self._removals[bucket] = self.position
+                case ObjectRow(bucket=bucket) if entry.state is not ObjectState.LIVE:
+                    self._removals[bucket] = self.position
             self._entries[self.position] = OutboxEntry(self.position, content, SystemClock().now_ms())
             self.on_published()
 
@@ -36,6 +52,29 @@ class MemoryOutbox:
             self.publish(after)
         elif before is not None and before is not after and before.durability is Durability.SHARED:
             self.publish(RowRemoved(before.bucket, before.key))
+
+    def removals_of(self, bucket: str) -> int:
+        """See `Outbox.removals_of`."""
+        return self._removals.get(bucket, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Outbox.size_bytes`."""
+        return sum(len(entry.content) + ENTRY_BYTES for entry in self._entries.values())
+
+    def bound(self, limit_bytes: int) -> None:
+        """See `Outbox.bound`."""
+        self._limit_bytes = limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """See `Outbox.is_full`."""
+        return self._limit_bytes is not None and self.size_bytes >= self._limit_bytes
+
+    def require_room(self) -> None:
+        """See `Outbox.require_room`."""
+        if self.is_full:
+            raise outbox_full(self.pending, self.size_bytes)
 
     @property
     def pending(self) -> int:
@@ -76,6 +115,7 @@ class MemoryRemoteQueue:
         self._has_remote = has_remote
         self._entries: dict[int, QueuedUpload] = {}
         self.on_queued: Callable[[], None] = _nothing
+        self.on_shorter: Callable[[], None] = _nothing
 
     def put(self, row: ObjectRow, reason: QueueReason, now_ms: int) -> None:
         """Queue a row, unless it waits already."""
@@ -94,7 +134,17 @@ class MemoryRemoteQueue:
 
     def raised(self, row: ObjectRow) -> None:
         """The row is SHARED."""
-        self._entries = {at: entry for at, entry in self._entries.items() if not entry.is_of(row)}
+        self._take([at for at, entry in self._entries.items() if entry.is_of(row)])
+
+    def overtaken(self, before: ObjectRow | None, after: ObjectRow | None) -> None:
+        """A durable row gives way to another, or to none."""
+        if before is not None and (after is None or queue_name(after) != queue_name(before)):
+            self.raised(before)
+
+    def _take(self, positions: Sequence[int]) -> None:
+        taken = [self._entries.pop(position, None) for position in positions]
+        if any(entry is not None for entry in taken):
+            self.on_shorter()
 
     @property
     def totals(self) -> QueueTotals:
@@ -124,8 +174,7 @@ class MemoryRemoteQueue:
 
     async def remove(self, positions: Sequence[int]) -> None:
         """See `RemoteQueue.remove`."""
-        for position in positions:
-            self._entries.pop(position, None)
+        self._take(positions)
 
 
 def _is_same(one: ObjectRow, other: ObjectRow) -> bool:

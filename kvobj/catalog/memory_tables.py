@@ -85,6 +85,7 @@ class MemoryTables:
         """Make the rows of a name these, and queue what they do not name any more. `is_lost`: no pin can want the bytes."""
         before = ((self._durable.pop(name, None), False), (self._volatile.pop(name, None), True))
         self._outbox.publish_row(before[0][0], durable)
+        self._remote_queue.overtaken(before[0][0], durable)
         if durable is not None:
             self._durable[name] = durable
         if volatile is not None:

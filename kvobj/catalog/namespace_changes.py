@@ -119,7 +119,7 @@ class RemoveNamespace:
             raise no_such_namespace(self.bucket, self.name)
         require_empty(stored_usage(view, root, self.name), self.name)
         view.delete(NAMESPACES, _place(root, self.name))
-        tell(view, NamespaceRemoved(self.bucket, self.name))
+        tell(view, NamespaceRemoved(self.bucket, self.name), removed_from=self.bucket)
 
 
 def equally_declared(existing: NamespaceRow, row: NamespaceRow) -> NamespaceRow:

@@ -28,6 +28,7 @@ from kvobj.catalog.key_tree import STRIDE_BYTES, KeyTree
 from kvobj.catalog.lease_rows import PinGuard
 from kvobj.catalog.listing import merged
 from kvobj.catalog.log_entries import encode_object_value, encode_row_removed
+from kvobj.catalog.remote_rows import RemoteRows
 from kvobj.catalog.rows import BucketUsage, Durability, ObjectRow, ObjectState, QueueEntry
 from kvobj.database import ReadView, Table, WriteView
 
@@ -65,13 +66,17 @@ _NOTHING = (0, 0)
 
 
 class ObjectRows:
-    """The object tables. Stateless but for its guard's quiet time: every call works on the given view."""
+    """The object tables. `remote`: the queue that rows may wait in. Stateless but for its guard's quiet time: every call works on
+    the given view."""
 
-    __slots__ = ("allocate", "durable", "guard", "volatile")
+    __slots__ = ("allocate", "durable", "guard", "remote", "volatile")
 
-    def __init__(self, allocate: Callable[[], int], guard: PinGuard | None = None) -> None:
+    def __init__(
+        self, allocate: Callable[[], int], guard: PinGuard | None = None, remote: RemoteRows | None = None
+    ) -> None:
         self.allocate = allocate
         self.guard = guard if guard is not None else PinGuard()
+        self.remote = remote
         self.durable = KeyTree(OBJECTS, allocate)
         self.volatile = KeyTree(OBJECTS_VOLATILE, allocate)
 
@@ -87,9 +92,9 @@ class ObjectRows:
             value = self.durable.get(view, root, key)
         return None if value is None else decode_object(value)
 
-    def pair(self, view: ReadView, root: bytes, key: bytes) -> RowPair:
-        """Both rows of a key."""
-        above = self.volatile.get(view, root, key)
+    def pair(self, view: ReadView, root: bytes, key: bytes, *, is_durable: bool = False) -> RowPair:
+        """Both rows of a key. `is_durable`: the caller knows that there is no volatile one."""
+        above = None if is_durable else self.volatile.get(view, root, key)
         below = self.durable.get(view, root, key)
         if above is None and below is None:
             return NO_ROWS
@@ -155,6 +160,8 @@ class ObjectRows:
             self.durable.delete(view, root, key)
             chain_rows.relink(view, root, key, before.durable, None, volatile=False)
             tell_removed(view, before.durable)
+        if self.remote is not None and after.durable is not before.durable:
+            self.remote.overtaken(view, before.durable, after.durable)
         if after.volatile is None and before.volatile is not None:
             self.volatile.delete(view, root, key)
             chain_rows.relink(view, root, key, before.volatile, None, volatile=True)
@@ -174,9 +181,9 @@ class ObjectRows:
         entry = encode_object_value(value)
         view.log(entry)
         if after.durability is Durability.SHARED:
-            view.publish(entry)
+            view.publish(entry, topic="" if after.state is ObjectState.LIVE else after.bucket)
         elif before is not None and before.durability is Durability.SHARED:
-            view.publish(encode_row_removed(after.bucket, after.key))
+            view.publish(encode_row_removed(after.bucket, after.key), topic=after.bucket)
         chain_rows.relink(view, root, key, before, after, volatile=False)
         if before is None:
             chain_rows.settle(view, root, key)
@@ -230,7 +237,7 @@ def tell_removed(view: WriteView, row: ObjectRow) -> None:
     entry = encode_row_removed(row.bucket, row.key)
     view.log(entry)
     if row.durability is Durability.SHARED:
-        view.publish(entry)
+        view.publish(entry, topic=row.bucket)
 
 
 _Shares = list[tuple[int, ObjectRow | None]]

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from kvobj.catalog.rows import ObjectRow
+from kvobj.errors import BusyError
 
 
 class QueueReason(StrEnum):
@@ -44,9 +45,19 @@ class Outbox(Protocol):
         """The highest position given out so far; what a returned verb has published is at or below it. 0: none ever."""
         ...
 
+    def removals_of(self, bucket: str) -> int:
+        """The position of the last entry, or a later one, that takes away the bucket or something in it: a row, a namespace. What
+        was published before this start counts as such while it waits. 0: there is none. ~0.2 µs."""
+        ...
+
     @property
     def pending(self) -> int:
         """How many entries wait."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take, with a little for each."""
         ...
 
     @property
@@ -61,6 +72,21 @@ class Outbox(Protocol):
 
     on_published: Callable[[], None]
     """Called, on the event loop, when entries have been added. Must not raise."""
+
+    def bound(self, limit_bytes: int) -> None:
+        """From here on `require_room` refuses where entries take so much or more. Without: never."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether entries take as much as they may."""
+        ...
+
+    def require_room(self) -> None:
+        """`BusyError` where entries take as much as they may. Asked by every verb whose publications nothing else bounds, before it
+        changes anything: those that make or change a bucket, a namespace, a user, or the settings of a SHARED row. What takes
+        something away is never refused: each thing goes once."""
+        ...
 
     def entries(self, after: int = 0, *, limit: int = 1000) -> list[OutboxEntry]:
         """Entries with positions above `after`, ascending; fewer than `limit` also where they are long (8 MiB together)."""
@@ -81,10 +107,15 @@ class Outbox(Protocol):
         ...
 
 
+def outbox_full(entries: int, size_bytes: int) -> BusyError:
+    """What `Outbox.require_room` raises."""
+    return BusyError("too many changes wait for the remote to be told of them", entries=entries, size_bytes=size_bytes)
+
+
 class QueuedUpload(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row that is to go to the remote, as it was when it was queued: where its first blob is another by now, of an object
-    without bytes (`blob_id` b"") its sequence, or the row is gone, the entry is stale. `size_bytes` are plain bytes; `since_ms` is
-    wall time."""
+    without bytes (`blob_id` b"") its sequence, or the row is gone or hidden, the entry is stale. `size_bytes` are plain bytes;
+    `since_ms` is wall time."""
 
     position: int
     bucket: str
@@ -111,7 +142,7 @@ def first_blob(row: ObjectRow) -> bytes:
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How much waits in the queue, stale entries included; `oldest_ms`: since when, None where nothing waits."""
+    """How much waits in the queue; `oldest_ms`: since when, None where nothing waits."""
 
     objects: int
     size_bytes: int
@@ -121,8 +152,8 @@ class QueueTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RemoteQueue(Protocol):
     """Rows of class LOCAL that are to become SHARED, in the order in which they were queued. Durable. Event loop only.
 
-    Entries come with commits (`Catalog.commit`, `raise_durability`) and with `add`; they go with `raise_durability` to SHARED
-    and with `remove`.
+    Entries come with commits (`Catalog.commit`, `raise_durability`) and with `add`; they go with `raise_durability` to SHARED, with
+    whatever replaces or removes the row, and with `remove`.
     """
 
     @property
@@ -132,6 +163,9 @@ class RemoteQueue(Protocol):
 
     on_queued: Callable[[], None]
     """Called, on the event loop, when entries have been added. Must not raise."""
+
+    on_shorter: Callable[[], None]
+    """Called, on the event loop, when entries have gone. Must not raise."""
 
     async def add(self, rows: Sequence[ObjectRow], reason: QueueReason, *, now_ms: int | None = None) -> list[bool]:
         """Queue rows in one durable step; True: it waits in the queue (perhaps did before). False where the live row is another by
@@ -147,5 +181,5 @@ class RemoteQueue(Protocol):
         ...
 
     async def remove(self, positions: Sequence[int]) -> None:
-        """Forget entries that are stale, or that cannot be done. Idempotent. They may come back after power loss."""
+        """Forget entries that are stale (of hidden rows), or cannot be done. Idempotent. They may come back after power loss."""
         ...

@@ -1,8 +1,10 @@
 """The remote queue as it is written inside the transactions that fill and empty it.
 
 A line of entries by position, an index of them by the row that each is for (`queue_name`), and the sum of their bytes. A row that
-takes another's place is another: the entry of the first is left behind as stale. Every put takes from the headroom: whether a
-row is taken on is decided elsewhere. Stateless but for its callback: every call works on the given view.
+takes another's place is another: the entry of the first goes in the same transaction, so that what is deleted or replaced while
+the remote is away counts no more (but for a row that DELETE hides and a pin keeps: its entry goes with the row). Every put takes
+from the headroom: whether a row is taken on is decided elsewhere. Stateless but for its callbacks: every call works on the given
+view.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ _decode = msgspec.msgpack.Decoder(QueuedUpload).decode
 
 
 class RemoteRows:
-    """See the module's text. `on_added` is called inside changes, on whatever thread they run."""
+    """See the module's text. `on_added` and `on_removed` are called inside changes, on whatever thread they run."""
 
-    __slots__ = ("allocate", "on_added")
+    __slots__ = ("allocate", "on_added", "on_removed")
 
     def __init__(self, allocate: Callable[[], int]) -> None:
         self.allocate = allocate
         self.on_added: Callable[[], None] = _nothing
+        self.on_removed: Callable[[], None] = _nothing
 
     def add(self, view: WriteView, row: ObjectRow, reason: QueueReason, *, now_ms: int) -> None:
         """Queue a row, which has its sequence. One that waits already keeps its place."""
@@ -51,18 +54,34 @@ class RemoteRows:
         view.add(REMOTE_QUEUE_BYTES, _TOTAL, (row.size_bytes,))
         self.on_added()
 
-    @staticmethod
-    def remove_row(view: WriteView, row: ObjectRow) -> None:
+    def remove_row(self, view: WriteView, row: ObjectRow) -> None:
         """Take the row's entry out, if it has one."""
         key = view.get(REMOTE_QUEUE_ROWS, queue_name(row))
         if key is not None:
-            _remove(view, key)
+            self._remove(view, key)
 
-    @staticmethod
-    def remove(view: WriteView, positions: list[int]) -> None:
+    def overtaken(self, view: WriteView, before: ObjectRow | None, after: ObjectRow | None) -> None:
+        """A durable row gives way to another or to none: take its entry out, if it has one and is not the same object still. Never
+        raises."""
+        if before is None or before.durability is not Durability.LOCAL:
+            return
+        if after is None or queue_name(after) != queue_name(before):
+            self.remove_row(view, before)
+
+    def remove(self, view: WriteView, positions: list[int]) -> None:
         """Take entries out; those that are gone already are no matter."""
         for position in positions:
-            _remove(view, number_key(position))
+            self._remove(view, number_key(position))
+
+    def _remove(self, view: WriteView, key: bytes) -> None:
+        value = view.get(REMOTE_QUEUE, key)
+        if value is None:
+            return
+        entry = _decode(value)
+        view.delete(REMOTE_QUEUE, key)
+        view.delete(REMOTE_QUEUE_ROWS, queue_name(entry))
+        view.add(REMOTE_QUEUE_BYTES, _TOTAL, (-entry.size_bytes,))
+        self.on_removed()
 
     @staticmethod
     def find(view: ReadView, row: ObjectRow) -> QueuedUpload | None:
@@ -92,16 +111,6 @@ def reason_to_queue(bucket: BucketRow, row: ObjectRow, *, asked: bool = False) -
     if asked or bucket.durability is Durability.SHARED:
         return QueueReason.SHARED
     return QueueReason.ALWAYS if bucket.remote is RemoteRule.ALWAYS else None
-
-
-def _remove(view: WriteView, key: bytes) -> None:
-    value = view.get(REMOTE_QUEUE, key)
-    if value is None:
-        return
-    entry = _decode(value)
-    view.delete(REMOTE_QUEUE, key)
-    view.delete(REMOTE_QUEUE_ROWS, queue_name(entry))
-    view.add(REMOTE_QUEUE_BYTES, _TOTAL, (-entry.size_bytes,))
 
 
 def _nothing() -> None:

@@ -51,6 +51,7 @@ def read_remote(reader: TableReader, environment: Mapping[str, str]) -> RemoteSe
         ca_bundle=None if ca_bundle is None else Path(ca_bundle),
         checksums=checksums,
         queue_bytes=reader.size_bytes("queue_size", default.queue_bytes, low=_MIB, high=1024 * _TIB),
+        outbox_bytes=reader.size_bytes("outbox_size", default.outbox_bytes, low=_MIB // 16, high=_TIB),
         manifest_interval_seconds=reader.seconds("manifest_interval", default.manifest_interval_seconds, high=3600.0),
         share_timeout_seconds=reader.seconds("share_timeout", default.share_timeout_seconds, low=0.1, high=3600.0),
     )

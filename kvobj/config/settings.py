@@ -156,9 +156,10 @@ class RemoteSettings:
     of many requests, repeats included, `operation_timeout_seconds`; a body that does not move for `stall_timeout_seconds` is given
     up and gone on with on another connection. `hedge_seconds`: when a read is asked for a second time, None: by what answers
     usually take, 0: never. `checksums`: how bytes are checked on their way up; "auto": as the server can. `queue_bytes`: of
-    objects that wait to be uploaded; beyond, writes wait. `manifest_interval_seconds`: how long names and removals wait for
-    company before they are written. `share_timeout_seconds`: how long a write of class `shared` waits until it is that, less than
-    S3 clients wait for an answer.
+    objects that wait to be uploaded; beyond, writes wait. `outbox_bytes`: of changes that the remote is to be told of; beyond,
+    uploads wait, and changes of settings are refused. `manifest_interval_seconds`: how long names and removals wait for company
+    before they are written. `share_timeout_seconds`: how long a write of class `shared` waits until it is that, less than S3
+    clients wait for an answer.
     """
 
     endpoint: str
@@ -179,6 +180,7 @@ class RemoteSettings:
     ca_bundle: Path | None = None
     checksums: RemoteChecksumsName = "auto"
     queue_bytes: int = 64 * 2**30
+    outbox_bytes: int = 256 * 2**20
     manifest_interval_seconds: float = 1.0
     share_timeout_seconds: float = 50.0
 

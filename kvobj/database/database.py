@@ -167,6 +167,11 @@ class Database:
         """The last position given out in the outbox by groups that have settled; 0: none ever, or there is no outbox."""
         return self._settled_position
 
+    def published_of(self, topic: str) -> int:
+        """The last position given out to something of this topic (`WriteView.publish`), or a later one; of what was published
+        before this start the last that had not been told by then. 0: nothing. ~0.2 µs."""
+        return self._writer.published_of(topic)
+
     @property
     def store_id(self) -> bytes:
         """The store that both environments belong to."""

@@ -22,7 +22,7 @@ from kvobj.database.environment import Environment, translate
 from kvobj.database.lmdb_types import Handle, Transaction
 from kvobj.database.outbox import GapWriter, OutboxWriter
 from kvobj.database.table import META
-from kvobj.database.views import DurableWriteView, WriteView
+from kvobj.database.views import DurableWriteView, Publication, WriteView
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.record_log import LogPosition, RecordLog
 
@@ -78,6 +78,10 @@ class GroupWriter:
     def published(self) -> int:
         """The last position of the outbox; to be read between groups."""
         return self._outbox.position if isinstance(self._outbox, OutboxWriter) else 0
+
+    def published_of(self, topic: str) -> int:
+        """See `OutboxWriter.position_of`; on any thread."""
+        return self._outbox.position_of(topic) if isinstance(self._outbox, OutboxWriter) else 0
 
     def commit(self, group: Sequence[Pending]) -> Effects:
         """Commit what can be committed; each change gets its value or its error. Returns the effects, which must be applied
@@ -162,11 +166,11 @@ class GroupWriter:
         *,
         transaction: Transaction,
         snapshot: Transaction,
-    ) -> tuple[list[bytes], Sequence[bytes]]:
+    ) -> tuple[list[bytes], Sequence[Publication]]:
         """Run the changes over one view; returns their log entries, and what they publish."""
         self._durable.refresh_room(transaction)
         entries: list[bytes] = []
-        published: list[bytes] | None = None if self._outbox is None else []
+        published: list[Publication] | None = None if self._outbox is None else []
         view = DurableWriteView(
             transaction,
             snapshot,

@@ -19,6 +19,8 @@ from kvobj.database.table import Table
 from kvobj.errors import StoreFullError
 
 Handles = Mapping[str, Handle]
+Publication = tuple[bytes, str]
+"""What a change publishes: its content, and its topic."""
 
 
 class ReadView(Protocol):
@@ -44,6 +46,10 @@ class ReadView(Protocol):
 
     def count(self, table: Table) -> int:
         """How many keys the table has, without this change's own effects on volatile tables."""
+        ...
+
+    def is_empty(self, table: Table) -> bool:
+        """Whether the table has no key; in doubt, as where this change has taken the last one away, it has one."""
         ...
 
     def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
@@ -72,8 +78,9 @@ class WriteView(ReadView, Protocol):
         """Append an entry to the record log with this change, if the database keeps one. Durable changes only."""
         ...
 
-    def publish(self, content: bytes) -> None:
-        """Put an entry into the outbox with this change, if the database was opened with one. Durable changes only."""
+    def publish(self, content: bytes, *, topic: str = "") -> None:
+        """Put an entry into the outbox with this change, if the database was opened with one. Durable changes only. `topic`: what
+        `Database.published_of` may be asked for later, "" for what nobody asks for."""
         ...
 
 
@@ -129,6 +136,10 @@ class Snapshot:
         transaction = self._volatile if table.volatile else self._durable
         return int(transaction.stat(self._handles[table.name])["entries"])
 
+    def is_empty(self, table: Table) -> bool:
+        """See `ReadView.is_empty`."""
+        return not self.count(table)
+
     def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
         """See `ReadView.counters`."""
         return unpack_counters(self.get(table, key))
@@ -182,6 +193,10 @@ class VolatileWriteView:
         """See `ReadView.count`."""
         return int(self._of(table).stat(self._handles[table.name])["entries"])
 
+    def is_empty(self, table: Table) -> bool:
+        """See `ReadView.is_empty`."""
+        return not self.count(table)
+
     def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
         """See `ReadView.counters`."""
         return unpack_counters(self.get(table, key))
@@ -207,7 +222,7 @@ class VolatileWriteView:
         """Refuse: what is volatile is not rebuilt."""
         raise RuntimeError(f"a volatile change has no record log ({len(entry)} bytes)")
 
-    def publish(self, content: bytes) -> None:
+    def publish(self, content: bytes, *, topic: str = "") -> None:  # noqa: ARG002 - see `WriteView.publish`
         """Refuse: nobody is told of what is volatile."""
         raise RuntimeError(f"a volatile change has no outbox ({len(content)} bytes)")
 
@@ -235,7 +250,7 @@ class DurableWriteView:
         *,
         effects: Effects,
         entries: list[bytes],
-        published: list[bytes] | None,
+        published: list[Publication] | None,
         handles: Handles,
         durable_is_full: bool,
         volatile_is_full: bool,
@@ -267,8 +282,10 @@ class DurableWriteView:
         return self._snapshot.get(key, None, self._handles[name])
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `ReadView.get_many`. No faster than `get` here: volatile tables lie under the overlay."""
-        return [self.get(table, key) for key in keys]
+        """See `ReadView.get_many`. No faster than `get` where the table is volatile: these lie under the overlay."""
+        if table.volatile:
+            return [self.get(table, key) for key in keys]
+        return _get_many(self._transaction, keys, self._handles[table.name])
 
     def range(
         self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
@@ -297,6 +314,10 @@ class DurableWriteView:
         """See `ReadView.count`."""
         transaction = self._snapshot if table.volatile else self._transaction
         return int(transaction.stat(self._handles[table.name])["entries"])
+
+    def is_empty(self, table: Table) -> bool:
+        """See `ReadView.is_empty`."""
+        return not self.count(table) and not (table.volatile and self._effects.values.get(table.name))
 
     def counters(self, table: Table, key: bytes) -> tuple[int, ...]:
         """See `ReadView.counters`."""
@@ -337,10 +358,10 @@ class DurableWriteView:
         """See `WriteView.log`."""
         self._entries.append(entry)
 
-    def publish(self, content: bytes) -> None:
+    def publish(self, content: bytes, *, topic: str = "") -> None:
         """See `WriteView.publish`."""
         if self._published is not None:
-            self._published.append(content)
+            self._published.append((content, topic))
 
 
 def _under(transaction: Transaction, handle: Handle, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ collector. A dry run only counts, and keeps to a rate too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -66,11 +66,19 @@ class RecallReport:
 
 
 class Recall:
-    """See the module's text. `on_removed` is told of the rows that were hidden. Event-loop-only."""
+    """See the module's text. `on_removed` is told of the rows that were hidden; `removed` is waited for, with the bucket, before
+    the report says that it is done (`Store.removed`). Event-loop-only."""
 
     def __init__(
-        self, *, catalog: Catalog, clock: Clock, pace: Pace, on_removed: Callable[[Sequence[ObjectRow]], None]
+        self,
+        *,
+        catalog: Catalog,
+        clock: Clock,
+        pace: Pace,
+        on_removed: Callable[[Sequence[ObjectRow]], None],
+        removed: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        self._removed = removed
         self._pace = pace
         self._catalog = catalog
         self._clock = clock
@@ -119,6 +127,8 @@ class Recall:
     async def _run(self, query: RecallQuery, *, dry_run: bool) -> None:
         try:
             await (self._count(query) if dry_run else self._hide(query))
+            if self._removed is not None and not dry_run:
+                await self._removed(query.bucket)
             self._end_running("done")
         except KvobjError as error:
             self._end_running("failed", str(error))

@@ -81,7 +81,7 @@ class Compaction:
         self.last_snapshot: Snapshot | None = None
 
     async def has_snapshot(self) -> bool:
-        """Whether this lineage has a complete snapshot; remembers it."""
+        """Whether this lineage has a complete snapshot that this node signed, or would not have; remembers it."""
         if self.last_snapshot is None:
             self.last_snapshot = await self._newest(await self._folder.names())
         return self.last_snapshot is not None

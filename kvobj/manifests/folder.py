@@ -15,14 +15,17 @@ from typing import Final, Protocol
 
 from kvobj.errors import CorruptionError, TierUnavailableError
 from kvobj.manifests.format import (
+    DIGEST_BYTES,
     MAX_OBJECT_BYTES,
     ManifestEntry,
     ManifestHead,
     ManifestKind,
+    digest_and_tag,
     encode_manifest,
     read_manifest,
 )
 from kvobj.manifests.names import FOLDER, ManifestName, lineage_folder
+from kvobj.manifests.signing import UNSIGNED, Signing
 from kvobj.tiers.verified import RunOnPool
 
 _INLINE_ENTRIES: Final = 64
@@ -98,14 +101,24 @@ class FixedLineage:
 
 
 class ManifestFolder:
-    """Event-loop-only. `prefix` is the tier's key prefix, `epoch` the session epoch of this process (0: it only reads).
+    """Event-loop-only. `prefix` is the tier's key prefix, `epoch` the session epoch of this process (0: it only reads), `signing`
+    says how manifests are signed and which are believed.
 
     What was written last is kept (8 MiB), so that putting small manifests together does not read them back.
     """
 
     def __init__(
-        self, bucket: SmallObjects, *, prefix: str, store_id: bytes, identity: Lineage, epoch: int, run: RunOnPool
+        self,
+        bucket: SmallObjects,
+        *,
+        prefix: str,
+        store_id: bytes,
+        identity: Lineage,
+        epoch: int,
+        run: RunOnPool,
+        signing: Signing = UNSIGNED,
     ) -> None:
+        self._signing = signing
         self.store_id = store_id
         self.identity = identity
         self.epoch = epoch
@@ -129,11 +142,14 @@ class ManifestFolder:
     ) -> tuple[ManifestName, bytes]:
         """A new manifest of this lineage, not yet written."""
         lineage = self.lineage
-        head = ManifestHead(kind, self.store_id, lineage, self.epoch, after, last)
+        is_signed = self._signing.key is not None
+        head = ManifestHead(kind, self.store_id, lineage, self.epoch, after, last, is_signed=is_signed)
         name = ManifestName(lineage, last, self.epoch, after, next(self._numbers), kind)
         if len(entries) <= _INLINE_ENTRIES:
-            return name, encode_manifest(head, entries)
-        return name, await self._run(encode_manifest, head, entries)
+            content = encode_manifest(head, entries)
+        else:
+            content = await self._run(encode_manifest, head, entries)
+        return name, content + self._signing.tag(content[-DIGEST_BYTES:], name.key) if is_signed else content
 
     async def write(self, name: ManifestName, content: bytes) -> None:
         """Write what `encode` made. Durable when it returns; may be repeated. Errors are the bucket's."""
@@ -143,7 +159,8 @@ class ManifestFolder:
             self._keep(name, content)
 
     async def read(self, name: ManifestName) -> tuple[ManifestHead, Iterator[ManifestEntry]]:
-        """A manifest, checked to be the one that its name says. `CorruptionError` where it is damaged, or gone.
+        """A manifest, checked to be the one that its name says. `CorruptionError` where it is damaged, or gone; `UntrustedError`
+        where it is not to be believed.
 
         What does not check out is asked for once more: it may have been damaged on its way.
         """
@@ -173,6 +190,7 @@ class ManifestFolder:
             name.last,
         ):
             raise CorruptionError("a manifest is not the one that its name says", name=name.key)
+        self._signing.check(*digest_and_tag(content), name.key)
         return head, entries
 
     async def names(self, lineage: int | None = None) -> list[ManifestName]:

@@ -45,6 +45,12 @@ class JournalLag:
     problem: str = ""
 
 
+def outbox_age_seconds(outbox: Outbox, clock: Clock) -> float:
+    """For how long the oldest entry has waited; 0 where none waits."""
+    oldest_ms = outbox.oldest_ms
+    return 0.0 if oldest_ms is None else max(0.0, (clock.now_ms() - oldest_ms) / 1000)
+
+
 class ManifestJournal(BackgroundWorker):
     """See the module's text. Event-loop-only. Takes the outbox's `on_published` for itself."""
 
@@ -96,10 +102,6 @@ class ManifestJournal(BackgroundWorker):
         self._failed = metrics.counter(
             "kvobj_manifest_failures", "Writes of manifests that failed and were tried again"
         )
-        metrics.gauge_of(
-            "kvobj_manifest_lag_entries", "Records that the remote is not told yet", lambda: outbox.pending
-        )
-        metrics.gauge_of("kvobj_manifest_lag_seconds", "Age of the oldest of them", lambda: self.lag.oldest_seconds)
 
     @property
     def durable_position(self) -> int:
@@ -109,9 +111,8 @@ class ManifestJournal(BackgroundWorker):
     @property
     def lag(self) -> JournalLag:
         """How far behind it is."""
-        oldest = self._outbox.oldest_ms
-        age = 0.0 if oldest is None else max(0.0, (self._clock.now_ms() - oldest) / 1000)
-        return JournalLag(self._outbox.pending, age, self._failures, self._problem)
+        age_seconds = outbox_age_seconds(self._outbox, self._clock)
+        return JournalLag(self._outbox.pending, age_seconds, self._failures, self._problem)
 
     async def settled(self, position: int, *, timeout_seconds: float) -> bool:
         """Wait until every record up to `position` survives the loss of this node. False: not within the time, or a newer lineage

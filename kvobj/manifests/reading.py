@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Final
 
-from kvobj.errors import CorruptionError, NotFoundError
+from kvobj.errors import CorruptionError, NotFoundError, UntrustedError
 from kvobj.manifests.folder import ManifestFolder, read_ahead
 from kvobj.manifests.format import ManifestEntry, ManifestKind
 from kvobj.manifests.names import ManifestName
@@ -26,11 +26,13 @@ _BATCH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """Which manifests make the state of a store. `passed_over`: newer snapshots that cannot be read, and why."""
+    """Which manifests make the state of a store. `passed_over`: newer snapshots that cannot be read, and why. `gaps`: spans
+    (after, last] of positions that some journal told of, and none of `journals` does."""
 
     snapshot: Snapshot
     journals: tuple[ManifestName, ...]
     passed_over: tuple[str, ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def lineage(self) -> int:
@@ -48,11 +50,15 @@ class StoredState:
         return self.snapshot.entries + self.position - self.snapshot.position
 
 
-async def find_state(folder: ManifestFolder, *, newest: int, without: Collection[ManifestName] = ()) -> StoredState:
+async def find_state(
+    folder: ManifestFolder, *, newest: int, without: Collection[ManifestName] = (), may_lack_journals: bool = False
+) -> StoredState:
     """The state of the newest lineage, up to `newest`, that has a complete snapshot, other than one whose head is in `without`.
 
     A snapshot whose head or whose parts' names are not there any more is passed over for an older one, where the journals reach
-    back that far. `NotFoundError`: there is no snapshot at all. `CorruptionError`: there is none that can be used.
+    back that far. Journals in `without` are not read: others have to cover what they do, unless it `may_lack_journals`
+    (`StoredState.gaps`). `NotFoundError`: there is no snapshot at all. `CorruptionError`: there is none that can be used;
+    `UntrustedError`: there is one that is not to be believed, and none else.
     """
     for lineage in [each for each in await folder.lineages() if each <= newest]:
         names = await folder.names(lineage)
@@ -60,6 +66,7 @@ async def find_state(folder: ManifestFolder, *, newest: int, without: Collection
         if not heads:
             continue
         problems: list[str] = []
+        is_untrusted = False
         there = set(names)
         for head in reversed(heads):
             if head in without:
@@ -67,13 +74,17 @@ async def find_state(folder: ManifestFolder, *, newest: int, without: Collection
                 continue
             try:
                 snapshot = await read_snapshot_head(folder, head)
-                journals = journals_above(names, snapshot.position)
-                _require(snapshot, there, journals)
+                told = journals_above(names, snapshot.position)
+                journals = [name for name in told if name not in without]
+                gaps = tuple(_gaps(journals, snapshot.position, upto=max((name.last for name in told), default=0)))
+                _require(snapshot, there, () if may_lack_journals else gaps)
             except CorruptionError as error:
+                is_untrusted = is_untrusted or isinstance(error, UntrustedError)
                 problems.append(str(error))
                 continue
-            return StoredState(snapshot, tuple(journals), tuple(problems))
-        raise CorruptionError("no snapshot of the store can be used", lineage=lineage, problems="; ".join(problems))
+            return StoredState(snapshot, tuple(journals), tuple(problems), gaps)
+        kind = UntrustedError if is_untrusted else CorruptionError
+        raise kind("no snapshot of the store can be used", lineage=lineage, problems="; ".join(problems))
     raise NotFoundError("there are no manifests of a store", newest_lineage=newest)
 
 
@@ -85,11 +96,17 @@ def journals_above(names: Sequence[ManifestName], position: int) -> list[Manifes
 
 def first_gap(journals: Sequence[ManifestName], position: int) -> tuple[int, int] | None:
     """The first span (after, last] above `position` that none of `journals_above` covers."""
+    return next(_gaps(journals, position), None)
+
+
+def _gaps(journals: Sequence[ManifestName], position: int, *, upto: int = 0) -> Iterator[tuple[int, int]]:
+    """All such spans, and the one up to `upto`."""
     for name in journals:
         if name.after > position:
-            return position, name.after
+            yield position, name.after
         position = max(position, name.last)
-    return None
+    if position < upto:
+        yield position, upto
 
 
 async def read_state(
@@ -166,10 +183,9 @@ def batched(entries: Iterator[ManifestEntry]) -> Iterator[list[ManifestEntry]]:
         yield batch
 
 
-def _require(snapshot: Snapshot, there: Collection[ManifestName], journals: Sequence[ManifestName]) -> None:
+def _require(snapshot: Snapshot, there: Collection[ManifestName], gaps: Sequence[tuple[int, int]]) -> None:
     for part in snapshot.part_names:
         if part not in there:
             raise CorruptionError("a part of the snapshot is gone", name=part.key)
-    gap = first_gap(journals, snapshot.position)
-    if gap is not None:
-        raise CorruptionError("journals are missing", after=gap[0], last=gap[1], snapshot=snapshot.name.key)
+    for after, last in gaps:
+        raise CorruptionError("journals are missing", after=after, last=last, snapshot=snapshot.name.key)

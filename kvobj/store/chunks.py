@@ -72,7 +72,8 @@ class ChunkStore:
     `start` is `Store.start_in_batch`, `reached` and `settle` are `Store.reached` and `Store.settled`; `gate` bounds the bytes of
     batches on their way in. `hold` is told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read
     from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched request and must return at
-    once; `on_removed` of rows that were hidden; `is_arriving` answers whether a key is being written; `pace` is how fast a
+    once; `on_removed` of rows that were hidden, and `removed` is waited for with the bucket before
+    anybody is told that they are gone (`Store.removed`); `is_arriving` answers whether a key is being written; `pace` is how fast a
     namespace's chunks are removed.
     """
 
@@ -93,6 +94,7 @@ class ChunkStore:
         codecs_of: Callable[[Sequence[bytes]], Mapping[bytes, str]] = lambda _: {},
         on_request: Callable[[RequestTrace], None],
         on_removed: Callable[[Sequence[ObjectRow]], None],
+        removed: Callable[[str], Awaitable[None]],
         is_arriving: Callable[[str, str], bool],
         lease_ttl_ms: int,
         pace: RemovalPace,
@@ -113,6 +115,7 @@ class ChunkStore:
         self._codecs_of = codecs_of
         self._on_request = on_request
         self._on_removed = on_removed
+        self._removed = removed
         self._explainer = Explainer(
             catalog, chunks_of_tokens=self.chunks_of_tokens, differs=differs, is_arriving=is_arriving
         )
@@ -178,6 +181,7 @@ class ChunkStore:
         # A chunk whose PUT had opened the namespace before it went may have been committed since.
         removed += await self._recall(bucket, name)
         await self._catalog.history.tell_cleared(bucket.name, name, now_ms=self._clock.now_ms())
+        await self._removed(bucket.name)
         return removed
 
     async def _recall(self, bucket: BucketRow, name: str) -> int:

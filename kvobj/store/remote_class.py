@@ -29,7 +29,7 @@ from kvobj.store.remote_room import QueueRoom
 from kvobj.store.remote_uploads import Journal, RemoteUploads
 
 REMOVAL_SECONDS: Final = 2.0
-"""How long a DELETE waits for the remote to be told of it."""
+"""How long who removes something waits for the remote to be told of it."""
 _GRACE_SECONDS: Final = 1.0
 """For what is done about a wait whose own deadline has passed."""
 _CHAINS_MAX: Final = 65_536
@@ -55,9 +55,9 @@ class Sharing(Enum):
 class SharedWrites:
     """See the module's text. Event-loop-only.
 
-    `refusal`: why the remote cannot be written now, "" where it can. `settle` gives a row of class `memory` its digest, and
-    `write_down` takes rows to class `local` (`WriteBehind.write_down_now`). `waiting_max`: how many writes may wait at a time, so
-    that a slow remote leaves requests' slots to others.
+    `refusal`: why nothing can become SHARED now, "" where it can; `absence`: why waiting for the remote is in vain. `settle` gives
+    a row of class `memory` its digest, and `write_down` takes rows to class `local` (`WriteBehind.write_down_now`). `waiting_max`:
+    how many writes may wait at a time, and how many removals, so that a slow remote leaves requests' slots to others.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class SharedWrites:
         room: QueueRoom,
         journal: Journal,
         refusal: Callable[[], str],
+        absence: Callable[[], str] | None = None,
         settle: Callable[[ObjectRow], Awaitable[ObjectRow]],
         write_down: WriteDown,
         deadline_seconds: float,
@@ -79,11 +80,13 @@ class SharedWrites:
         self._uploads = uploads
         self._journal = journal
         self._refusal = refusal
+        self._absence = refusal if absence is None else absence
         self._settle = settle
         self._write_down = write_down
         self._deadline_seconds = deadline_seconds
         self._waiting_max = waiting_max
         self._waiting = 0
+        self._removing = 0
         self._waits: set[asyncio.Timeout] = set()
         self._log = log
         # First blobs of chunks that were seen SHARED with all their ancestors. A chunk's ancestors never change while it lives, and
@@ -134,10 +137,11 @@ class SharedWrites:
         )
 
     async def replacing(self, row: ObjectRow, sharing: Sharing, *, owns_blobs: bool = True) -> ObjectRow:
-        """The row to be committed for one whose bytes are at home. Where a row of class SHARED stands under its key, or one that
-        becomes it any moment, the new one's bytes go to the remote first, and it is committed as SHARED in one step: a node that is
-        lost in between must not take the old object with it, which was promised to outlive it. `NotSharedError` where that fails
-        and class shared was asked for by name: the old object stands. `concluded` is to be told of the commit's end.
+        """The row to be committed for one whose bytes are at home. Where a row of class SHARED stands under its key, one that
+        becomes it any moment, or one of class `memory`, which may lie over such a row, the new one's bytes go to the remote first,
+        and it is committed as SHARED in one step: a node that is lost in between must not take the old object with it, which was
+        promised to outlive it. `NotSharedError` where that fails and class shared was asked for by name: the old object stands.
+        `concluded` is to be told of the commit's end.
 
         `owns_blobs`: nobody else may ever name the row's blobs. Those of an upload's parts may be another Complete's, too."""
         if sharing is Sharing.NONE or (sharing is Sharing.WISHED and self._refusal()):
@@ -158,10 +162,9 @@ class SharedWrites:
         return msgspec.structs.replace(row, durability=Durability.SHARED)
 
     def _is_promised(self, live: ObjectRow) -> bool:
-        """Whether the row's writer has been told of class shared, or may be before another row takes its place."""
-        return live.durability is Durability.SHARED or (
-            live.durability is Durability.LOCAL and self._catalog.remote_queue.find(live) is not None
-        )
+        """Whether the row's writer has been told of class shared, or may be before another row takes its place; of a row of class
+        `memory`, whether one may lie below it that goes with it."""
+        return live.durability is not Durability.LOCAL or self._catalog.remote_queue.find(live) is not None
 
     def concluded(self, row: ObjectRow) -> None:
         """The commit of what `replacing` returned has ended, in whatever way."""
@@ -266,15 +269,23 @@ class SharedWrites:
         self._whole_chains.update(chunks)
 
     # -- removal -------------------------------------------------------------------------------------------------
-    async def removed(self, rows: Sequence[ObjectRow]) -> None:
-        """Rows were hidden: where any of them was shared, wait a little for the remote to be told, so that it stays removed when
-        the node is lost right now. That it will be told is durable already, so nothing of this is an error."""
-        if not any(row.durability is Durability.SHARED for row in rows) or self._refusal():
+    async def removed(self, bucket: str | None) -> None:
+        """Somebody is about to be told that a bucket, or something of it, is not there (None: a user): wait a little for the remote
+        to be told of all that was ever removed from it, so that it stays removed when the node is lost right now. Of all, and not
+        of this removal alone: a DELETE that is repeated finds nothing to remove, one of a row of class `memory` also takes away the
+        row of class SHARED below it, and one of what has replaced a SHARED row means that, too. Where nothing is untold nothing is
+        waited for. That the remote will be told is durable already, so nothing of this is an error."""
+        outbox = self._catalog.outbox
+        position = outbox.position if bucket is None else outbox.removals_of(bucket)
+        if not position or self._removing >= self._waiting_max or self._absence():
             return
+        self._removing += 1
         try:
-            await self._is_told(REMOVAL_SECONDS)
+            await self._journal.settled(position, timeout_seconds=REMOVAL_SECONDS)
         except KvobjError as error:
             self._log.info("the remote tier was not told of a removal yet: %s", error)
+        finally:
+            self._removing -= 1
 
 
 _Name: TypeAlias = tuple[str, str]

@@ -2,9 +2,10 @@
 in which they were queued, and no faster than readers can bear (`remote_pace`).
 
 The queue is the catalog's, and durable (`catalog.remote_protocol`): a crash at any point leaves the row and its entry, and the
-upload is done at the next start. An entry goes in the transaction that raises its row; one whose row is gone or another by now is
-dropped. What fails is tried again after growing pauses and holds up nobody else; where everything fails, one is tried at a time.
-Nothing is forgotten for age or number: the queue's bound makes writers wait instead (`remote_room`).
+upload is done at the next start. An entry goes in the transaction that raises its row, removes it or puts another in its place; one
+whose row is hidden, and what was read of the queue before such a transaction, is dropped at its turn. What fails is tried again
+after growing pauses and holds up nobody else; where everything fails, one is tried at a time. Nothing is forgotten for age or
+number: the queue's bound makes writers wait instead (`remote_room`).
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class RemoteUploads(BackgroundWorker):
         self._on_shorter = on_shorter
         self._on_shared = on_shared
         self._queue.on_queued = self.wake
+        self._queue.on_shorter = self._note_shorter
         self._woken = asyncio.Event()
         self._shortened = asyncio.Event()
         self._cursor = 0
@@ -484,6 +486,9 @@ class RemoteUploads(BackgroundWorker):
         for future in self._waiters.pop(entry.position, ()):
             if not future.done():
                 future.set_result(is_shared)
+        self._note_shorter()
+
+    def _note_shorter(self) -> None:
         self._shortened.set()
         self._on_shorter()
 

@@ -510,9 +510,18 @@ class Store:
         removed = [outcome.removed for outcome in outcomes if outcome.removed is not None]
         removed += [row for outcome in outcomes for row in outcome.descendants]
         self._on_removed(removed)
-        if self._shared is not None:
-            await self._shared.removed(removed)
+        await self.removed(bucket)
         return outcomes
+
+    async def delete_bucket(self, name: str) -> None:
+        """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
+        await self.catalog.delete_bucket(name)
+        await self.removed(name)
+
+    async def removed(self, bucket: str | None) -> None:
+        """Before anybody is told that a bucket or something of it (None: a user) is gone: see `SharedWrites.removed`."""
+        if self._shared is not None:
+            await self._shared.removed(bucket)
 
     async def _delete_others(
         self,

@@ -379,7 +379,7 @@ class StoreCalls:
         raise NotImplementedError
 
     async def delete_bucket(self, name: str) -> None:
-        """`Catalog.delete_bucket`."""
+        """`Store.delete_bucket`."""
         raise NotImplementedError
 
     async def create_upload(self, upload: UploadRow) -> None:

@@ -400,7 +400,7 @@ class Desk(StoreCalls):
 
     async def delete_bucket(self, name: str) -> None:
         """See `StoreCalls.delete_bucket`."""
-        await self._parts.catalog.delete_bucket(name)
+        await self._parts.store.delete_bucket(name)
 
     async def create_upload(self, upload: UploadRow) -> None:
         """See `StoreCalls.create_upload`."""

@@ -177,6 +177,10 @@ class WorkerStore:
         """See `ObjectStore.delete`."""
         return await self._calls.delete(bucket, list(keys), list(conditions))
 
+    async def delete_bucket(self, name: str) -> None:
+        """See `ObjectStore.delete_bucket`."""
+        await self.catalog.delete_bucket(name)
+
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         """See `ObjectStore.abort_upload`."""
         await self._calls.abort_upload(bucket, key, upload_id)

@@ -5,6 +5,8 @@ A driver's tests subclass `RemoteContract` and give the `catalog` fixture, with 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import pytest
 from catalog_contract import BUCKET, EPOCH, found, part, put, row, upload
@@ -24,6 +26,7 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.remote_protocol import QueueReason
 from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, LossyCopy, ObjectRow, ObjectState, UserRow
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate, RemoteRule
+from kvobj.errors import BucketExistsError, BusyError
 from kvobj.ids import BlobId
 
 
@@ -141,21 +144,42 @@ class Queueing:
         other = await put(catalog, row("empty", size_bytes=0))
         assert await catalog.remote_queue.add([one], QueueReason.SHARED) == [False]
         assert await catalog.remote_queue.add([other], QueueReason.SHARED) == [True]
-        assert [entry.is_of(other) for entry in catalog.remote_queue.entries()] == [False, True]
+        assert [entry.is_of(other) for entry in catalog.remote_queue.entries()] == [True]
         assert await catalog.raise_durability([shared(other)]) == [True]
-        assert [entry.sequence for entry in catalog.remote_queue.entries()] == [one.sequence]
+        assert catalog.remote_queue.entries() == []
 
-    async def test_removed_rows_leave_stale_entries_that_can_be_removed(self, catalog: Catalog) -> None:
+    async def test_entries_can_be_removed(self, catalog: Catalog) -> None:
         for number, key in enumerate("abc", 1):
             await catalog.commit(row(key, number, size_bytes=number), mode=CommitMode.REPLACE, now_ms=5, to_remote=True)
-        await catalog.delete(BUCKET, ["a"], now_ms=5)
         entries = catalog.remote_queue.entries()
-        assert [entry.key for entry in entries] == ["a", "b", "c"]
         await catalog.remote_queue.remove([entries[0].position, entries[2].position, 12345])
         assert waiting(catalog) == [("b", QueueReason.SHARED)]
         assert catalog.remote_queue.totals.size_bytes == 2
         await catalog.remote_queue.remove([entries[0].position])
         assert catalog.remote_queue.totals.objects == 1
+
+    async def test_an_entry_goes_with_what_removes_or_replaces_its_row_and_who_waits_is_called(
+        self, catalog: Catalog
+    ) -> None:
+        ends = ("deleted", "dropped", "replaced", "memory", "tagged")
+        for number, key in enumerate(ends, 1):
+            given = row(key, number, size_bytes=number)
+            await catalog.commit(given, mode=CommitMode.REPLACE, now_ms=5, to_remote=True)
+        chunk = row("chunk", 6, bucket=CHUNKS, size_bytes=6)
+        await catalog.commit(chunk, mode=CommitMode.FIRST_WRITER_WINS, now_ms=5, to_remote=True)
+        calls: list[int] = []
+        catalog.remote_queue.on_shorter = lambda: calls.append(catalog.remote_queue.totals.objects)
+        await catalog.delete(BUCKET, ["deleted"], now_ms=5)
+        await catalog.drop_rows([row("dropped", 2)])
+        await put(catalog, row("replaced", 7))
+        await catalog.delete(CHUNKS, ["chunk"], now_ms=5)
+        over = await put(catalog, row("memory", 8, durability=Durability.MEMORY))
+        await catalog.update_object(BUCKET, "tagged", ObjectUpdate(tags={"a": "b"}))
+        assert calls == [5, 4, 3, 2]
+        assert [key for key, _ in waiting(catalog)] == ["memory", "tagged"]
+        await catalog.raise_durability([msgspec.structs.replace(over, durability=Durability.LOCAL)])
+        assert (calls[4:], waiting(catalog)) == ([1], [("tagged", QueueReason.SHARED)])
+        assert (catalog.remote_queue.totals.objects, catalog.remote_queue.totals.size_bytes) == (1, 5)
 
     async def test_the_queue_is_read_page_by_page(self, catalog: Catalog) -> None:
         keys = [f"k{number}" for number in range(7)]
@@ -353,6 +377,73 @@ class Publishing:
             user, renamed, UserRemoved("u"), made, changed, declared, other, NamespaceRemoved("b", "o"),
             NamespaceRemoved("b", "n"), BucketRemoved("b"),
         ]  # fmt: skip
+
+    async def test_removals_are_known_by_their_bucket(self, catalog: Catalog) -> None:
+        await catalog.outbox.discard(catalog.outbox.position)
+        await put(catalog, shared(row("k", 1)))
+        stored = await put(catalog, shared(row("c", 2, bucket=CHUNKS)))
+        before = catalog.outbox.removals_of(BUCKET), catalog.outbox.removals_of(CHUNKS)
+        await put(catalog, shared(row("other", 3)))
+        await put(catalog, row("local", 4))
+        await catalog.delete(BUCKET, ["local"], now_ms=5)
+        assert (catalog.outbox.removals_of(BUCKET), catalog.outbox.removals_of(CHUNKS)) == before
+        await put(catalog, row("k", 5, durability=Durability.MEMORY))
+        assert catalog.outbox.removals_of(BUCKET) == before[0]
+        await catalog.delete(BUCKET, ["k"], now_ms=5)
+        assert catalog.outbox.removals_of(BUCKET) == catalog.outbox.position > before[0]
+        session_id, _ = await pin(catalog, "c")
+        await catalog.delete(CHUNKS, ["c"], now_ms=5)
+        assert catalog.outbox.removals_of(CHUNKS) == catalog.outbox.position
+        await unpin(catalog, session_id)
+        await catalog.namespaces.declare(namespace(CHUNKS, "n"))
+        await catalog.namespaces.remove(CHUNKS, "n")
+        assert catalog.outbox.removals_of(CHUNKS) == catalog.outbox.position
+        await make_bucket(catalog, "gone", rule=RemoteRule.NEVER)
+        await catalog.delete_bucket("gone")
+        assert catalog.outbox.removals_of("gone") == catalog.outbox.position
+        assert stored.key == "c"
+
+    async def test_a_full_outbox_refuses_what_could_come_again_and_again_and_never_a_removal(
+        self, catalog: Catalog
+    ) -> None:
+        await catalog.outbox.discard(catalog.outbox.position)
+        assert (catalog.outbox.size_bytes, catalog.outbox.is_full) == (0, False)
+        user = UserRow("u", "U", "AKU", "secret")
+        await catalog.add_user(user)
+        await make_bucket(catalog, "made", rule=RemoteRule.NEVER)
+        declared, _ = await catalog.namespaces.declare(namespace(CHUNKS, "n"))
+        await put(catalog, shared(row("k", 1)))
+        await put(catalog, row("local", 2))
+        size_bytes = catalog.outbox.size_bytes
+        assert size_bytes > sum(len(entry.content) for entry in catalog.outbox.entries()) > 0
+        catalog.outbox.bound(size_bytes)
+        position = catalog.outbox.position
+        refused: list[Callable[[], Awaitable[object]]] = [
+            lambda: catalog.add_user(msgspec.structs.replace(user, id="v", access_key="AKV")),
+            lambda: make_bucket(catalog, "another", rule=RemoteRule.NEVER),
+            lambda: catalog.update_bucket(BUCKET, BucketUpdate(tags={"a": "b"})),
+            lambda: catalog.namespaces.declare(namespace(CHUNKS, "o")),
+            lambda: catalog.namespaces.change_settings(declared),
+            lambda: catalog.update_object(BUCKET, "k", ObjectUpdate(tags={"a": "b"})),
+        ]
+        for verb in refused:
+            with pytest.raises(BusyError):
+                await verb()
+        assert catalog.outbox.position == position
+        assert (await catalog.namespaces.declare(declared))[1] is False
+        with pytest.raises(BucketExistsError):
+            await make_bucket(catalog, "made", rule=RemoteRule.NEVER)
+        await put(catalog, row("another", 3))
+        assert await catalog.update_object(BUCKET, "local", ObjectUpdate(tags={"a": "b"})) is not None
+        await catalog.delete(BUCKET, ["k"], now_ms=5)
+        await catalog.namespaces.remove(CHUNKS, "n")
+        await catalog.delete_bucket("made")
+        await catalog.remove_user("u")
+        assert catalog.outbox.position == position + 4
+        await catalog.outbox.discard(position + 1)
+        await catalog.outbox.discard(catalog.outbox.position)
+        assert catalog.outbox.size_bytes == 0
+        assert (await catalog.update_bucket(BUCKET, BucketUpdate(tags={"a": "b"}))).tags == {"a": "b"}
 
     async def test_who_waits_for_publications_is_called(self, catalog: Catalog) -> None:
         calls: list[int] = []

@@ -23,6 +23,8 @@ from kvobj.catalog.remote_protocol import QueueReason
 from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.database import Database
+from kvobj.database.outbox import ENTRY_BYTES
+from kvobj.database.table import META
 from kvobj.errors import CorruptionError
 from kvobj.record_log import RecordLog
 
@@ -121,6 +123,44 @@ async def test_positions_go_on_after_the_outbox_was_emptied_and_the_store_restar
     assert (catalog.outbox.position, catalog.outbox.pending) == (position, 0)
     await put(catalog, shared(row("k", 1)))
     assert [entry.position for entry in catalog.outbox.entries()] == [position + 1]
+    await place.close(catalog)
+
+
+async def test_what_the_outbox_takes_is_counted_over_restarts_and_taken_over_from_a_version_that_did_not(
+    place: Place,
+) -> None:
+    catalog = await prepared(await place.open())
+    assert isinstance(catalog, LmdbCatalog)
+    for number in range(1, 4):
+        await put(catalog, shared(row(f"k{number}", number)))
+    counted = sum(len(entry.content) + ENTRY_BYTES for entry in catalog.outbox.entries())
+    assert catalog.outbox.size_bytes == counted
+    catalog = await place.reopen(catalog)
+    assert catalog.outbox.size_bytes == counted
+    assert place.database is not None
+    await place.database.write(lambda view: view.delete(META, b"outbox_bytes"))
+    catalog = await place.reopen(catalog, boot_id="another")
+    assert catalog.outbox.size_bytes == counted
+    first = catalog.outbox.entries(limit=1)[0]
+    await catalog.outbox.discard(first.position)
+    assert catalog.outbox.size_bytes == counted - len(first.content) - ENTRY_BYTES
+    await place.close(catalog)
+
+
+async def test_of_what_waits_at_a_start_nobody_knows_the_bucket_and_of_what_was_told_nothing_is_left(
+    place: Place,
+) -> None:
+    catalog = await prepared(await place.open())
+    assert isinstance(catalog, LmdbCatalog)
+    await put(catalog, shared(row("k", 1)))
+    position = catalog.outbox.position
+    catalog = await place.reopen(catalog)
+    assert (catalog.outbox.removals_of(BUCKET), catalog.outbox.removals_of("another")) == (position, position)
+    await catalog.outbox.discard(position)
+    catalog = await place.reopen(catalog)
+    assert catalog.outbox.removals_of(BUCKET) == 0
+    await catalog.delete(BUCKET, ["k"], now_ms=5)
+    assert (catalog.outbox.removals_of(BUCKET), catalog.outbox.removals_of("another")) == (position + 1, 0)
     await place.close(catalog)
 
 

@@ -3,6 +3,7 @@ changed. zstd's output may differ between its versions, so that today's writer i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,17 @@ import pytest
 from kvobj.catalog.log_entries import BucketRemoved, NamespaceRemoved, RowRemoved, UserRemoved, encode_entry
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow, UserRow
-from kvobj.manifests.format import ManifestEntry, ManifestHead, ManifestKind, encode_manifest, read_manifest
+from kvobj.manifests.format import (
+    ManifestEntry,
+    ManifestHead,
+    ManifestKind,
+    digest_and_tag,
+    encode_manifest,
+    read_manifest,
+)
+from kvobj.manifests.names import ManifestName
 from kvobj.manifests.sealing import opened_content, sealed_content
+from kvobj.manifests.signing import Signing
 from kvobj.store.key_wrapping import KeyWrapper
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -51,6 +61,11 @@ def journal() -> tuple[ManifestHead, list[ManifestEntry]]:
     return ManifestHead(ManifestKind.JOURNAL, STORE, 2, 0xFEEDFACE, 100, 100 + len(ENTRIES), len(entries)), entries
 
 
+def signed_journal() -> tuple[ManifestHead, list[ManifestEntry]]:
+    head, entries = journal()
+    return replace(head, is_signed=True), entries
+
+
 def part() -> tuple[ManifestHead, list[ManifestEntry]]:
     entries = [ManifestEntry(500, sealed(number)) for number in range(len(ENTRIES))]
     return ManifestHead(ManifestKind.PART, STORE, 2, 0xFEEDFACE, 0, 500, len(entries)), entries
@@ -62,7 +77,9 @@ def sealed(number: int) -> bytes:
     return content
 
 
-GOLDEN = {"journal-1": journal, "part-1": part}
+GOLDEN = {"journal-1": journal, "part-1": part, "journal-2": signed_journal}
+SIGNING = Signing.under(bytes(range(32)))
+SIGNED_NAME = ManifestName(2, 100 + len(ENTRIES), 0xFEEDFACE, 100, 1, ManifestKind.JOURNAL).key
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
@@ -76,13 +93,22 @@ def test_a_golden_manifest_reads_as_it_was_written(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_a_manifest_written_today_says_the_same(name: str) -> None:
-    head, entries = read_manifest(encode_manifest(*GOLDEN[name]()))
+    said, written = GOLDEN[name]()
+    content = encode_manifest(said, written)
+    head, entries = read_manifest(content + bytes(32) if said.is_signed else content)
     golden_head, golden = read_manifest((MANIFESTS / f"{name}.manifest").read_bytes())
     assert head == golden_head
     # Rows gain fields at their end, so that their bytes may differ; what they say does not.
     assert [opened_content(content, WRAPPER) for _, content in entries] == [
         opened_content(content, WRAPPER) for _, content in golden
     ]
+
+
+def test_a_golden_signature_is_believed_and_the_same_today() -> None:
+    digest, tag = digest_and_tag((MANIFESTS / "journal-2.manifest").read_bytes())
+    SIGNING.check(digest, tag, SIGNED_NAME)
+    assert tag == SIGNING.tag(digest, SIGNED_NAME)
+    assert digest_and_tag((MANIFESTS / "journal-1.manifest").read_bytes())[1] is None
 
 
 def test_every_golden_manifest_is_read_by_this_test() -> None:

@@ -29,7 +29,8 @@ def running(tmp_path_factory: pytest.TempPathFactory, kvobj_remote_server: Serve
     store = RemoteStore("kvobj", server.host, server.port, server.credentials(), "outages")
     make_bucket(store)
     try:
-        with shared_world(tmp_path_factory.mktemp("outages") / "node", store, queue_size='"1 MiB"') as made:
+        directory = tmp_path_factory.mktemp("outages") / "node"
+        with shared_world(directory, store, queue_size='"1 MiB"', outbox_size='"64 KiB"') as made:
             yield made
     finally:
         drop_bucket(store)
@@ -149,6 +150,51 @@ def test_the_queue_is_bounded_and_writers_are_told_to_slow_down(world: World) ->
         return world.put("/always/one-more", big).status == 200
 
     wait_until(has_room, timeout_seconds=30, what="room in the queue")
+
+
+def test_what_the_remote_is_not_told_of_is_bounded_and_what_would_add_to_it_is_told_to_slow_down(world: World) -> None:
+    assert world.put("/plain/told", BODY, SHARED).status == 200
+    make_down(world)
+
+    def tagging(count: int) -> bytes:
+        tags = "".join(f"<Tag><Key>{number}</Key><Value>{'v' * 256}</Value></Tag>" for number in range(count))
+        return f"<Tagging><TagSet>{tags}</TagSet></Tagging>".encode()
+
+    with world.node.raw() as raw:
+
+        def tag(path: str, count: int = 10) -> RawReply:
+            document = tagging(count)
+            return raw.request("PUT", path, document, query={"tagging": ""}, payload=document)
+
+        replies = [tag("/plain", 40) for _ in range(8)]
+        assert {reply.status for reply in replies[:4]} <= {200, 204}
+        assert (replies[-1].status, replies[-1].code) == (503, "SlowDown")
+        told = world.remote()["manifests"]
+        assert told["untold_bytes"] >= told["untold_limit_bytes"] == 2**16
+        assert told["untold_bytes"] < 2**16 + 2 * len(tagging(40))
+        refused = [tag("/plain/told"), raw.request("PUT", "/new-bucket", payload=None)]
+        assert [(reply.status, reply.code) for reply in refused] == [(503, "SlowDown")] * 2
+        # What needs no word to the remote goes on, and so does what takes something away.
+        assert world.put("/plain/local", BODY).status == 200
+        assert tag("/plain/local").status == 200
+        assert world.get("/plain/local").body == BODY
+        assert raw.request("DELETE", "/plain/told").status == 204
+        world.proxy.plan = NOTHING
+        wait_until(lambda: tag("/plain").status in {200, 204}, timeout_seconds=30, what="room in the outbox")
+    assert world.put("/plain/told", BODY, SHARED).headers["x-kvobj-durability"] == "shared"
+
+
+def test_what_is_deleted_while_the_remote_is_away_leaves_the_queue(world: World) -> None:
+    make_down(world)
+    big = bytes(QUEUE_BYTES // 2 - 32 * ENTRY_BYTES)
+    assert [world.put(f"/always/gone-{number}", big).status for number in range(2)] == [200, 200]
+    assert world.put("/always/gone-2", big).code == "SlowDown"
+    queued = world.queued()
+    with world.node.raw() as raw:
+        assert raw.request("DELETE", "/always/gone-0").status == 204
+    assert world.put("/always/gone-1", b"small").status == 200
+    assert world.queued() == queued - 1
+    assert world.put("/always/gone-2", big).status == 200
 
 
 def test_a_removal_waits_a_little_for_a_slow_remote_and_is_no_error(world: World) -> None:

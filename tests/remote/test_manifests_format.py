@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ from manifest_world import STORE, WRAPPER
 from kvobj.catalog.log_entries import RowRemoved, encode_entry
 from kvobj.catalog.rows import UserRow
 from kvobj.codec.checksums import crc32c
-from kvobj.errors import ConfigurationError, CorruptionError
+from kvobj.errors import ConfigurationError, CorruptionError, UntrustedError
 from kvobj.manifests import format as manifest_format
 from kvobj.manifests.format import (
     HEAD_BYTES,
@@ -25,6 +26,7 @@ from kvobj.manifests.format import (
     ManifestHead,
     ManifestKind,
     cut,
+    digest_and_tag,
     encode_manifest,
     entry_bytes,
     read_head,
@@ -32,6 +34,7 @@ from kvobj.manifests.format import (
 )
 from kvobj.manifests.names import ManifestName, lineage_folder
 from kvobj.manifests.sealing import SealedUser, opened_content, sealed_content
+from kvobj.manifests.signing import Signing, reading_under
 from kvobj.store.key_wrapping import KeyWrapper
 
 contents = st.lists(st.binary(max_size=200) | st.just(b"the same again" * 40), max_size=40)
@@ -121,9 +124,35 @@ def test_another_store_and_a_newer_version_are_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="of store 0001"):
         read_manifest(content, store_id=b"x" * 16)
     newer = bytearray(content)
-    struct.pack_into("<H", newer, 8, 2)
-    with pytest.raises(ConfigurationError, match="format 2 is newer"):
+    struct.pack_into("<H", newer, 8, 3)
+    with pytest.raises(ConfigurationError, match="format 3 is newer"):
         read_manifest(reseal(bytes(newer), groups=False))
+
+
+@given(st.data())
+def test_damage_anywhere_of_a_signed_manifest_is_seen_and_so_is_another_name(data: st.DataObject) -> None:
+    signing = Signing.under(b"k" * 32)
+    head, entries = journal([b"abc" * 30, b"", b"x" * 300])
+    content = encode_manifest(replace(head, is_signed=True), entries)
+    content += signing.tag(content[-32:], "the name")
+
+    def check(read: bytes, name: str = "the name", by: Signing = signing) -> None:
+        assert list(read_manifest(read)[1]) == entries
+        by.check(*digest_and_tag(read), name)
+
+    check(content)
+    at = data.draw(st.integers(0, len(content) - 1))
+    flip = data.draw(st.integers(1, 255))
+    with pytest.raises((CorruptionError, ConfigurationError)):
+        check(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
+    with pytest.raises(CorruptionError):
+        check(content[:at])
+    for name, by in (("another", signing), ("the name", Signing.under(b"l" * 32)), ("the name", Signing())):
+        with pytest.raises(UntrustedError):
+            check(content, name, by)
+    with pytest.raises(UntrustedError):
+        check(encode_manifest(head, entries))
+    check(content, by=reading_under(None))
 
 
 def test_what_does_not_belong_is_not_written() -> None:

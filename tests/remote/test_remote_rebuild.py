@@ -2,120 +2,43 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from raw_http import Credentials as RawCredentials
-from raw_http import RawReply, RawS3
+from raw_http import RawS3
+from rebuild_world import (
+    ENVIRONMENT,
+    SHARED,
+    World,
+    admin,
+    configure,
+    document,
+    kv_client,
+    lose,
+    node_settings,
+    run,
+    seen,
+    settle,
+)
 from remote_servers import RemoteStore
-from server_process import MIB, ServerProcess, ServerSettings, write_configuration
+from server_process import MIB, ServerProcess, wait_until
 
-from kvobj.admin.cli import main
 from kvobj.app.offline_remote import rebuild_remote
-from kvobj.client import ROOT, Credentials, KvClient
+from kvobj.client import ROOT
 from kvobj.config import load_settings
 from kvobj.ids.chunk_ids import chunk_ids, token_bytes
-
-WRAPPING_KEY = "5a" * 32
-ENVIRONMENT = {"KVOBJ_TEST_WRAPPING": WRAPPING_KEY}
-SHARED = {"x-kvobj-durability": "shared"}
-
-
-def node_settings(store: RemoteStore, **more: object) -> ServerSettings:
-    settings = ServerSettings(
-        dram_bytes=64 * MIB,
-        nvme_bytes=256 * MIB,
-        nvme_segment_bytes=64 * MIB,
-        remote=store.tier(manifest_interval='"100 ms"'),
-        sections={"security": {"wrapping_key_env": '"KVOBJ_TEST_WRAPPING"'}},
-        environment=ENVIRONMENT,
-        workers=1,
-    )
-    return replace(settings, **more)  # type: ignore[arg-type]
-
-
-def admin(
-    node: ServerProcess, *arguments: str, environment: dict[str, str] | None = None
-) -> tuple[int, dict[str, Any]]:
-    """`kvobj-admin --json`, of a running store or a stopped one: status and document."""
-    status, text, complaint = run(node, "--json", *arguments, environment=environment)
-    return status, json.loads(text.splitlines()[-1]) if text else {"complaint": complaint}
-
-
-def run(node: ServerProcess, *arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """`kvobj-admin` as people see it: status, output, complaints."""
-    access = ["--data", str(node.data)] if node.is_running else ["--config", str(node.configuration)]
-    out, errors = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(errors):
-        status = main([*arguments, *access], environment=ENVIRONMENT if environment is None else environment)
-    return status, out.getvalue(), errors.getvalue()
-
-
-def configure(node: ServerProcess, settings: ServerSettings) -> None:
-    """Write a server's configuration without starting it."""
-    write_configuration(
-        node.configuration,
-        settings,
-        data=node.data,
-        dram_path=node.shared_memory,
-        listen="127.0.0.1:0",
-        admin_port=node.admin_port,
-    )
-
-
-def lose(node: ServerProcess) -> None:
-    """The machine is gone: its disk and its memory. Only the configuration is somewhere else."""
-    node.kill()
-    shutil.rmtree(node.data)
-    for leftover in node.shared_memory.parent.glob(node.shared_memory.name + "*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-@dataclass
-class World:
-    node: ServerProcess
-    store: RemoteStore
-
-    def put(self, raw: RawS3, path: str, body: bytes, **headers: str) -> RawReply:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        reply = raw.request("PUT", path, body, headers={**SHARED, **named}, payload=body)
-        assert reply.status == 200, reply
-        assert reply.headers["x-kvobj-durability"] == "shared"
-        return reply
 
 
 @pytest.fixture
 def world(kvobj_remote: RemoteStore, tmp_path: Path) -> Iterator[World]:
     with ServerProcess(tmp_path / "node", node_settings(kvobj_remote)) as node:
         yield World(node, kvobj_remote)
-
-
-def seen(raw: RawS3, path: str) -> tuple[int, bytes, dict[str, str]]:
-    """What of a reply has to be the same afterwards."""
-    reply = raw.request("GET", path, payload=None)
-    kept = ("etag", "content-type", "last-modified", "x-amz-tagging-count", "x-kvobj-digest", "x-kvobj-durability")
-    headers = {name: value for name, value in reply.headers.items() if name in kept or name.startswith("x-amz-meta-")}
-    return reply.status, reply.body, headers
-
-
-def settle(node: ServerProcess) -> None:
-    """Until the remote has been told everything."""
-    status, outcome = admin(node, "flush")
-    assert status == 0, outcome
-
-
-def document(raw: RawS3, path: str, name: str) -> bytes:
-    reply = raw.request("GET", path, query={name: ""}, payload=None)
-    assert reply.status == 200, (path, name, reply)
-    return reply.body
 
 
 POLICY = (
@@ -192,9 +115,55 @@ def test_a_lost_node_is_made_again_from_its_remote_and_serves_what_was_shared(  
         assert {path: seen(raw, path) for path in before} == before
 
 
-def kv_client(node: ServerProcess, bucket: str = "cache") -> KvClient:
-    keys = node.credentials()
-    return KvClient(node.endpoint, Credentials(keys.access_key, keys.secret_key), bucket, same_host=False)
+def test_what_was_removed_stays_removed_though_the_node_is_lost_at_once(
+    kvobj_remote: RemoteStore, tmp_path: Path
+) -> None:
+    settings = node_settings(kvobj_remote)
+    # The remote is told of nothing by itself.
+    settings = replace(settings, remote=kvobj_remote.tier(manifest_interval='"600 s"'))
+    with ServerProcess(tmp_path / "node", settings) as node, node.raw(timeout_seconds=60) as raw:
+        world = World(node, kvobj_remote)
+
+        def is_told(what: str) -> None:
+            wait_until(
+                lambda: not node.status()["remote"]["manifests"]["untold_records"], timeout_seconds=10, what=what
+            )
+
+        assert admin(node, "user", "add", "ann")[0] == 0
+        assert admin(node, "bucket", "create", "cache", "--kind", "kv")[0] == 0
+        for bucket in ("one", "gone"):
+            assert raw.request("PUT", f"/{bucket}", payload=None).status == 200
+        for key in ("shadowed", "overwritten", "kept"):
+            world.put(raw, f"/one/{key}", b"first")
+        for key, durability in (("shadowed", "memory"), ("overwritten", "local"), ("kept", "memory")):
+            headers = {"x-kvobj-durability": durability}
+            reply = raw.request("PUT", f"/one/{key}", b"second", headers=headers, payload=b"second")
+            assert reply.headers["x-kvobj-durability"] == durability
+        for key in ("shadowed", "overwritten"):
+            assert raw.request("DELETE", f"/one/{key}", payload=None).status == 204
+            is_told(f"a DELETE of {key} to be told")
+        world.put(raw, "/one/kept", b"third")
+        assert raw.request("DELETE", "/gone", payload=None).status == 204
+        is_told("a DELETE of a bucket to be told")
+        with kv_client(node) as client:
+            for name in ("m", "n"):
+                client.declare_namespace(
+                    name, {"model": name, "chunk_tokens": 16, "ids": "foreign", "layout": {"kind": "opaque"}}
+                )
+                client.put_chunk(f"{name}/c", b"chunk", namespace=client.namespace(name), durability="shared")
+            client.remove_namespace("m")
+            is_told("the removal of a namespace to be told")
+        assert admin(node, "recall", "--bucket", "cache")[0] == 0
+        is_told("a recall to be told")
+        assert admin(node, "user", "remove", "ann")[0] == 0
+        is_told("the removal of a user to be told")
+        lose(node)
+        status, report = admin(node, "rebuild", "--remote")
+        assert (status, report["buckets"], report["namespaces"], report["users"]) == (0, 2, 1, 0), report
+        assert report["objects"] == 1
+        node.start()
+        with node.raw() as after:
+            assert after.request("GET", "/one/kept", payload=None).body == b"third"
 
 
 def test_chains_and_namespaces_come_back_and_a_chain_that_lost_a_chunk_ends_before_it(world: World) -> None:

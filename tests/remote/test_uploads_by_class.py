@@ -15,7 +15,7 @@ from fakes import ManualClock
 
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.remote_protocol import QueueReason
-from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow
+from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.errors import BusyError, NotSharedError, TierUnavailableError
 from kvobj.store.remote_class import SharedWrites, Sharing
@@ -39,6 +39,7 @@ class World:
         self.looked_up = 0
         self.refusal = ""
         self.tells = True
+        self.awaited: list[int] = []
         self.uploads = RemoteUploads(
             catalog=catalog,
             frames=self,
@@ -72,7 +73,8 @@ class World:
         return await self.put(row)
 
     async def settled(self, position: int, *, timeout_seconds: float) -> bool:
-        del position, timeout_seconds
+        del timeout_seconds
+        self.awaited.append(position)
         return self.tells
 
     async def flush(self, *, timeout_seconds: float) -> bool:
@@ -182,7 +184,42 @@ async def test_what_is_wished_waits_for_nothing_while_the_remote_is_away(world: 
     with pytest.raises(NotSharedError) as refused:
         world.shared.check(Sharing.REQUIRED)
     assert "reached" not in refused.value.data
-    await world.shared.removed([msgspec.structs.replace(rows[0], durability=Durability.SHARED)])
+
+
+async def test_who_removes_something_waits_for_whatever_was_removed_of_the_bucket(world: World) -> None:
+    catalog, shared = world.catalog, world.shared
+    local = await catalog.commit(row("local", 1), mode=CommitMode.REPLACE, now_ms=1)
+    for number, key in enumerate(("plain", "shadowed", "overwritten"), 2):
+        stored = await catalog.commit(row(key, number), mode=CommitMode.REPLACE, now_ms=1, to_remote=True)
+        await shared.reached([stored.row], Sharing.REQUIRED)
+    world.awaited.clear()
+    await catalog.delete(BUCKET, [local.row.key], now_ms=1)
+    await shared.removed(BUCKET)
+    assert not world.awaited, "nothing was told of what went"
+    over = row("shadowed", 8, durability=Durability.MEMORY)
+    await catalog.commit(over, mode=CommitMode.REPLACE, now_ms=1)
+    await catalog.delete(BUCKET, ["shadowed"], now_ms=1)
+    await shared.removed(BUCKET)
+    assert world.awaited == [catalog.outbox.position]
+    await catalog.commit(row("overwritten", 9), mode=CommitMode.REPLACE, now_ms=1)
+    await catalog.delete(BUCKET, ["overwritten"], now_ms=1)
+    await catalog.delete(BUCKET, ["absent"], now_ms=1)
+    await shared.removed(BUCKET)
+    assert world.awaited[1:] == [catalog.outbox.position]
+    await shared.removed(CHUNKS)
+    await catalog.add_user(UserRow("u", "U", "AKU", "secret"))
+    await catalog.remove_user("u")
+    await shared.removed(None)
+    assert world.awaited[2:] == [catalog.outbox.position]
+    world.refusal = "it is down"
+    await shared.removed(BUCKET)
+    assert len(world.awaited) == 3
+
+
+async def test_over_an_object_in_memory_the_new_bytes_go_up_before_the_commit(world: World) -> None:
+    await world.catalog.commit(row("k", 1, durability=Durability.MEMORY), mode=CommitMode.REPLACE, now_ms=1)
+    replaced = await world.shared.replacing(row("k", 2), Sharing.REQUIRED)
+    assert (replaced.durability, world.sent) == (Durability.SHARED, ["k"])
 
 
 async def test_writes_that_wait_are_bounded_in_number(world: World) -> None:
