@@ -11,6 +11,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import (
     DELETE_QUEUE,
     DELETE_QUEUE_VOLATILE,
+    EXPOSED,
     NAMESPACE_USAGE,
     NAMESPACE_USAGE_VOLATILE,
     USAGE,
@@ -26,22 +27,25 @@ _USAGES: Final = {False: (USAGE, NAMESPACE_USAGE), True: (USAGE_VOLATILE, NAMESP
 
 
 class BatchRemoval:
-    """See the module's text. Between the first `take` and `finish` only row tables and links are right, not counters."""
+    """See the module's text. Between the first `take` and `finish` only row tables and links are right, not counters.
+    `is_all`: nothing is written to the view meanwhile but what this removes."""
 
-    __slots__ = ("_now_ms", "_objects", "_taken", "_view")
+    __slots__ = ("_has_exposed", "_now_ms", "_objects", "_taken", "_view")
 
-    def __init__(self, objects: ObjectRows, view: WriteView, *, now_ms: int) -> None:
+    def __init__(self, objects: ObjectRows, view: WriteView, *, now_ms: int, is_all: bool = False) -> None:
         self._objects = objects
         self._view = view
         self._now_ms = now_ms
         self._taken: list[tuple[bytes, RowPair]] = []
+        # Removals expose nothing.
+        self._has_exposed = not (is_all and view.is_empty(EXPOSED))
 
     def take(self, root: bytes, key: bytes, before: RowPair) -> None:
         """Remove the rows of a key, which are `before`, and their links."""
         view, objects = self._view, self._objects
         if before.durable is not None:
             objects.durable.delete(view, root, key)
-            chain_rows.relink(view, root, key, before.durable, None, volatile=False)
+            chain_rows.relink(view, root, key, before.durable, None, volatile=False, may_be_exposed=self._has_exposed)
         if before.volatile is not None:
             objects.volatile.delete(view, root, key)
             chain_rows.relink(view, root, key, before.volatile, None, volatile=True)

@@ -15,6 +15,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, root_of
 from kvobj.catalog.chunk_heads import RowHead, decode_row_head
+from kvobj.catalog.encoding import OBJECTS_VOLATILE
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.object_rows import RowPair
 from kvobj.catalog.rows import ChunkName, ObjectRow, ObjectState
@@ -32,12 +33,13 @@ def without_relied_on(
     """The chunks, children before parents, less those that something relies on, or with a child row that does not go with them."""
     roots = {bucket: root_of(view, bucket) for bucket in {chunk.bucket for chunk in chunks}}
     going: dict[str, set[bytes]] = {bucket: set() for bucket in roots}
+    children = chain_rows.Children(view)
     found: list[ChunkName] = []
     for chunk in chunks:
         root, key, gone = roots[chunk.bucket], chunk.key.encode(), going[chunk.bucket]
         if root is None or is_relied_on(chunk):
             continue
-        if gone.issuperset(chain_rows.children(view, root, key)):
+        if gone.issuperset(children.of(root, key)):
             gone.add(key)
             found.append(chunk)
     return found
@@ -49,6 +51,7 @@ def may_condemn(
     """Which chunks policy may condemn, children before parents: live under this blob id, not pinned, all children marked."""
     given: set[tuple[str, str]] = set()
     allowed: list[bool] = []
+    children, pins = chain_rows.Children(view), tables.guard.over(view)
     for bucket, members in groupby(chunks, key=attrgetter("bucket")):
         some = list(members)
         root = root_of(view, bucket)
@@ -60,10 +63,10 @@ def may_condemn(
             may = (
                 value is not None
                 and _is_live_as(decode_row_head(value), chunk)
-                and not tables.guard.holds_row(view, bucket, chunk.key)
+                and not pins.holds_row(bucket, chunk.key)
                 and all(
                     (bucket, child) in given or is_marked(bucket, child)
-                    for child in map(bytes.decode, chain_rows.children(view, root, key))
+                    for child in map(bytes.decode, children.of(root, key))
                 )
             )
             if may:
@@ -109,13 +112,17 @@ class ClaimChange:
 class _Claiming:
     """One claim's view of the tables; roots are looked up once."""
 
-    __slots__ = ("_removal", "_roots", "_tables", "_view")
+    __slots__ = ("_children", "_has_volatile", "_pins", "_removal", "_roots", "_tables", "_view")
 
     def __init__(self, tables: CatalogRows, view: WriteView, now_ms: int) -> None:
         self._tables = tables
         self._view = view
-        self._removal = BatchRemoval(tables.objects, view, now_ms=now_ms)
+        self._removal = BatchRemoval(tables.objects, view, now_ms=now_ms, is_all=True)
         self._roots: dict[str, bytes | None] = {}
+        # A claim only takes away, so what is empty at its beginning stays so.
+        self._children = chain_rows.Children(view)
+        self._pins = tables.guard.over(view)
+        self._has_volatile = not view.is_empty(OBJECTS_VOLATILE)
 
     def claim(self, bucket: str, name: str, blob_id: bytes | None) -> list[RowPair]:
         """Remove the rows of a key if nothing holds them; `blob_id` None: a hidden one. What was removed."""
@@ -126,11 +133,11 @@ class _Claiming:
         if root is None:
             return []
         key = name.encode()
-        before = self._tables.objects.pair(view, root, key)
+        before = self._tables.objects.pair(view, root, key, is_durable=not self._has_volatile)
         row = before.hidden if blob_id is None else before.live
         if row is None or (blob_id is not None and first_blob(row) != blob_id):
             return []
-        if chain_rows.has_children(view, root, key) or self._tables.guard.holds_row(view, bucket, name):
+        if self._children.has_any(root, key) or self._pins.holds_row(bucket, name):
             return []
         # Not held by its key, so none of its blobs is.
         self._removal.take(root, key, before)

@@ -23,7 +23,7 @@ from kvobj.catalog.encoding import (
     number_key,
 )
 from kvobj.catalog.history_protocol import EventRow, EventType, RemovalReason, RemovalRow
-from kvobj.catalog.key_hash import key_hash
+from kvobj.catalog.key_hash import KEY_HASH_BYTES, key_hash
 from kvobj.catalog.rows import ObjectRow
 from kvobj.database import WriteView
 
@@ -63,10 +63,11 @@ class HistoryRows:
             number = number_key(event.sequence)
             view.put(table, number, encode_row(event), headroom=True)
             removal = encode_row(RemovalRow(reason, now_ms, event.namespace, event.sequence))
-            for place, key in enumerate(event.keys):
-                name = removal_key(event.bucket, key)
-                view.put(REMOVALS, name, removal, headroom=True)
-                view.put(REMOVALS_BY_TIME, number + place.to_bytes(2, "big"), _TIME.pack(now_ms) + name, headroom=True)
+            start = removals_of(event.bucket)
+            hashes = [key_hash(key.encode()) for key in event.keys]
+            for each in hashes:
+                view.put(REMOVALS, start + each, removal, headroom=True)
+            view.put(REMOVALS_BY_TIME, number, b"".join((_TIME.pack(now_ms), start, *hashes)), headroom=True)
 
     def made_durable(self, view: WriteView, row: ObjectRow) -> None:
         """A row moved from the volatile to the durable table: its event goes along. Of an event with several rows the last one
@@ -128,12 +129,28 @@ def removed_events(
 
 def removal_key(bucket: str, key: str) -> bytes:
     """Where the removal of a key is remembered; no bucket name holds a zero byte."""
-    return bucket.encode() + b"\0" + key_hash(key.encode())
+    return removals_of(bucket) + key_hash(key.encode())
 
 
-def unpack_removal_time(value: bytes) -> tuple[int, bytes]:
-    """When a removal in `REMOVALS_BY_TIME` was, and its key in `REMOVALS`."""
-    return _TIME.unpack_from(value)[0], value[_TIME.size :]
+def removals_of(bucket: str) -> bytes:
+    """What the places of a bucket's removals begin with."""
+    return bucket.encode() + b"\0"
+
+
+def unpack_removal_time(value: bytes) -> tuple[int, list[bytes]]:
+    """When the removals of an entry of `REMOVALS_BY_TIME` were, and their keys in `REMOVALS`. An entry is of one event; older
+    versions made one of each key."""
+    hashes_at = value.index(b"\0", _TIME.size) + 1
+    start = value[_TIME.size : hashes_at]
+    names = [start + value[at : at + KEY_HASH_BYTES] for at in range(hashes_at, len(value), KEY_HASH_BYTES)]
+    return _TIME.unpack_from(value)[0], names
+
+
+def without_first_removals(value: bytes, count: int) -> bytes:
+    """An entry of `REMOVALS_BY_TIME` without its first keys; b"" where none is left."""
+    hashes_at = value.index(b"\0", _TIME.size) + 1
+    rest_at = hashes_at + count * KEY_HASH_BYTES
+    return value[:hashes_at] + value[rest_at:] if rest_at < len(value) else b""
 
 
 def _goes_on(before: ObjectRow, row: ObjectRow) -> bool:

@@ -66,6 +66,10 @@ class PinGuard:
     def __init__(self) -> None:
         self.quiet = False
 
+    def over(self, view: ReadView) -> PinsInView:
+        """The first question for many keys of one view."""
+        return PinsInView(self, view)
+
     def holds_row(self, view: ReadView, bucket: str, key: str) -> bool:
         """Whether any pin names the key, whatever blob its row names by now. Guards of condemn, claim, DELETE and recall."""
         return self.quiet or _has_any(view, PINS_BY_KEY, pins_by_key(bucket, key))
@@ -73,6 +77,22 @@ class PinGuard:
     def holds_blob(self, view: ReadView, blob_id: bytes) -> bool:
         """Whether any pin names the blob. Guard of the delete queue (`QueueEntry.pinned`)."""
         return self.quiet or _has_any(view, PINS_BY_BLOB, blob_id)
+
+
+class PinsInView:
+    """`PinGuard.holds_row` for many keys over one view, which meanwhile gets no pin more: where there is none at all, which is the
+    rule in a store that nobody holds anything of, no key is looked for."""
+
+    __slots__ = ("_guard", "_is_any", "_view")
+
+    def __init__(self, guard: PinGuard, view: ReadView) -> None:
+        self._guard = guard
+        self._view = view
+        self._is_any = not view.is_empty(PINS_BY_KEY)
+
+    def holds_row(self, bucket: str, key: str) -> bool:
+        """See `PinGuard.holds_row`."""
+        return self._guard.holds_row(self._view, bucket, key) if self._is_any else self._guard.quiet
 
 
 def pins_by_key(bucket: str, key: str) -> bytes:

@@ -128,16 +128,20 @@ class LmdbGc(LmdbBase):
 
     def _due(self, now_ms: int, limit: int, after: int) -> list[QueueEntry]:
         guard, start = self._tables.guard, number_key(after + 1)
+        due: list[QueueEntry] = []
         with self._database.read() as view:
-            queues = heapq.merge(view.range(DELETE_QUEUE, start), view.range(DELETE_QUEUE_VOLATILE, start))
-            entries = (decode_queue_entry(value) for _, value in queues)
-            due = (
-                entry
-                for entry in entries
-                if entry.not_before_ms <= now_ms
-                and not (entry.pinned and guard.holds_blob(view, entry.pinned_blob or entry.blob_id))
-            )
-            return list(islice(due, limit))
+            queued = view.range(DELETE_QUEUE, start)
+            if not view.is_empty(DELETE_QUEUE_VOLATILE):
+                queued = heapq.merge(queued, view.range(DELETE_QUEUE_VOLATILE, start))
+            for _, value in queued:
+                entry = decode_queue_entry(value)
+                if entry.not_before_ms <= now_ms and not (
+                    entry.pinned and guard.holds_blob(view, entry.pinned_blob or entry.blob_id)
+                ):
+                    due.append(entry)
+                    if len(due) == limit:
+                        break
+        return due
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:
         """See `Catalog.reap`. Not synced: what power loss brings back is deleted once more, which does no harm."""

@@ -32,6 +32,7 @@ from kvobj.catalog.history_rows import (
     decode_removal,
     removal_key,
     unpack_removal_time,
+    without_first_removals,
 )
 from kvobj.catalog.listing import merged
 from kvobj.catalog.numbers import NumberLine
@@ -223,14 +224,17 @@ class LmdbHistory:
                 partial(_forget_events, EVENTS_VOLATILE, due.volatile[start : start + _VOLATILE_STEP])
             )
             await asyncio.sleep(0)
-        for start in range(0, len(due.removals), _VOLATILE_STEP):
-            self._database.write_volatile(partial(_forget_removals, due.removals[start : start + _VOLATILE_STEP]))
-            await asyncio.sleep(0)
+        removals = 0
+        for key, names in due.removals:
+            for start in range(0, len(names), _VOLATILE_STEP):
+                self._database.write_volatile(partial(_forget_removals, key, names[start : start + _VOLATILE_STEP]))
+                await asyncio.sleep(0)
+            removals += len(names)
         for start in range(0, len(due.durable), _DURABLE_STEP):
             await self._database.write(
                 partial(_forget_events, EVENTS, due.durable[start : start + _DURABLE_STEP]), synced=False
             )
-        return len(due.volatile) + len(due.durable) + len(due.removals)
+        return len(due.volatile) + len(due.durable) + removals
 
     def _due(self, kept_since_ms: int, limit: int) -> _Due:
         with self._database.read() as view:
@@ -243,11 +247,16 @@ class LmdbHistory:
                     break
                 (due.volatile if table is EVENTS_VOLATILE else due.durable).append(key)
             limit -= len(due.volatile) + len(due.durable)
-            surplus = view.count(REMOVALS_BY_TIME) - self.max_events
-            for place, (key, value) in enumerate(islice(view.range(REMOVALS_BY_TIME, _FIRST), limit)):
-                if place >= surplus and unpack_removal_time(value)[0] >= kept_since_ms:
+            # A key that was removed more than once has one removal and several times.
+            surplus_times = view.count(REMOVALS_BY_TIME) - self.max_events
+            surplus = view.count(REMOVALS) - self.max_events
+            found = 0
+            for place, (key, value) in enumerate(view.range(REMOVALS_BY_TIME, _FIRST)):
+                time_ms, names = unpack_removal_time(value)
+                if found >= limit or (place >= surplus_times and found >= surplus and time_ms >= kept_since_ms):
                     break
-                due.removals.append(key)
+                due.removals.append((key, names[: limit - found]))
+                found += len(names)
         return due
 
     async def write_down(self, *, limit: int = 200_000) -> bool:
@@ -268,11 +277,11 @@ _FIRST: Final = number_key(0)
 
 
 class _Due(NamedTuple):
-    """Keys of what a trim forgets."""
+    """Keys of what a trim forgets; of removals by time with the keys in REMOVALS that each names."""
 
     volatile: list[bytes]
     durable: list[bytes]
-    removals: list[bytes]
+    removals: list[tuple[bytes, list[bytes]]]
 
 
 def _root(view: ReadView, bucket: str) -> bytes | None:
@@ -300,21 +309,25 @@ def _forget_events(table: Table, keys: list[bytes], view: WriteView) -> None:
         view.delete(table, key)
 
 
-def _forget_removals(keys: list[bytes], view: WriteView) -> None:
-    forgotten = b""
-    for key in keys:
-        value = view.get(REMOVALS_BY_TIME, key)
-        if value is None:
-            continue
-        view.delete(REMOVALS_BY_TIME, key)
-        name = unpack_removal_time(value)[1]
+def _forget_removals(number: bytes, names: list[bytes], view: WriteView) -> None:
+    """Forget the first removals of an event, of which `names` are the keys."""
+    value = view.get(REMOVALS_BY_TIME, number)
+    if value is None:
+        return
+    forgotten = False
+    for name in names:
         removal = view.get(REMOVALS, name)
         # A key removed again since then is remembered by its later removal.
-        if removal is not None and number_key(decode_removal(removal).sequence) == key[: len(_FIRST)]:
+        if removal is not None and number_key(decode_removal(removal).sequence) == number[: len(_FIRST)]:
             view.delete(REMOVALS, name)
-            forgotten = key[: len(_FIRST)]
+            forgotten = True
+    rest = without_first_removals(value, len(names))
+    if rest:
+        view.put(REMOVALS_BY_TIME, number, rest, headroom=True)
+    else:
+        view.delete(REMOVALS_BY_TIME, number)
     if forgotten:
-        _raise_mark(view, REMOVALS_BY_TIME, forgotten)
+        _raise_mark(view, REMOVALS_BY_TIME, number[: len(_FIRST)])
 
 
 def _move_down(keys: list[bytes], view: WriteView) -> None:

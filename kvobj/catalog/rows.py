@@ -141,7 +141,7 @@ class PartInfo(_Row, frozen=True, array_like=True):
     checksum: Checksum | None = None
 
 
-class ObjectRow(_Row, frozen=True, array_like=True):
+class ObjectRow(_Row, frozen=True, array_like=True, gc=False):
     """One object. Its bytes are the blobs in order; their plain sizes sum to `size_bytes`.
 
     `etag` has no quotes. `headers` are the stored standard headers by lower-case name (content-type,

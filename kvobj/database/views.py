@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 from typing import Protocol, Self
 
 from kvobj.database.effects import Effects, add_in, overlaid, summed, unpack_counters
@@ -381,8 +381,7 @@ def _under(transaction: Transaction, handle: Handle, prefix: bytes, limit: int |
 
 
 def _get_many(transaction: Transaction, keys: Sequence[bytes], handle: Handle) -> list[bytes | None]:
-    get = transaction.get
-    return [get(key, None, handle) for key in keys]
+    return list(map(transaction.get, keys, repeat(None), repeat(handle)))
 
 
 def range_of(

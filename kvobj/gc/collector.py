@@ -242,10 +242,11 @@ class Collector(BackgroundWorker):
         self._pace.note_request()
         kind = self._kinds.get(row.bucket)
         if kind is BucketKind.KV:
-            name = chunk_name(row.bucket, row.key)
-            self._tell_names(row)
-            self._policy.access(name, now_ms=boot_ms(self._clock))
-            self._note_use(name)
+            name, now_ms = chunk_name(row.bucket, row.key), boot_ms(self._clock)
+            self._tell_names(row, name)
+            self._policy.access(name, now_ms=now_ms)
+            self._claims.used(name)
+            self._chunks.used(name, boot_ms=now_ms)
         elif self._objects is not None:
             self._objects.used((row.bucket, row.key))
 
@@ -262,9 +263,10 @@ class Collector(BackgroundWorker):
         """A client was told that the chunk is there: policy leaves it alone for the grace time."""
         self._pace.note_request()
         if self._kinds.get(row.bucket) is not BucketKind.ORDINARY:
-            name = chunk_name(row.bucket, row.key)
-            self._holds.hold(name, row.size_bytes, now_boot_ms=boot_ms(self._clock))
-            self._note_use(name)
+            name, now_ms = chunk_name(row.bucket, row.key), boot_ms(self._clock)
+            self._holds.hold(name, row.size_bytes, now_boot_ms=now_ms)
+            self._claims.used(name)
+            self._chunks.used(name, boot_ms=now_ms)
 
     def held_and_touched(self, row: ObjectRow) -> None:
         """`hold` and `touched` of one read, in two thirds of their time."""
@@ -291,9 +293,9 @@ class Collector(BackgroundWorker):
         for row in rows:
             if self._objects is not None and row.blobs:
                 self._objects.drop((row.bucket, row.key), row.blobs[0].blob_id)
-            name = chunk_name(row.bucket, row.key)
-            is_marked = bool(row.blobs) and self._claims.marked.is_blob(name, row.blobs[0].blob_id)
-            if is_marked or self._chunks.is_row(row, name):
+            marked = self._claims.marked.name_of(row.blobs[0].blob_id) if row.blobs else None
+            name = marked or chunk_name(row.bucket, row.key)
+            if marked is not None or self._chunks.is_row(row, name):
                 self._forget(name)
             self._holds.drop(name)
 

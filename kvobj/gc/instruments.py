@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.gc.collector import Collector
@@ -32,54 +31,63 @@ class GcParts:
     lost: LostObjects
     lifecycle: Lifecycle
 
-    def figures(self) -> Mapping[str, float]:
-        """Of gc, by name with its unit; those that only grow are since the start of the process."""
-        counts, scrub = self.collector.counts, self.scrub.counts
-        marked, waiting = self.catalog.condemned()
+    def readers(self) -> Mapping[str, Callable[[], float]]:
+        """What reads each figure of gc, by name with its unit; those that only grow are since the start of the process."""
+        collector, reaper, holds, lifecycle = self.collector, self.reaper, self.holds, self.lifecycle
+        counts, scrub = collector.counts, self.scrub.counts
+        condemned = self.catalog.condemned
         return {
-            "marked_chunks": marked,
-            "waiting_for_pins_chunks": waiting,
-            "held_chunks": len(self.holds),
-            "held_bytes": self.holds.size_bytes,
-            "reclaim_lag_seconds": max(self.collector.lag_seconds, self.reaper.lag_seconds),
-            "condemned_chunks": counts.condemned,
-            "rescued_chunks": counts.rescued,
-            "spared_chunks": counts.spared,
-            "claimed_chunks": counts.claimed,
-            "claimed_bytes": counts.claimed_bytes,
-            "removed_for_writers_bytes": counts.pressed_bytes,
-            "admitted_chunks": counts.admitted,
-            "refused_chunks": counts.refused,
-            "evicted_to_remote_objects": self.collector.evictions.objects,
-            "evicted_to_remote_bytes": self.collector.evictions.size_bytes,
-            "uploaded_for_room_objects": self.collector.evictions.uploaded,
-            "reaped_blobs": self.reaper.reaped_blobs,
-            "remote_reap_lag_seconds": self.reaper.remote_lag_seconds,
-            "remote_reap_failures": self.reaper.remote_failures,
-            "scrubbed_objects": scrub.objects,
-            "scrubbed_bytes": scrub.hashed_bytes,
-            "scrub_mismatches": scrub.mismatches,
-            "scrub_repaired": scrub.repaired,
-            "scrub_replaced_on_remote": scrub.replaced,
-            "scrub_passes": scrub.passes,
-            "reconciled_rows": self.reconcile.checked_rows,
-            "dropped_lost_chunks": self.lost.dropped_chunks,
-            "lost_objects": len(self.lost),
-            "lifecycle_objects": self.lifecycle.counts.objects,
-            "lifecycle_bytes": self.lifecycle.counts.size_bytes,
-            "lifecycle_uploads": self.lifecycle.counts.uploads,
-            "lifecycle_passes": self.lifecycle.counts.passes,
+            "marked_chunks": lambda: condemned()[0],
+            "waiting_for_pins_chunks": lambda: condemned()[1],
+            "held_chunks": lambda: len(holds),
+            "held_bytes": lambda: holds.size_bytes,
+            "reclaim_lag_seconds": lambda: max(collector.lag_seconds, reaper.lag_seconds),
+            "condemned_chunks": lambda: counts.condemned,
+            "rescued_chunks": lambda: counts.rescued,
+            "spared_chunks": lambda: counts.spared,
+            "claimed_chunks": lambda: counts.claimed,
+            "claimed_bytes": lambda: counts.claimed_bytes,
+            "removed_for_writers_bytes": lambda: counts.pressed_bytes,
+            "admitted_chunks": lambda: counts.admitted,
+            "refused_chunks": lambda: counts.refused,
+            "evicted_to_remote_objects": lambda: collector.evictions.objects,
+            "evicted_to_remote_bytes": lambda: collector.evictions.size_bytes,
+            "uploaded_for_room_objects": lambda: collector.evictions.uploaded,
+            "reaped_blobs": lambda: reaper.reaped_blobs,
+            "remote_reap_lag_seconds": lambda: reaper.remote_lag_seconds,
+            "remote_reap_failures": lambda: reaper.remote_failures,
+            "scrubbed_objects": lambda: scrub.objects,
+            "scrubbed_bytes": lambda: scrub.hashed_bytes,
+            "scrub_mismatches": lambda: scrub.mismatches,
+            "scrub_repaired": lambda: scrub.repaired,
+            "scrub_replaced_on_remote": lambda: scrub.replaced,
+            "scrub_passes": lambda: scrub.passes,
+            "reconciled_rows": lambda: self.reconcile.checked_rows,
+            "dropped_lost_chunks": lambda: self.lost.dropped_chunks,
+            "lost_objects": lambda: len(self.lost),
+            "lifecycle_objects": lambda: lifecycle.counts.objects,
+            "lifecycle_bytes": lambda: lifecycle.counts.size_bytes,
+            "lifecycle_uploads": lambda: lifecycle.counts.uploads,
+            "lifecycle_passes": lambda: lifecycle.counts.passes,
         }
 
-    def leases(self) -> Mapping[str, float]:
-        """Of sessions and pins, now; `quiet` is 1 in quiet time."""
-        usage = self.catalog.leases.usage()
+    def lease_readers(self) -> Mapping[str, Callable[[], float]]:
+        """The same of sessions and pins, now; `quiet` is 1 in quiet time."""
+        usage, expiry = self.catalog.leases.usage, self.expiry
         return {
-            "sessions": usage.sessions,
-            "pins": usage.pins,
-            "quiet": int(usage.quiet),
-            "expired_sessions": self.expiry.expired_sessions,
+            "sessions": lambda: usage().sessions,
+            "pins": lambda: usage().pins,
+            "quiet": lambda: int(usage().quiet),
+            "expired_sessions": lambda: expiry.expired_sessions,
         }
+
+    def figures(self) -> Mapping[str, float]:
+        """All figures of gc, as they are now."""
+        return _read(self.readers())
+
+    def leases(self) -> Mapping[str, float]:
+        """All figures of sessions and pins, as they are now."""
+        return _read(self.lease_readers())
 
 
 _HELP: Mapping[str, str] = {
@@ -105,15 +113,15 @@ _HELP: Mapping[str, str] = {
 
 def register(metrics: Metrics, parts: GcParts) -> None:
     """Make a gauge of every figure: `kvobj_gc_…` and `kvobj_lease_…`. Once a store."""
-    _gauges(metrics, "kvobj_gc_", parts.figures)
-    _gauges(metrics, "kvobj_lease_", parts.leases)
+    _gauges(metrics, "kvobj_gc_", parts.readers())
+    _gauges(metrics, "kvobj_lease_", parts.lease_readers())
 
 
-def _gauges(metrics: Metrics, start: str, read: Callable[[], Mapping[str, float]]) -> None:
-    for name in read():
+def _gauges(metrics: Metrics, start: str, readers: Mapping[str, Callable[[], float]]) -> None:
+    for name, read in readers.items():
         text = _HELP.get(name, f"{name.replace('_', ' ')} since the start")
-        metrics.gauge_of(start + name, text, partial(_figure, read, name))
+        metrics.gauge_of(start + name, text, read)
 
 
-def _figure(read: Callable[[], Mapping[str, float]], name: str) -> float:
-    return read()[name]
+def _read(readers: Mapping[str, Callable[[], float]]) -> Mapping[str, float]:
+    return {name: read() for name, read in readers.items()}

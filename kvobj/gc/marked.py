@@ -13,10 +13,11 @@ class Marked:
     """Condemned chunks by the policy's name, in the order in which they were condemned; `size_bytes` is what they take in nvme.
     Event-loop-only."""
 
-    __slots__ = ("_marks", "size_bytes")
+    __slots__ = ("_marks", "_names", "size_bytes")
 
     def __init__(self) -> None:
         self._marks: OrderedDict[bytes, tuple[HomeChunk, int]] = OrderedDict()
+        self._names: dict[bytes, bytes] = {}  # by blob id
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -26,6 +27,7 @@ class Marked:
     def add(self, chunk: HomeChunk, *, due_ms: int) -> None:
         """The chunk is condemned, to be claimed from `due_ms` of the boot clock on."""
         self._marks[chunk.name] = (chunk, due_ms)
+        self._names[chunk.chunk.blob_id] = chunk.name
         self.size_bytes += chunk.home_bytes
 
     def pop(self, name: bytes) -> HomeChunk | None:
@@ -33,6 +35,7 @@ class Marked:
         mark = self._marks.pop(name, None)
         if mark is None:
             return None
+        self._names.pop(mark[0].chunk.blob_id, None)
         self.size_bytes -= mark[0].home_bytes
         return mark[0]
 
@@ -40,6 +43,10 @@ class Marked:
         """Whether the condemned chunk of this name has this first blob."""
         mark = self._marks.get(name)
         return mark is not None and mark[0].chunk.blob_id == blob_id
+
+    def name_of(self, blob_id: bytes) -> bytes | None:
+        """The name of the condemned chunk that has this first blob, None where there is none: a tenth of what making it costs."""
+        return self._names.get(blob_id)
 
     def __contains__(self, name: bytes) -> bool:
         """Whether the chunk of this name is condemned."""

@@ -9,6 +9,8 @@ from typing import Final
 from kvobj.clock import Clock
 
 BATCH_MAX: Final = 500
+# Where nobody waits for the writer: each batch is flushed once, whatever its size.
+BATCH_IDLE: Final = 1000
 # Of the rate's chunks so many batches are made a second: small ones, since a batch holds up the catalog's writer.
 BATCHES_PER_SECOND: Final = 20
 # The store counts as idle when nobody asked it anything for so long.
@@ -39,7 +41,7 @@ class Pace:
     def batch(self) -> int:
         """How many chunks to take at once."""
         if self.is_idle:
-            return BATCH_MAX
+            return BATCH_IDLE
         return max(1, min(BATCH_MAX, self._chunks_per_second // BATCHES_PER_SECOND))
 
     async def after(self, chunks: int, *, seconds: float) -> None:

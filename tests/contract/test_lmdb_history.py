@@ -11,6 +11,9 @@ import pytest
 from history_contract import BUCKET, OTHER, HistoryContract, Teller, chunk, keys_told, told
 from lmdb_teller import LmdbTeller
 
+from kvobj.catalog.encoding import REMOVALS, REMOVALS_BY_TIME, encode_row, number_key
+from kvobj.catalog.history_protocol import RemovalReason, RemovalRow
+from kvobj.catalog.history_rows import removal_key, removed_events
 from kvobj.database import WriteView
 
 
@@ -140,3 +143,23 @@ async def test_retention_that_went_before_a_clean_stop_stays_told(lmdb: LmdbTell
     await lmdb.history.write_down()
     await lmdb.reopen(boot_id="another")
     assert (await lmdb.history.read(BUCKET, after=0)).first_kept == first_kept > 0
+
+
+async def test_entries_of_one_key_each_as_older_versions_made_them_are_forgotten_too(lmdb: LmdbTeller) -> None:
+    (event,) = removed_events([chunk("a"), chunk("b")], lmdb.numbers.allocate, reason=RemovalReason.EVICTED, now_ms=1)
+
+    def change(view: WriteView) -> None:
+        for place, key in enumerate(event.keys):
+            name = removal_key(BUCKET, key)
+            view.put(REMOVALS, name, encode_row(RemovalRow(RemovalReason.EVICTED, 1, event.namespace, event.sequence)))
+            time_key = number_key(event.sequence) + place.to_bytes(2, "big")
+            view.put(REMOVALS_BY_TIME, time_key, (1).to_bytes(8, "big") + name)
+
+    lmdb.database.write_volatile(change)
+    assert await lmdb.history.why_removed(BUCKET, "b") is not None
+    assert await lmdb.history.trim(now_ms=1000, retention_ms=10) == 2
+    assert await lmdb.history.why_removed(BUCKET, "a") is None
+    assert await lmdb.history.why_removed(BUCKET, "b") is None
+    assert not await lmdb.history.remembers_all(BUCKET)
+    with lmdb.database.read() as view:
+        assert view.count(REMOVALS) == 0

@@ -593,3 +593,22 @@ async def test_a_group_adds_to_a_durable_counter_what_all_its_changes_add(tmp_pa
     with database.read() as view:
         assert view.count(COUNTS) == 0
     await database.aclose()
+
+
+async def test_a_table_that_the_group_has_just_put_into_is_not_empty(tmp_path: Path) -> None:
+    database = opened(tmp_path)
+
+    def look(view: WriteView) -> list[bool]:
+        return [view.is_empty(DURABLE), view.is_empty(VOLATILE)]
+
+    with database.read() as view:
+        assert view.is_empty(DURABLE)
+        assert view.is_empty(VOLATILE)
+    puts = [database.submit(putting(table, b"key", b"value")) for table in (DURABLE, VOLATILE)]
+    # All three are one group: the volatile put is still to be applied.
+    assert await database.submit(look) == [False, False]
+    await asyncio.gather(*puts)
+    with database.read() as view:
+        assert not view.is_empty(VOLATILE)
+    assert database.write_volatile(look) == [False, False]
+    await database.aclose()

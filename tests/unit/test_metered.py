@@ -56,3 +56,6 @@ async def test_two_tiers_share_instruments(shm_path: Path) -> None:
         rendered = metrics.render().decode()
         assert 'kvobj_tier_gets_total{outcome="miss",tier="one"} 1.0' in rendered
         assert 'kvobj_tier_gets_total{outcome="miss",tier="two"} 1.0' in rendered
+        assert metrics.value("kvobj_tier_gets_total", tier="one", outcome="miss") == 1
+        assert metrics.value("kvobj_tier_gets_total", tier="one") == 0
+        assert metrics.value("kvobj_no_such_thing") == 0

@@ -8,8 +8,9 @@ copies values and encodes nothing.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final, Self
+
+import msgspec
 
 from kvobj.database import Table
 from kvobj.errors import CorruptionError
@@ -26,8 +27,7 @@ _ROW: Final = struct.Struct("<BIQQ")
 _INLINE_FLAG: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a blob of `frame_bytes` is: at `offset` (its record page) of segment number `segment`, or `inline` in LMDB."""
 
     segment: int

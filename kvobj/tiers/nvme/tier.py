@@ -301,11 +301,14 @@ class NvmeTier:
 
 def _removed(view: WriteView, blob_ids: Sequence[BlobId]) -> list[Place]:
     """Take the rows away, note it in the log, and say what room that frees. Rows of one id are found once only."""
-    held = [(blob_id, Place.decode(row)) for blob_id in dict.fromkeys(blob_ids) if (row := view.get(BLOBS, blob_id))]
-    for blob_id, place in held:
+    different = list(dict.fromkeys(blob_ids))
+    rows = view.get_many(BLOBS, different)
+    held = {blob_id: Place.decode(row) for blob_id, row in zip(different, rows, strict=True) if row}
+    for blob_id in held:
         view.delete(BLOBS, blob_id)
+    for blob_id, place in held.items():
         if place.inline:
             view.delete(INLINE, blob_id)
     if held:
-        view.log(encode_removed([blob_id for blob_id, _ in held]))
-    return [place for _, place in held]
+        view.log(encode_removed(list(held)))
+    return list(held.values())
