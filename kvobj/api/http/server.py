@@ -25,6 +25,7 @@ from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_senders import BodySenders, make_senders
 from kvobj.wire.receive_check import choose_receive_mode
 
 
@@ -96,6 +97,7 @@ class HttpServer:
         self._header_names: dict[bytes, str] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._shared = memoryview(bytearray(settings.receive_buffer_bytes))
+        self._senders: BodySenders | None = None
         self._ports: tuple[int, ...] = ()
 
     @property
@@ -112,6 +114,7 @@ class HttpServer:
         """Listen on duplicates of bound stream sockets; all of them with TLS when a context is given. Call it once."""
         if self._receive_mode is None:
             self._receive_mode = await choose_receive_mode(self._errors)
+        self._senders = make_senders(asyncio.get_running_loop(), threads=self._settings.sender_threads)
         for bound in sockets:
             self._tune(bound)
             if ssl_context is None:
@@ -145,7 +148,9 @@ class HttpServer:
         listener.start()
 
     def _wire(self, connected: Callable[[Wire], None]) -> Wire:
-        return Wire(asyncio.get_running_loop(), connected, shared=self._shared, mode=self.receive_mode)
+        return Wire(
+            asyncio.get_running_loop(), connected, shared=self._shared, mode=self.receive_mode, senders=self._senders
+        )
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Accept no more and finish what is in flight; True when all was finished in time.
@@ -195,6 +200,8 @@ class HttpServer:
         await asyncio.gather(*connections.values(), return_exceptions=True)
         for connection in connections:
             await connection.wire.wait_closed()
+        if self._senders is not None:
+            self._senders.close()
         for gone in self._gone:
             gone.cancel()
         await asyncio.gather(*self._gone, return_exceptions=True)

@@ -1,0 +1,161 @@
+"""Long replies that threads send: the right bytes whoever ends up sending them, and no thread that waits for a client for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from http_peers import TIMEOUT_SECONDS, pattern, until
+
+from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders, Sending, SendOutcome, make_senders
+
+BODY_BYTES = 12 * 1024 * 1024  # more than both sockets hold
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@dataclass
+class Served:
+    """One wire a client, with one thread for all of them."""
+
+    senders: BodySenders
+    listener: socket.socket
+    made: asyncio.Queue[Wire] = field(default_factory=asyncio.Queue)
+    sendings: list[Sending] = field(default_factory=list)
+
+    async def connect(self) -> tuple[Wire, socket.socket]:
+        client = socket.create_connection(self.listener.getsockname())
+        client.settimeout(0)
+        return await asyncio.wait_for(self.made.get(), TIMEOUT_SECONDS), client
+
+
+@asynccontextmanager
+async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    loop = asyncio.get_running_loop()
+    senders = make_senders(loop, threads=1)
+    if senders is None or not type(loop).__module__.startswith("uvloop"):
+        pytest.skip("no native library, or a loop that keeps copies of what it could not send at once")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        served = Served(senders, listener)
+        begin = senders.send
+
+        def noted(descriptor: int, view: memoryview) -> Sending | None:
+            sending = begin(descriptor, view)
+            if sending is not None:
+                served.sendings.append(sending)
+            return sending
+
+        monkeypatch.setattr(senders, "send", noted)
+        wires: list[Wire] = []
+
+        def make() -> Wire:
+            shared = memoryview(bytearray(64 * 1024))
+            wire = Wire(loop, served.made.put_nowait, shared=shared, mode=ReceiveMode.DIRECT, senders=senders)
+            wires.append(wire)
+            return wire
+
+        server = await loop.create_server(make, sock=listener.dup())
+        try:
+            yield served
+        finally:
+            for wire in wires:
+                wire.reset()
+                await asyncio.wait_for(wire.wait_closed(), TIMEOUT_SECONDS)
+            senders.close()
+            server.close()
+            await server.wait_closed()
+
+
+async def received(client: socket.socket, size: int) -> bytes:
+    loop, body = asyncio.get_running_loop(), bytearray(size)
+    with memoryview(body) as view:
+        filled = 0
+        while filled < size:
+            count = await asyncio.wait_for(loop.sock_recv_into(client, view[filled:]), TIMEOUT_SECONDS)
+            assert count
+            filled += count
+    return bytes(body)
+
+
+async def test_a_thread_sends_what_is_long_and_the_event_loop_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        with client:
+            for size, sendings in ((SENT_BYTES_MIN // 2, 0), (BODY_BYTES, 1), (BODY_BYTES, 2)):
+                body = pattern(size)
+                sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
+                assert await received(client, len(HEAD) + size) == HEAD + body
+                await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+                assert len(served.sendings) == sendings
+                assert wire.bytes_taken == wire.bytes_out
+        assert [sending.ended.result() for sending in served.sendings] == [SendOutcome.WHOLE] * 2
+
+
+async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = pattern(BODY_BYTES)
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        with client:
+            sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await until(lambda: bool(served.sendings))
+                assert await served.sendings[0].ended is SendOutcome.SLOW
+            assert wire.is_flushing
+            assert wire.bytes_taken < wire.bytes_out
+            assert await received(client, len(HEAD) + BODY_BYTES) == HEAD + body
+            await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+
+
+async def test_who_finds_no_free_thread_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [pattern(BODY_BYTES + index) for index in range(3)]
+    async with serving_one_thread(monkeypatch) as served:
+        pairs = [await served.connect() for _ in bodies]
+        sends = [
+            asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
+            for (wire, _), body in zip(pairs, bodies, strict=True)
+        ]
+        got = await asyncio.gather(
+            *(received(client, len(HEAD) + len(body)) for (_, client), body in zip(pairs, bodies, strict=True))
+        )
+        await asyncio.wait_for(asyncio.gather(*sends), TIMEOUT_SECONDS)
+        for _, client in pairs:
+            client.close()
+    assert got == [HEAD + body for body in bodies]
+    assert 1 <= len(served.sendings) < len(bodies) + 1
+
+
+@pytest.mark.parametrize("how", ["the client resets", "the server resets", "the sender is cancelled"])
+async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        sending = asyncio.ensure_future(wire.send(HEAD, memoryview(bytearray(BODY_BYTES))))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await until(lambda: bool(served.sendings))
+            if how == "the client resets":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                client.close()
+            elif how == "the server resets":
+                wire.reset()
+            else:
+                sending.cancel()
+            with pytest.raises((ConnectionError, asyncio.CancelledError)):
+                await sending
+            assert served.sendings[0].left == 0
+            # The one thread is free again, at once or when it has looked at the socket for the last time.
+            body = pattern(BODY_BYTES)
+            while len(served.sendings) == 1:
+                other, taker = await served.connect()
+                with taker:
+                    again = asyncio.ensure_future(other.send(HEAD, memoryview(body)))
+                    assert await received(taker, len(HEAD) + BODY_BYTES) == HEAD + body
+                    await again
+            assert await served.sendings[1].ended is SendOutcome.WHOLE
+        client.close()
