@@ -15,20 +15,24 @@ from typing import Final
 
 from blake3 import blake3
 
-from kvobj.codec.checksums import Digester, crc32c
-from kvobj.codec.frame import BLOCK_PLAIN_BYTES, block_count
+from kvobj.codec.block_crcs import BlockCrcs
+from kvobj.codec.checksums import Digester
+from kvobj.codec.frame import block_count
 from kvobj.errors import InvalidRequestError
 from kvobj.ids import DIGEST_BYTES
 
 INLINE_BYTES: Final = 64 * 1024
 # A job is worth its hop from here on; it also bounds how far hashing trails a body that is still arriving.
 STEP_BYTES: Final = 1024 * 1024
+# What is hashed by one function before the next: each gives the interpreter's lock back and has to wait for it again, and what the
+# one has read is still in the shared cache when the next one does.
+PIECE_BYTES: Final = 2 * 1024 * 1024
 
 
 class BlobHash:
     """The running BLAKE3 and block checksums of one blob's plain bytes, which are filled from the front."""
 
-    __slots__ = ("_crc", "_finished", "_hasher", "available_bytes", "block_crcs", "digest", "hashed_bytes", "payload")
+    __slots__ = ("_crcs", "_finished", "_hasher", "available_bytes", "block_crcs", "digest", "hashed_bytes", "payload")
 
     def __init__(self, payload: memoryview) -> None:
         self.payload = payload
@@ -36,7 +40,7 @@ class BlobHash:
         self.hashed_bytes = 0
         self.block_crcs: list[int] = []
         self.digest: bytes | None = None
-        self._crc = 0
+        self._crcs = BlockCrcs()
         self._hasher = blake3()
         self._finished: asyncio.Future[None] | None = None
 
@@ -46,28 +50,17 @@ class BlobHash:
             return
         position = self.hashed_bytes
         while position < upto:
-            step = self.payload[position : min(upto, position + STEP_BYTES)]
-            self._hasher.update(step)
+            piece = self.payload[position : min(upto, position + PIECE_BYTES)]
+            self._hasher.update(piece)
             if body is not None:
-                body.update(step)
-            self._update_blocks(step, position)
-            position += len(step)
+                body.update(piece)
+            self._crcs.update(piece)
+            position += len(piece)
         self.hashed_bytes = position
         if position == len(self.payload):
-            if position % BLOCK_PLAIN_BYTES:
-                self.block_crcs.append(self._crc)
+            self._crcs.finish()
+            self.block_crcs = self._crcs.values
             self.digest = self._hasher.digest()
-
-    def _update_blocks(self, step: memoryview, position: int) -> None:
-        offset = 0
-        while offset < len(step):
-            room = BLOCK_PLAIN_BYTES - (position + offset) % BLOCK_PLAIN_BYTES
-            piece = step[offset : offset + room]
-            self._crc = crc32c(piece, self._crc)
-            if len(piece) == room:
-                self.block_crcs.append(self._crc)
-                self._crc = 0
-            offset += len(piece)
 
     def adopt(self, digest: bytes, block_crcs: Sequence[int]) -> None:
         """Take over what somebody else has computed of the whole payload. `InvalidRequestError` for what no payload has."""
@@ -105,6 +98,17 @@ class BlobHash:
             await asyncio.shield(self._finished)
         assert self.digest is not None
         return self.digest
+
+
+def _keep_up(blob: BlobHash, body: Digester | None) -> None:
+    """Hash what has come, and what comes meanwhile, as long as it is worth it: one hop to the pool for many pieces."""
+    upto = blob.available_bytes
+    while True:
+        blob.advance(upto, body)
+        upto = blob.available_bytes
+        pending = upto - blob.hashed_bytes
+        if pending < STEP_BYTES and (not pending or upto < len(blob.payload)):
+            return
 
 
 class HashPipeline:
@@ -161,7 +165,7 @@ class HashPipeline:
                 return
             if pending > INLINE_BYTES:
                 self._running = True
-                job = asyncio.get_running_loop().run_in_executor(self._executor, blob.advance, upto, self.body)
+                job = asyncio.get_running_loop().run_in_executor(self._executor, _keep_up, blob, self.body)
                 job.add_done_callback(self._job_done)
                 return
             blob.advance(upto, self.body)

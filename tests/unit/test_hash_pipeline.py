@@ -11,6 +11,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvobj.codec.block_crcs import crcs_one_by_one, native_crcs
 from kvobj.codec.checksums import Digester
 from kvobj.codec.frame import BLOCK_PLAIN_BYTES, block_crcs
 from kvobj.store.hashing import STEP_BYTES, BlobHash, HashPipeline
@@ -31,6 +32,15 @@ def test_any_arrival_gives_the_digest_and_block_checksums_of_the_whole(stops: li
     blob.advance(size_bytes, None)
     assert blob.digest == blake3(payload).digest()
     assert blob.block_crcs == block_crcs(payload)
+
+
+@given(st.integers(1, 3 * BLOCK_PLAIN_BYTES), st.integers(0, BLOCK_PLAIN_BYTES - 1), st.integers(0, 2**32 - 1))
+def test_block_checksums_made_at_once_are_those_made_one_by_one(size_bytes: int, before: int, previous: int) -> None:
+    native = native_crcs()
+    if native is None:
+        pytest.skip("no native library, or no instruction for it")
+    piece = memoryview(hashlib.shake_128(b"crc").digest(size_bytes))
+    assert native(piece, before, previous) == crcs_one_by_one(piece, before, previous)
 
 
 @pytest.mark.parametrize("step_bytes", [1000, BLOCK_PLAIN_BYTES, STEP_BYTES + 1, 10_000_000])
