@@ -136,6 +136,7 @@ class SignatureVerifier:
         self._explain = explain
         self._keys: dict[tuple[str, str, str], bytes] = {}
         self._midnights: dict[str, int] = {}
+        self._latest: tuple[str, int] = ("", 0)
 
     def verify(
         self, credential: Credential, user: UserRow | None, *, method: str, target: Target, fields: dict[str, str]
@@ -195,6 +196,9 @@ class SignatureVerifier:
         return key
 
     def _seconds(self, stamp: str) -> int:
+        latest, seconds = self._latest
+        if stamp == latest:
+            return seconds
         day = stamp[:8]
         midnight = self._midnights.get(day)
         if midnight is None:
@@ -205,7 +209,9 @@ class SignatureVerifier:
             if len(self._midnights) >= _KEY_CACHE_ENTRIES:
                 self._midnights.clear()
             self._midnights[day] = midnight
-        return midnight + int(stamp[9:11]) * 3600 + int(stamp[11:13]) * 60 + int(stamp[13:15])
+        seconds = midnight + int(stamp[9:11]) * 3600 + int(stamp[11:13]) * 60 + int(stamp[13:15])
+        self._latest = (stamp, seconds)
+        return seconds
 
     def _check_skew(self, stamp: str) -> None:
         now_seconds = self._clock.now_ms() // 1000

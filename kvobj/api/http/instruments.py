@@ -1,23 +1,34 @@
 """What one HTTP server counts.
 
-Label children are looked up once and kept: a lookup a request would cost as much as parsing its head.
+What every request is counted in are plain numbers of the event loop, told when somebody looks: four instruments that any thread may
+use cost a request as much as parsing half of its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from kvobj.metrics import Metrics
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter, Histogram
+from kvobj.metrics import LATENCY_BUCKETS_SECONDS, Family, Metrics
 
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
+_BOUNDS = tuple(LATENCY_BUCKETS_SECONDS)
+_BOUND_LABELS = (*map(str, _BOUNDS), "+Inf")
+
+
+class _Latencies:
+    """How long requests of one method took: how many fell into each bucket, and seconds in all."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUND_LABELS)
+        self.seconds = 0.0
 
 
 class HttpInstruments:
-    """Counters, a latency histogram a method, and gauges of what is open, all named `kvobj_<name>_...`."""
+    """Counters, a latency histogram a method, and gauges of what is open, all named `kvobj_<name>_...`. Event-loop-only."""
 
     def __init__(
         self,
@@ -28,16 +39,7 @@ class HttpInstruments:
         in_flight: Callable[[], float],
         handshakes: Callable[[], float],
     ) -> None:
-        self._requests = metrics.counter(
-            f"kvobj_{name}_requests", "Requests answered, by method and class of status.", ("method", "status")
-        )
-        self._seconds = metrics.histogram(
-            f"kvobj_{name}_request_duration_seconds",
-            "From the end of the head to the last byte of the reply.",
-            ("method",),
-        )
-        self._bytes_in = metrics.counter(f"kvobj_{name}_received_bytes", "Bytes of request bodies.")
-        self._bytes_out = metrics.counter(f"kvobj_{name}_sent_bytes", "Bytes of replies, heads included.")
+        self._front = f"kvobj_{name}"
         self.cut_replies = metrics.counter(f"kvobj_{name}_cut_replies", "Replies that could not be sent whole.")
         self.refused_connections = metrics.counter(
             f"kvobj_{name}_refused_connections", "Connections over the limit, answered 503 or reset."
@@ -51,21 +53,49 @@ class HttpInstruments:
         metrics.gauge_of(f"kvobj_{name}_connections", "Open connections, TLS handshakes included.", connections)
         metrics.gauge_of(f"kvobj_{name}_tls_handshakes", "TLS handshakes under way.", handshakes)
         metrics.gauge_of(f"kvobj_{name}_requests_in_flight", "Requests being served.", in_flight)
-        self._request_children: dict[tuple[str, int], Counter] = {}
-        self._seconds_children: dict[str, Histogram] = {}
+        metrics.add_families(self._families)
+        self._requests: dict[tuple[str, int], int] = {}
+        self._latencies: dict[str, _Latencies] = {}
+        self._bytes_in = 0
+        self._bytes_out = 0
 
     def count(self, method: str, status: int, *, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count one request that was answered."""
-        method = method if method in _METHODS else "other"
-        requests = self._request_children.get((method, status // 100))
-        if requests is None:
-            requests = self._requests.labels(method, f"{status // 100}xx")
-            self._request_children[method, status // 100] = requests
-        requests.inc()
-        duration = self._seconds_children.get(method)
-        if duration is None:
-            duration = self._seconds_children[method] = self._seconds.labels(method)
-        duration.observe(seconds)
-        if bytes_in:
-            self._bytes_in.inc(bytes_in)
-        self._bytes_out.inc(bytes_out)
+        if method not in _METHODS:
+            method = "other"
+        kind = (method, status // 100)
+        self._requests[kind] = self._requests.get(kind, 0) + 1
+        latencies = self._latencies.get(method)
+        if latencies is None:
+            latencies = self._latencies[method] = _Latencies()
+        latencies.counts[bisect_left(_BOUNDS, seconds)] += 1
+        latencies.seconds += seconds
+        self._bytes_in += bytes_in
+        self._bytes_out += bytes_out
+
+    def _families(self) -> Iterator[Family]:
+        front = self._front
+        requests = [
+            (f"{front}_requests_total", {"method": method, "status": f"{hundreds}xx"}, float(count))
+            for (method, hundreds), count in self._requests.items()
+        ]
+        yield Family(f"{front}_requests", "Requests answered, by method and class of status.", "counter", requests)
+        yield Family(
+            f"{front}_request_duration_seconds",
+            "From the end of the head to the last byte of the reply.",
+            "histogram",
+            [sample for method, each in self._latencies.items() for sample in self._samples(method, each)],
+        )
+        for what, text, count in (
+            ("received", "Bytes of request bodies.", self._bytes_in),
+            ("sent", "Bytes of replies, heads included.", self._bytes_out),
+        ):
+            samples = [(f"{front}_{what}_bytes_total", dict[str, str](), float(count))]
+            yield Family(f"{front}_{what}_bytes", text, "counter", samples)
+
+    def _samples(self, method: str, latencies: _Latencies) -> Iterator[tuple[str, dict[str, str], float]]:
+        name, total = f"{self._front}_request_duration_seconds", 0
+        for bound, total in zip(_BOUND_LABELS, accumulate(latencies.counts), strict=True):
+            yield f"{name}_bucket", {"method": method, "le": bound}, float(total)
+        yield f"{name}_count", {"method": method}, float(total)
+        yield f"{name}_sum", {"method": method}, latencies.seconds
