@@ -91,11 +91,13 @@ class ReplacingBody(FakeBody):
 
     def __init__(self, data: bytes, replace: Callable[[], Awaitable[object]]) -> None:
         super().__init__(data)
-        self._replace = replace
+        self._replace: Callable[[], Awaitable[object]] | None = replace
 
-    async def accept(self) -> None:
-        await self._replace()
-        await super().accept()
+    async def read_some(self, limit: int) -> bytes:
+        if self._replace is not None:
+            replace, self._replace = self._replace, None
+            await replace()
+        return await super().read_some(limit)
 
 
 @pytest.mark.parametrize("setting", ["acl", "tagging"])
