@@ -81,7 +81,11 @@ from kvobj.tiers.verified import RunOnPool
 HASH_THREADS: Final = 2
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
-UNHASHED_BYTES_MAX: Final = 256 * 1024 * 1024
+UNHASHED_SHARE: Final = 8
+UNHASHED_BYTES_MIN: Final = 256 * 1024 * 1024
+UNHASHED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Of dram one byte in so many may be acknowledged and not hashed yet, within these bounds: a burst of large stores is as long as
+the memory that it goes to, and a start after a crash hashes no more than this (ADR 4)."""
 
 T = TypeVar("T")
 A = TypeVarTuple("A")
@@ -391,7 +395,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         make_room=collector.make_room,
         on_written=on_written,
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
-        unhashed_bytes_max=UNHASHED_BYTES_MAX,
+        unhashed_bytes_max=min(UNHASHED_BYTES_MAX, max(UNHASHED_BYTES_MIN, arena.capacity_bytes // UNHASHED_SHARE)),
         log=log,
         shared=shared,
     )

@@ -7,9 +7,7 @@ so a caller sees nothing of either but the time. Bytes are hashed where their di
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby, pairwise
 from typing import Final
 
 from blake3 import blake3
@@ -18,13 +16,9 @@ from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
 from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, ReadChunk, StoredBytes, StoredChunk
 from kvobj.client.same_host import Held, SameHost
 from kvobj.client.views import ChunkView
-from kvobj.errors import ConflictError, CorruptionError, InvalidRequestError, KvobjError, LayoutMismatchError
+from kvobj.errors import CorruptionError, KvobjError
 from kvobj.same_host.messages import KEYS_MAX
 
-PART_BYTES: Final = 8 * 1024 * 1024
-PART_CHUNKS: Final = 64
-"""Chunks that need not become visible together are stored by so much at a time: the server works on one part while the next is
-copied. Less would cost it more than is gained."""
 OPENED_AT_ONCE: Final = 64
 """Chunks of a stream that are pinned together."""
 
@@ -295,52 +289,6 @@ class ChunkBytes:
         if stored is not None:
             return stored
         return self._http.mput(namespace.name, chunks, durability=durability)
-
-    def put_each(
-        self, namespace: Namespace, chunks: Sequence[NewChunk], *, durability: str | None
-    ) -> list[StoredChunk | KvobjError]:
-        """See `KvClient.put_chunks`."""
-        if len(chunks) == 1:
-            return [self._put_or_error(namespace, chunks[0], durability)]
-        is_chained = any(chunk.parent is not None for chunk in chunks)  # a child waits for its parent
-        bounds = [0, len(chunks)] if is_chained else _bounds(chunks)
-        parts = [chunks[start:stop] for start, stop in pairwise(bounds)]
-        stored = self._same_host.store_in_turn(namespace.name, parts, durability=durability)
-        told: list[StoredChunk | KvobjError] = []
-        for is_left, group in groupby(zip(parts, stored, strict=True), key=lambda each: each[1] is None):
-            if is_left:  # by one request, whatever they were cut into
-                left = [chunk for part, _ in group for chunk in part]
-                told += self._put_over_http(namespace, left, durability)
-            else:
-                told += [each for _, items in group for each in items or ()]
-        return told
-
-    def _put_over_http(
-        self, namespace: Namespace, chunks: Sequence[NewChunk], durability: str | None
-    ) -> list[StoredChunk | KvobjError]:
-        """Chunks by one request; where one of them spoils that, or they are too large together, one by one."""
-        if len(chunks) > 1:
-            with suppress(InvalidRequestError, LayoutMismatchError):
-                return self._http.mput(namespace.name, chunks, durability=durability)
-        return [self._put_or_error(namespace, chunk, durability) for chunk in chunks]
-
-    def _put_or_error(self, namespace: Namespace, chunk: NewChunk, durability: str | None) -> StoredChunk | KvobjError:
-        try:
-            return self.put(namespace, chunk, durability=durability)
-        except (InvalidRequestError, ConflictError) as error:
-            return error
-
-
-def _bounds(chunks: Sequence[NewChunk]) -> list[int]:
-    """Where to cut chunks that need not become visible together."""
-    bounds, size_bytes = [0], 0
-    for index, chunk in enumerate(chunks):
-        nbytes = memoryview(chunk.data).nbytes
-        if index > bounds[-1] and (index - bounds[-1] >= PART_CHUNKS or size_bytes + nbytes > PART_BYTES):
-            bounds.append(index)
-            size_bytes = 0
-        size_bytes += nbytes
-    return [*bounds, len(chunks)]
 
 
 def _check_digest(view: memoryview, digest: bytes | None) -> None:

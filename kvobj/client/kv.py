@@ -374,13 +374,6 @@ class KvClient:
         """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error."""
         return self._bytes.put_many(namespace, chunks, durability=durability)
 
-    def put_chunks(
-        self, chunks: Sequence[NewChunk], *, namespace: Namespace = DEFAULT, durability: str | None = None
-    ) -> list[StoredChunk | KvobjError]:
-        """Store chunks, parents before their children, in as many steps as is fastest: some are visible before others. For each
-        what a PUT of it tells, or its error; what does not concern a single chunk is raised, and some may be stored by then."""
-        return self._bytes.put_each(namespace, chunks, durability=durability)
-
     # -- events --------------------------------------------------------------------------------------------------
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What was stored and removed after an event's number; with `follow` for ever. `UnavailableError` when nothing, not even a

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, Self
 
 from kvobj.buffers import address_of
 from kvobj.client.call_scope import current_scope
@@ -22,14 +22,19 @@ from kvobj.client.errors import error_of
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
 from kvobj.client.same_host_lane import GrantAnswer, Lane
-from kvobj.client.same_host_stores import StoredBatch, store_in_place, store_staged
 from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
+from kvobj.same_host.mapping import copy
 from kvobj.same_host.messages import (
     KEYS_MAX,
+    Commit,
+    Committed,
     Extent,
+    NewItem,
     Open,
     Opened,
+    Reserve,
+    Reserved,
     StoredItem,
 )
 
@@ -43,6 +48,7 @@ REFUSED_SECONDS: Final = 60.0
 _FLUSH_SECONDS: Final = 0.02
 _SCOPE_SECONDS: Final = 0.1
 """A call that another thread may end looks so often whether it was, while it waits for a connection."""
+_ALIGNMENT: Final = 64
 _OK: Final = 200
 
 Grant = Callable[[], GrantAnswer]
@@ -196,46 +202,40 @@ class SameHost:
         self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None
     ) -> list[StoredChunk | KvobjError] | None:
         """Store chunks in one step; None: send them over HTTP, which tells why not."""
-        (told,) = self.store_in_turn(namespace, [chunks], durability=durability)
-        return told
-
-    def store_in_turn(
-        self, namespace: str, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
-    ) -> list[list[StoredChunk | KvobjError] | None]:
-        """Store batches one after another, each in one step, while the server is busy with those before and behind; None for one:
-        send it over HTTP, which tells why not."""
-        nothing: list[list[StoredChunk | KvobjError] | None] = [None] * len(batches)
-        if not self._may_try or not all(0 < len(chunks) <= KEYS_MAX for chunks in batches):
-            self._fall_back(len(batches))
-            return nothing
+        if not self._may_try or not 0 < len(chunks) <= KEYS_MAX:
+            self._fall_back()
+            return None
         deadline = time.monotonic() + self._timeout_seconds
         storing = self._storing
         if not storing.acquire(timeout=self._timeout_seconds):
-            self._fall_back(len(batches))
-            return nothing
+            self._fall_back()
+            return None
         try:
-            told = self._store([StoredBatch.of(namespace, chunks, durability) for chunks in batches], deadline)
+            return self._store(_Batch.of(namespace, chunks, durability), deadline)
         finally:
             storing.release()
-        self._fall_back(told.count(None))
-        return told
 
-    def _store(self, batches: Sequence[StoredBatch], deadline: float) -> list[list[StoredChunk | KvobjError] | None]:
+    def _store(self, batch: _Batch, deadline: float) -> list[StoredChunk | KvobjError] | None:
         with self._lane(deadline) as lane:
             if lane is None or not lane.grant.may_write:
-                return [None] * len(batches)
-            store = store_in_place if lane.grant.is_trusted else store_staged
-            told = store(lane, batches, deadline)
-            for batch, items in zip(batches, told, strict=True):
-                if items is not None and len(items) != len(batch.items):
-                    lane.close()
-                    return [None] * len(batches)
-        return [None if items is None else [_stored(item) for item in items] for items in told]
+                self._fall_back()
+                return None
+            store = _store_in_place if lane.grant.is_trusted else _store_staged
+            try:
+                told = store(lane, batch, deadline)
+            except KvobjError:
+                self._fall_back()
+                return None
+            if len(told) != len(batch.items):
+                lane.close()
+                self._fall_back()
+                return None
+        return [_stored(item) for item in told]
 
-    def _fall_back(self, calls: int = 1) -> None:
-        """Count calls that have to go over HTTP, unless they always do."""
+    def _fall_back(self) -> None:
+        """Count a call that has to go over HTTP, unless it always does."""
         if self._is_wanted and not self._is_refused:
-            self.fallbacks += calls
+            self.fallbacks += 1
 
     # -- lanes ---------------------------------------------------------------------------------------------------
     @property
@@ -375,6 +375,59 @@ def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) 
             is_reached = path.renew()
             renew_at = time.monotonic() + (pause if is_reached else pause / RENEWALS_A_LEASE)
         del path
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Chunks to be stored together; `items` says where each is in a staging room, one behind the other."""
+
+    namespace: str
+    bodies: Sequence[memoryview]
+    items: list[NewItem]
+    durability: str | None
+
+    @classmethod
+    def of(cls, namespace: str, chunks: Sequence[NewChunk], durability: str | None) -> Self:
+        bodies = [memoryview(chunk.data).cast("B") for chunk in chunks]
+        items: list[NewItem] = []
+        at = 0
+        for chunk, body in zip(chunks, bodies, strict=True):
+            items.append(NewItem(chunk.id, len(body), chunk.parent, chunk.tokens, chunk.digest, at))
+            at += -(-len(body) // _ALIGNMENT) * _ALIGNMENT
+        return cls(namespace, bodies, items, durability)
+
+
+def _store_staged(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
+    last = batch.items[-1]
+    room = lane.stage(last.at + last.size_bytes, deadline=deadline).room
+    for item, body in zip(batch.items, batch.bodies, strict=True):
+        copy(room[item.at :], body)
+    commit = Commit(0, batch.namespace, batch.items, batch.durability)
+    return lane.call(commit, Committed, deadline=deadline).items
+
+
+def _store_in_place(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
+    reserved = lane.call(Reserve(batch.namespace, batch.items, batch.durability), Reserved, deadline=deadline)
+    try:
+        _fill(lane, reserved, batch.bodies)
+    except BaseException:
+        lane.abandon(reserved.batch)
+        raise
+    return lane.call(Commit(reserved.batch), Committed, deadline=deadline).items
+
+
+def _fill(lane: Lane, reserved: Reserved, bodies: Sequence[memoryview]) -> None:
+    if len(reserved.rooms) != len(bodies):
+        raise UnavailableError("the server reserves room for other chunks")
+    pieces: list[Piece] = []
+    for room, body in zip(reserved.rooms, bodies, strict=True):
+        if room is None or not body:
+            continue
+        mapping, _ = lane.piece(room.region, room.offset, len(body))
+        pieces.append(Piece(mapping.address(room.offset), address_of(body), len(body), mapping, room.offset))
+    if not lane.is_valid:
+        raise UnavailableError("the reservation does not hold any more")
+    copiers.copy_all(pieces)
 
 
 def _stored(item: StoredItem) -> StoredChunk | KvobjError:

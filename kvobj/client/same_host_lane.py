@@ -28,6 +28,7 @@ from kvobj.same_host.messages import (
     RELEASES_MAX,
     REPLY_BYTES_MAX,
     VERSION,
+    Abandon,
     Failed,
     Hello,
     Regions,
@@ -96,11 +97,6 @@ class Lane:
         return lane
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was ended here, by `close` or an error."""
-        return self._is_closed
-
-    @property
     def is_usable(self) -> bool:
         """Whether nothing is known that ends it; whether the server is there it does not ask."""
         control = self._control
@@ -129,16 +125,17 @@ class Lane:
     def call(self, request: Request, kind: type[ReplyT], *, deadline: float) -> ReplyT:
         """Ask, and wait for the answer. The typed error that the server answers with leaves the lane in use; `UnavailableError`
         (no answer in time, the server is gone) closes it."""
-        return self._checked(self._exchanged(request, deadline), kind)
-
-    def post(self, request: Request, *, deadline: float) -> None:
-        """Ask, for who has other things to do until the answer is there. What is posted is answered in that order. Errors as
-        `call`."""
-        self._exchanged(request, deadline, waits=False)
-
-    def answer(self, kind: type[ReplyT], *, deadline: float) -> ReplyT:
-        """The answer to the earliest of what was posted and is not answered. Errors as `call`."""
-        return self._checked(self._exchanged(None, deadline), kind)
+        try:
+            reply = self._call(request, deadline)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(reply, Failed):
+            raise error_of(reply.status, reply.code, reply.message, reply.detail)
+        if not isinstance(reply, kind):
+            self.close()
+            raise UnavailableError("the server answers something else", kind=type(reply).__name__)
+        return reply
 
     def stage(self, size_bytes: int, *, deadline: float) -> Mapping:
         """A staging room of at least so many bytes."""
@@ -167,6 +164,13 @@ class Lane:
             except OSError:
                 self.close()
 
+    def abandon(self, batch: int) -> None:
+        """Give reserved room back. Errors close the lane, which gives it back, too."""
+        try:
+            self._socket.sendall(framed(encode(Abandon(batch))))
+        except OSError:
+            self.close()
+
     @property
     def has_releases(self) -> bool:
         """Whether `flush` has something to tell."""
@@ -185,44 +189,28 @@ class Lane:
         self._socket.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _exchanged(self, request: Request | None, deadline: float, *, waits: bool = True) -> Reply | None:
+    def _call(self, request: Request, deadline: float) -> Reply:
         scope = current_scope()
+        if scope is not None:
+            deadline = min(deadline, scope.deadline)
+            scope.guard(self._abort)
         try:
-            if scope is not None:
-                deadline = min(deadline, scope.deadline)
-                scope.guard(self._abort)
-            if request is not None:
-                self._socket.settimeout(_left(deadline))
-                self._socket.sendall(self._releases() + framed(encode(request)))
-            return self._reply(deadline) if waits else None
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(self._releases() + framed(encode(request)))
+            while True:
+                message = self._unframer.take()
+                if message is None:
+                    self._receive(deadline)
+                    continue
+                reply = decode_reply(message)
+                if not isinstance(reply, Regions):
+                    return reply
+                self._map(reply)
         except (OSError, EOFError) as error:
-            self.close()
             raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
-        except BaseException:
-            self.close()
-            raise
         finally:
             if scope is not None:
                 scope.unguard()
-
-    def _checked(self, reply: Reply | None, kind: type[ReplyT]) -> ReplyT:
-        if isinstance(reply, kind):
-            return reply
-        if isinstance(reply, Failed):
-            raise error_of(reply.status, reply.code, reply.message, reply.detail)
-        self.close()
-        raise UnavailableError("the server answers something else", kind=type(reply).__name__)
-
-    def _reply(self, deadline: float) -> Reply:
-        while True:
-            message = self._unframer.take()
-            if message is None:
-                self._receive(deadline)
-                continue
-            reply = decode_reply(message)
-            if not isinstance(reply, Regions):
-                return reply
-            self._map(reply)
 
     def _abort(self) -> None:
         try:

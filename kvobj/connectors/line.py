@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from itertools import pairwise
@@ -33,6 +34,8 @@ from kvobj.errors import (
     ConflictError,
     CorruptionError,
     InvalidRequestError,
+    KvobjError,
+    LayoutMismatchError,
     NoSuchKeyError,
     NoSuchNamespaceError,
     PinLimitExceededError,
@@ -209,10 +212,7 @@ class Line:
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
 
         def put(start: int, stop: int) -> None:
-            stored = self._client.put_chunks(
-                chunks[start:stop], namespace=self._space(), durability=self._settings.durability
-            )
-            for index, told in enumerate(stored, start=start):
+            for index, told in enumerate(self._put_piece(chunks[start:stop]), start=start):
                 if isinstance(told, StoredChunk):
                     outcomes[index] = Outcome.EXISTED if told.existed else Outcome.STORED
                 elif isinstance(told, ConflictError):
@@ -377,3 +377,25 @@ class Line:
         except (InvalidRequestError, NoSuchKeyError):
             pass  # larger than its room, or none of the pin's
         return None
+
+    def _put_piece(self, chunks: Sequence[NewChunk]) -> list[StoredChunk | KvobjError]:
+        """One batch: for each chunk what a PUT of it tells, or its error."""
+        if len(chunks) > 1:
+            with suppress(
+                InvalidRequestError, LayoutMismatchError
+            ):  # one of them spoils it, or together they are too large
+                return self._client.mput(chunks, namespace=self._space(), durability=self._settings.durability)
+        return [self._put(chunk) for chunk in chunks]
+
+    def _put(self, chunk: NewChunk) -> StoredChunk | KvobjError:
+        try:
+            return self._client.put_chunk(
+                chunk.id,
+                chunk.data,
+                namespace=self._space(),
+                parent=chunk.parent,
+                tokens=chunk.tokens,
+                durability=self._settings.durability,
+            )
+        except (InvalidRequestError, ConflictError) as error:
+            return error

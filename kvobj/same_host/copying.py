@@ -18,11 +18,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from kvobj.native import library
 from kvobj.same_host.mapping import UNLOCKED_BYTES, Mapping
+from kvobj.same_host.touching import toucher
 
 HELPERS_MAX: Final = 3
 """Besides the caller's own thread, for all callers of a process together, and never more than other cores."""
-HELPED_BYTES: Final = 4 * 1024 * 1024
-"""Each helper is worth its waking from so many bytes on."""
+HELPED_BYTES: Final = 32 * 1024 * 1024
+"""Each helper is worth its waking from so many bytes on: one thread copies that in 2 ms, and may have to wait longer for a helper
+that has begun a piece on a processor that others want, too: the server's event loop, or an engine's threads that spin."""
 STREAMED_BYTES: Final = 2 * 1024 * 1024
 """A batch from here on is copied past the caches: less may be read again while it still lies there."""
 _PIECE_BYTES: Final = 4 * 1024 * 1024
@@ -140,6 +142,7 @@ class Copiers:
 
     def copy_all(self, pieces: Sequence[Piece]) -> None:
         """Copy all pieces, which overlap nowhere; all is there when this returns."""
+        toucher.note_copy()
         size_bytes = sum([piece.size_bytes for piece in pieces])
         wanted = min(self._count, size_bytes // HELPED_BYTES - 1)
         call = _copy_pieces

@@ -1,7 +1,8 @@
 """Pages of mapped memory, made ready in the background: whoever copies first would pay for them, as much again as the copy costs.
 
-One thread for all mappings of a process, step by step, without the interpreter's lock and resting as long as it works. A mapping
-that nobody has any more is left alone. What a copy needs before its turn it makes ready itself.
+One thread for all mappings of a process, step by step, without the interpreter's lock and resting as long as it works; much longer
+while something is copied, which it would take a core and the memory's bandwidth from. A mapping that nobody has any more is left
+alone. What a copy needs before its turn it makes ready itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _STEP_BYTES: Final = 4 * 1024 * 1024
 """Half a millisecond: a thread that maps or unmaps something else waits so long at most."""
+_BUSY_SECONDS: Final = 0.05
+"""Who has copied a moment ago may go on copying."""
+_BUSY_REST_SECONDS: Final = 0.01
 
 
 class Toucher:
@@ -30,10 +34,15 @@ class Toucher:
         self._lock = threading.Lock()
         self._waiting: deque[weakref.ref[Mapping]] = deque()
         self._is_running = False
+        self._copied_at = float("-inf")
 
     def forget(self) -> None:
         """In a forked child: the thread is the parent's."""
         self._begin()
+
+    def note_copy(self) -> None:
+        """Something is being copied."""
+        self._copied_at = time.monotonic()
 
     def add(self, mapping: Mapping) -> None:
         """Have all of a mapping's pages ready soon."""
@@ -57,7 +66,9 @@ class Toucher:
                 mapping.touch(offset, min(_STEP_BYTES, mapping.size_bytes - offset))
                 offset += _STEP_BYTES
                 del mapping
-                time.sleep(time.monotonic() - began)
+                ended = time.monotonic()
+                is_busy = ended - self._copied_at < _BUSY_SECONDS
+                time.sleep(_BUSY_REST_SECONDS if is_busy else ended - began)
 
 
 toucher: Final = Toucher()

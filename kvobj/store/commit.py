@@ -44,7 +44,7 @@ from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
-SEAL_DELAY_SECONDS: Final = 0.15
+SEAL_DELAY_SECONDS: Final = 0.05
 """How long digests that nobody waits for are put off: a burst of chunks is stored, and read, before their hashing takes the cores.
 Only while a quarter at most of what may be unhashed is, and as much of what may be dirty."""
 MAKE_ROOM_MAX: Final = 8

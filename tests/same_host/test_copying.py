@@ -38,7 +38,8 @@ def pieces_of(mapping: Mapping, room: memoryview, *bounds: int) -> list[Piece]:
 
 @pytest.fixture(params=["native", "piece by piece"])
 def way(request: pytest.FixtureRequest, mapping: Mapping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How batches are copied."""
+    """How batches are copied, those of this size by helpers, too."""
+    monkeypatch.setattr(copying, "HELPED_BYTES", 4 * MIB)
     if request.param == "native":
         assert copying._copy_pieces is not None
         mapping.touch(0, SIZE)  # what is not ready is copied piece by piece

@@ -48,6 +48,7 @@ from kvobj.same_host.messages import (
     NewItem,
     Open,
     Opened,
+    Release,
     Reserve,
     Stage,
     Staged,
@@ -423,6 +424,28 @@ def test_a_peer_that_reads_nothing_is_not_read_without_end(server: ServerProcess
         assert isinstance(peer.ask(Hello(VERSION, grant.token)), Welcome)
         assert sent_until_nobody_reads(peer) < 16 * MIB
         assert root.get_chunk(name) == memoryview(b"right")
+
+
+def test_what_is_asked_ahead_is_answered_in_its_order_and_counted_as_reads(
+    server: ServerProcess, root: KvClient
+) -> None:
+    names = [fresh() for _ in range(3)]
+    for name in names:
+        root.put_chunk(name, payload(name, 5000))
+    grant = grant_of(server)
+    hits = 'kvobj_tier_gets_total{outcome="hit",tier="dram"}'
+    with raw_peer(grant.socket) as peer:
+        peer.ask(Hello(VERSION, grant.token))
+        assert isinstance(peer.ask(Open(names)), Opened)  # the region is shown
+        peer.say(Release([1, 2, 3]))
+        before = gauge(server, hits)
+        asked = [Open([names[0]]), Open([*names[1:], "absent"]), Release([4]), Open([names[2]])]
+        peer.socket.sendall(b"".join(framed(encode(each)) for each in asked))
+        answers = [peer.hear() for _ in range(3)]
+        opened = [[extent and (extent.handle, extent.size_bytes) for extent in each.extents] for each in answers]  # type: ignore[union-attr]
+        assert opened == [[(4, 5000)], [(5, 5000), (6, 5000), None], [(7, 5000)]]
+        assert gauge(server, hits) == before + 4
+        assert gauge(server, "kvobj_same_host_pinned_bytes") == 3 * 5000
 
 
 # -- what a writer may do to its staging room ------------------------------------------------------------------------

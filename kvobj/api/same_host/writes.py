@@ -42,8 +42,6 @@ from kvobj.store.requests import PutRequest
 STAGING_BYTES_MIN: Final = 1024 * 1024
 BATCHES_MAX: Final = 8
 """Reservations that one connection may have open."""
-AHEAD_SECONDS: Final = 0.05
-"""A reservation beside others of its connection waits no longer."""
 _INLINE_BYTES: Final = 256 * 1024
 """Up to here copying where one is is cheaper than a hop to a pool."""
 _STEP_BYTES: Final = 4 * 1024 * 1024
@@ -109,22 +107,12 @@ class ExtentWrites:
     # -- room in the arena ---------------------------------------------------------------------------------------
     async def reserve(self, request: Reserve, rights: Rights) -> tuple[int, list[ReservedRoom | None]]:
         """Room for a batch, which the writer fills; None for a chunk that is stored already. `AccessDeniedError` for writers that
-        are not trusted; `BusyError` where it would have to wait beside others that are open; otherwise as ?mput."""
+        are not trusted; otherwise as ?mput."""
         _check_may_write(rights)
         if not rights.is_trusted:
             raise AccessDeniedError("only trusted writers write into the arena", user_id=rights.user_id)
         if len(self._batches) >= BATCHES_MAX:
             raise BusyError("too many reservations are open", limit=BATCHES_MAX)
-        if not self._batches:
-            return await self._reserved(request, rights)
-        # Who waits for room while he has some might wait for himself, or for somebody who waits for him.
-        try:
-            async with asyncio.timeout(AHEAD_SECONDS):
-                return await self._reserved(request, rights)
-        except TimeoutError as error:
-            raise BusyError("no room beside the reservations that are open", open=len(self._batches)) from error
-
-    async def _reserved(self, request: Reserve, rights: Rights) -> tuple[int, list[ReservedRoom | None]]:
         namespace = await self._namespace(request.namespace, rights)
         items: list[tuple[PutTransfer | None, bytes | None]] = []
         rooms: list[ReservedRoom | None] = []

@@ -101,7 +101,6 @@ class AsyncKvClient(OnThreads[KvClient]):
     match = awaited(KvClient.match)
     mget = iterated(KvClient.mget)
     mput = awaited(KvClient.mput)
-    put_chunks = awaited(KvClient.put_chunks)
     events = iterated(KvClient.events, is_endless=True)
 
     open_session = awaited(KvClient.open_session, is_lease=True)
