@@ -146,7 +146,7 @@ def encode_chunks(found: ChunkRecords, tiers: Sequence[str]) -> EncodedChunks | 
     length = _chunk_maps(
         found.chunks.raw,
         found.raw,
-        bytes([place[tier] for tier in tiers]),
+        bytes(map(place.__getitem__, tiers)),
         b"".join(name.encode().ljust(_TIER_NAME_BYTES, b"\0") for name in names),
         sums,
         len(found),
