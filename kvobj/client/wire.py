@@ -9,6 +9,8 @@ timeouts come back for every hundred kilobytes, and each time wait for the inter
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import ssl
@@ -84,8 +86,7 @@ class Wire:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             try:
                 opened = self._adopt(socket.socket(family, kind, protocol))
-                opened.settimeout(_left(deadline))
-                opened.connect(address)
+                self._reach(opened, address, deadline)
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if tls is not None:
                     self._adopt(tls.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False))
@@ -195,6 +196,22 @@ class Wire:
             if self._is_aborted:
                 raise ConnectionAbortedError("the call was cancelled")
         return opened
+
+    def _reach(self, opened: socket.socket, address: tuple[object, ...], deadline: float) -> None:
+        """Connect, by the deadline."""
+        opened.setblocking(False)  # noqa: FBT003 - the socket's own call
+        failure = opened.connect_ex(address)
+        if self._is_aborted:  # an abort up to here shut down what was not connecting yet, and so ended nothing
+            raise ConnectionAbortedError("the call was cancelled")
+        if failure == errno.EINPROGRESS:
+            waiting = select.poll()
+            waiting.register(opened, select.POLLOUT)
+            if not waiting.poll(_left(deadline) * 1000):
+                raise TimeoutError("the server does not answer")
+            failure = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+        opened.settimeout(_left(deadline))
 
     def _handshake(self, deadline: float) -> None:
         opened = self._allow(deadline)

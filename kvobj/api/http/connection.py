@@ -296,7 +296,7 @@ class Connection:
         """Read and drop what the client still sends, within bounds: closing over unread bytes would reset the reply away."""
         settings = self._serving.settings
         self.wire.finish_sending()
-        remaining = settings.unread_body_bytes
+        remaining = settings.linger_bytes
         with suppress(TimeoutError, IncompleteBodyError):
             async with asyncio.timeout(settings.linger_seconds):
                 while remaining > 0:

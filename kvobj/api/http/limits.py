@@ -29,10 +29,12 @@ class HttpSettings:
     body_stall_bytes: int = 8 * _KIB
     send_stall_seconds: float = 60.0
     """How long a client may take nothing of a reply."""
-    unread_body_bytes: int = 256 * _KIB
+    unread_body_bytes: int = 1024 * _KIB
     """A body that the handler left unread is read and dropped up to here, for the sake of the connection."""
     linger_seconds: float = 2.0
     """How long a connection that is being closed under an unread body is read, so that the reply is not lost to a reset."""
+    linger_bytes: int = 128 * 1024 * _KIB
+    """How much of it: what a client sends without asking first, as of a chunk that exists, which it would send again whole."""
     connections: int = 1024
     address_connections: int = 512
     """Of one client's address, or IPv6 network of 64 bits; clients on this machine, which share one, have no such bound."""
