@@ -274,7 +274,7 @@ async def test_a_short_unread_body_is_dropped_and_the_connection_kept() -> None:
 async def test_a_long_unread_body_closes_the_connection_after_the_reply() -> None:
     async with serving(refuse) as served:
         peer = await served.connect()
-        await peer.send(put(b"x" * MIB)[:100_000])
+        await peer.send(put(b"x" * 2 * MIB)[:100_000])
         answer = await peer.answer()
         assert (answer.status, answer.headers["connection"]) == (403, "close")
         peer.writer.write_eof()
