@@ -99,6 +99,8 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select) { // P
     }
     return r;
 }
+inline unsigned __dp2a_lo(unsigned a, unsigned b, unsigned sum) { return sum + (a & 0xffff) * (b & 255) + (a >> 16) * (b >> 8 & 255); }
+inline unsigned __dp2a_hi(unsigned a, unsigned b, unsigned sum) { return __dp2a_lo(a, b >> 16, sum); }
 inline unsigned __vmaxu2(unsigned a, unsigned b) {
     const unsigned low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
     return low | ((a >> 16) > (b >> 16) ? a >> 16 : b >> 16) << 16;

@@ -67,11 +67,13 @@ KV_FUNCTION bool kv_eq_guards_are_good(const EqPlace& p, const EqOpened& o) {
 // --- Encoding --------------------------------------------------------------------------------------------------------------------------
 
 // Tables and stream of the symbols that are there.
-KV_FUNCTION void kv_eq_code_symbols(const EqPlace& p) {
-    kv_eq_choose(p);
-    const u32 bytes = kv_eq_put(p);
+KV_FUNCTION void kv_eq_coded(const EqPlace& p, u32 bytes) {
     EqHead* head = kv_eq_head(p);
     KV_ONCE(head->bytes = bytes; if (!bytes) head->status = 1);
+}
+KV_FUNCTION void kv_eq_code_symbols(const EqPlace& p) {
+    kv_eq_choose(p);
+    kv_eq_coded(p, kv_eq_put(p));
 }
 template <bool HALF> KV_FUNCTION void kv_eq_code_head(const EqPlace& p) {
     const u16* x = kv_eq_values_at(p, p.job[0]);
@@ -82,7 +84,8 @@ template <bool HALF> KV_FUNCTION void kv_eq_code_head(const EqPlace& p) {
     u32 rung = 0;
     bool fits;
 #if KV_WIDE
-    if (p.dim == 4 * KV_LANES && rungs <= 1) {
+    const bool is_by_rows = p.dim == 4 * KV_LANES && rungs <= 1;
+    if (is_by_rows) {
         rung = rungs;
         fits = rungs ? kv_eq_quantise_rows<HALF, true, 4>(p, x, guards, decoded) : kv_eq_quantise_rows<HALF, false, 4>(p, x, guards, decoded);
     } else
@@ -92,6 +95,13 @@ template <bool HALF> KV_FUNCTION void kv_eq_code_head(const EqPlace& p) {
         KV_ONCE(kv_eq_head(p)->status = 1);
         return;
     }
+#if KV_WIDE
+    if (is_by_rows) {
+        kv_eq_choose_tiles(p, (const u8*)kv_eq_symbols(p));
+        kv_eq_coded(p, kv_eq_put_rows<HALF>(p, x, rungs));
+        return;
+    }
+#endif
     for (; rung < rungs; rung++) kv_eq_divide<HALF>(p, guards, rung, kv_eq_report(p, rung + 1), rung + 1 < rungs ? 0 : decoded);
     kv_eq_code_symbols(p);
 }

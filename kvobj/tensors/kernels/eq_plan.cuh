@@ -15,6 +15,8 @@ enum { KV_EQ_BLOCK_WORDS = 4, KV_EQ_HEAD_WORDS = 8, KV_EQ_GUARDED_PART = 16, KV_
 enum { KV_EQ_SIZES = 130 }; // counters of a column: for each |q| to 127, an escape, and one that makes them even
 enum { KV_EQ_MEMORY = KV_EQ_SIZES / 2 * KV_LANES * 4 }; // bytes of the counters of 32 columns, where a warp has memory of its own
 KV_WARP_MEMORY(eq_code, 8320)
+#define KV_THREADS_OF_eq_code ~, 768
+#define KV_THREADS_OF_eq_demote ~, 768
 KV_WARP_MEMORY(eq_demote, 8320)
 enum { KV_EQ_FRACTION = 14 }; // a head's largest value has this exponent as an integer
 enum { KV_EQ_LEAST_EXPONENT = -64, KV_EQ_GREATEST_EXPONENT = 63 }; // of a head's largest value

@@ -108,39 +108,40 @@ template <bool HALF> KV_ROUTINE bool kv_eq_quantise(const EqPlace& p, const u16*
 }
 
 #if KV_WIDE
-// Quantises one step of a row, and with RUNG divides it: base symbols are not kept then.
+enum { KV_EQ_BYTE_ZERO = 127 }; // a symbol as a byte
+KV_FUNCTION float kv_eq_inverse(u32 step) { return step ? kv_reciprocal(kv_eq_step_of_rung(step, 0)) : 0.0f; }
+// q of a value, as kv_eq_quantise has it: where it takes the sign from the size, here the half has the sign.
+KV_FUNCTION i32 kv_eq_integer(float value, float mean, float inverse) {
+    const float y = (value - mean) * inverse;
+    return kv_truncate(y + kv_from_bits((kv_bits(y) & 0x80000000u) | 0x3effffffu));
+}
+// Quantises one value, and with RUNG divides it: the base symbol is not kept then. Returns that.
 template <bool HALF, bool RUNG>
-KV_FUNCTION void kv_eq_quantise_one(u32 word, float mean, float inverse, float step, float coarse, float scale, u16* symbol, u16* decoded,
-                                    KvMeasured& m, KvMeasured& of_rung, u32& escapes, u32& greatest) {
-    const float value = kv_value<HALF>(word), y = (value - mean) * inverse;
-    const i32 sign = (i32)kv_bits(y) >> 31;
-    const u32 size = (u32)kv_truncate(kv_from_bits(kv_bits(y) & 0x7fffffffu) + 0.49999997f);
-    const i32 q = ((i32)size ^ sign) - sign;
-    escapes += size > 127u ? 1u : 0u;
-    greatest = kv_max(greatest, size);
+KV_FUNCTION i32 kv_eq_quantise_one(u32 word, float mean, float inverse, float step, float coarse, float scale, u8* symbol, u16* decoded,
+                                   KvMeasured& m, KvMeasured& of_rung) {
+    const float value = kv_value<HALF>(word);
+    const i32 q = kv_eq_integer(value, mean, inverse), kept = RUNG ? kv_eq_third(q) : q;
     const u32 before = kv_eq_decoded<HALF>(q, step, mean);
+    u32 after = before;
     kv_measure(m, value, kv_value<HALF>(before), scale);
     if (RUNG) {
-        const i32 third = kv_eq_third(q);
-        const u32 after = kv_eq_decoded<HALF>(third, coarse, mean);
+        after = kv_eq_decoded<HALF>(kept, coarse, mean);
         kv_measure(of_rung, kv_value<HALF>(before), kv_value<HALF>(after), scale);
-        *symbol = (u16)third;
-        if (decoded) *decoded = (u16)after;
-    } else {
-        *symbol = (u16)q;
-        if (decoded) *decoded = (u16)before;
     }
+    *symbol = (u8)kv_min((u32)(kept + KV_EQ_BYTE_ZERO), 255u);
+    if (decoded) *decoded = (u16)after;
+    return q;
 }
-// As kv_eq_quantise and, with RUNG, the first kv_eq_divide in one walk, where a row is TILES times 32 columns. The same sums in the same
-// order.
+// As kv_eq_quantise and, with RUNG, the first kv_eq_divide in one walk, where a row is TILES times 32 columns, but symbols are bytes:
+// that of 0 is 127, and 255 stands for all beyond. The same sums in the same order.
 template <bool HALF, bool RUNG, u32 TILES> KV_FUNCTION bool kv_eq_quantise_rows(const EqPlace& p, const u16* x, const EqGuards& g, u16* decoded) {
     const u32 lane = kv_lane();
     EqHead* head = kv_eq_head(p);
     const float step = kv_eq_step_of_rung(head->step, 0), coarse = kv_eq_step_of_rung(head->step, 1);
-    const float inverse = head->step ? kv_reciprocal(step) : 0.0f;
+    const float inverse = kv_eq_inverse(head->step);
     const i32 exponent = kv_eq_step_exponent(head->step);
     const float scale = kv_power_of_two(-exponent);
-    u16* symbols = kv_eq_symbols(p) + lane;
+    u8* symbols = (u8*)kv_eq_symbols(p) + lane;
     float means[TILES];
     KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) means[tile] = kv_value<false>(kv_load_u16(kv_eq_means(p) + tile * KV_LANES));
     if (decoded) decoded += lane;
@@ -148,7 +149,7 @@ template <bool HALF, bool RUNG, u32 TILES> KV_FUNCTION bool kv_eq_quantise_rows(
     EqWalk w = kv_eq_walk(g);
     u32 escapes = 0, greatest = 0;
     // 512 bytes at a time come by way of the warp's own memory, two times before they are used: 16 a lane.
-    enum { ROWS = 8 / TILES };
+    enum { ROWS = 8 / TILES, PART = KV_MEASURED_PART / TILES };
     u32* near = KV_WARP_MEMORY_AT(KV_EQ_MEMORY);
     const u16* from = x + 8 * lane;
     const u32 stretches = (p.tokens + ROWS - 1) / ROWS;
@@ -160,24 +161,42 @@ template <bool HALF, bool RUNG, u32 TILES> KV_FUNCTION bool kv_eq_quantise_rows(
         KV_WAIT_FOR_COPIES(2);
         kv_sync();
         const u16* here = (const u16*)(near + (next - 2) % 3 * 128) + lane;
-        for (u32 row = 0, t = (next - 2) * ROWS; row < ROWS && t < p.tokens; row++, t++) {
-            const bool is_guarded = t == w.next;
-            KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
-                const u32 at = (t * TILES + tile) * KV_LANES, word = here[(row * TILES + tile) * KV_LANES];
-                if (is_guarded) {
-                    const float value = kv_value<HALF>(word);
-                    symbols[at] = 0;
-                    if (decoded) decoded[at] = (u16)word;
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++) {
+            const u32 t = (next - 2) * ROWS + row;
+            if (t >= p.tokens) break;
+            u32 words[TILES];
+            KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) words[tile] = here[(row * TILES + tile) * KV_LANES];
+            if (t == w.next) {
+                KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
+                    const float value = kv_value<HALF>(words[tile]);
+                    symbols[tile * KV_LANES] = KV_EQ_BYTE_ZERO;
+                    if (decoded) decoded[tile * KV_LANES] = (u16)words[tile];
                     kv_measure(m, value, value, scale);
                     if (RUNG) kv_measure(of_rung, value, value, scale);
-                } else {
-                    kv_eq_quantise_one<HALF, RUNG>(word, means[tile], inverse, step, coarse, scale, symbols + at, decoded ? decoded + at : 0, m,
-                                                   of_rung, escapes, greatest);
                 }
-                if (RUNG && (w.steps + 1) % KV_MEASURED_PART == 0) kv_measure_fold(of_rung);
-                kv_eq_walked_step(w, m);
+                kv_eq_walked_guard(w, g);
+            } else {
+                i32 q[TILES];
+                u32 most = 0;
+                KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
+                    q[tile] = kv_eq_quantise_one<HALF, RUNG>(words[tile], means[tile], inverse, step, coarse, scale, symbols + tile * KV_LANES,
+                                                             decoded ? decoded + tile * KV_LANES : 0, m, of_rung);
+                    most = kv_max(most, (u32)(q[tile] + KV_EQ_BYTE_ZERO));
+                }
+                if (most > 2 * KV_EQ_BYTE_ZERO) { // rare
+                    KV_UNROLL for (u32 tile = 0; tile < TILES; tile++) {
+                        const u32 size = q[tile] < 0 ? 0u - (u32)q[tile] : (u32)q[tile];
+                        escapes += size > KV_EQ_BYTE_ZERO ? 1u : 0u;
+                        greatest = kv_max(greatest, size);
+                    }
+                }
             }
-            if (is_guarded) kv_eq_walked_guard(w, g);
+            if ((t + 1) % PART == 0) {
+                kv_measure_fold(m);
+                if (RUNG) kv_measure_fold(of_rung);
+            }
+            symbols += TILES * KV_LANES;
+            if (decoded) decoded += TILES * KV_LANES;
         }
         kv_sync();
     }

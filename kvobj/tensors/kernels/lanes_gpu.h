@@ -10,13 +10,17 @@ typedef i64 LaneI64;
 typedef bool LaneMask;
 
 // KV_KERNEL(name, (parameters), (their names)) { body } : the body sees `warp`, the warp's number, below `warps`. Blocks have up to
-// 1,024 threads, so that a multiprocessor that has one block alone is filled; that leaves 64 registers to a thread.
+// 1,024 threads, so that a multiprocessor that has one block alone is filled; that leaves 64 registers to a thread. A kernel that is
+// better off with more of them has fewer threads: `#define KV_THREADS_OF_name ~, 768` leaves 80.
+#define KV_THREADS(name) KV_SECOND(KV_THREADS_OF_##name, 1024, 0)
+#define KV_SECOND(...) KV_SECOND_(__VA_ARGS__)
+#define KV_SECOND_(first, second, ...) second
 #define KV_KERNEL(name, parameters, names) KV_KERNEL_(name, KV_UNPACK parameters, KV_UNPACK names)
 #define KV_UNPACK(...) __VA_ARGS__
 #define KV_KERNEL_(name, parameters, names) KV_KERNEL__(name, (parameters), (names))
 #define KV_KERNEL__(name, parameters, names)                                                            \
     static __device__ void name##_warp(u32 warp, KV_UNPACK parameters);                                 \
-    extern "C" __global__ void __launch_bounds__(1024, 1) kv_##name(u32 warps, KV_UNPACK parameters) {  \
+    extern "C" __global__ void __launch_bounds__(KV_THREADS(name), 1) kv_##name(u32 warps, KV_UNPACK parameters) {  \
         const u32 step = gridDim.x * (blockDim.x >> 5);                                                 \
         for (u32 at = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); at < warps; at += step)      \
             name##_warp(at, KV_UNPACK names);                                                           \
@@ -120,6 +124,10 @@ KV_FUNCTION void kv_store_u32(u32* p, LaneU32 x, u32 count) { if (kv_lane() < co
 KV_FUNCTION LaneU32 kv_gather_u32(const u32* table, LaneU32 index) { return table[index]; }
 // Sum of the products of the two 16-bit halves of each lane with those of b, all of them below 2^15.
 KV_FUNCTION LaneU32 kv_pair_products(LaneU32 a, u32 b) { return (a & 0xffffu) * (b & 0xffffu) + (a >> 16) * (b >> 16); }
+// sum + the products of two 16-bit counts with the low bytes of two costs, or with their high bytes, which kv_cost_bytes put there.
+KV_FUNCTION u32 kv_cost_bytes(u32 first, u32 second) { return __byte_perm(first, second, 0x5140); }
+KV_FUNCTION u32 kv_low_costs(u32 sum, u32 counts, u32 costs) { return __dp2a_lo(counts, costs, sum); }
+KV_FUNCTION u32 kv_high_costs(u32 sum, u32 counts, u32 costs) { return __dp2a_hi(counts, costs, sum); }
 // Adds 1 to counts[index] for each of the first `count` lanes; lanes may share a counter. `counts` is 4-byte aligned.
 KV_FUNCTION void kv_count_u16(u16* counts, LaneU32 index, u32 count) {
     if (kv_lane() < count) atomicAdd((u32*)(counts + (index & ~1u)), 1u << (16u * (index & 1u)));

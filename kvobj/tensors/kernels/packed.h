@@ -135,31 +135,49 @@ KV_FUNCTION u32 kv_flag_rank(const KvFlagField& f, u32 bit) { // of a flag of th
     return kv_sum_of_bytes(f.all_even, (step + 1) >> 1) + kv_sum_of_bytes(f.all_odd, step >> 1) +
            (((step & 1 ? f.odd : f.even) >> (8 * (step >> 1))) & 255u) + __popc(below);
 }
-// The flagged bytes of eight steps, in order, to consecutive bytes at `p`: returns how many.
-KV_FUNCTION u32 kv_compress_field(u8* p, const LaneU32 (&x)[8], u32 bits) {
-    const KvFlagField f = kv_flag_field(bits);
-    for (u32 left = bits; left; left &= left - 1) {
-        const u32 bit = kv_ctz(left), by = 8 * (bit & 3);
-        u32 word = x[0];
-        KV_UNROLL for (u32 step = 1; step < 8; step++) word = bit >> 2 == step ? x[step] : word;
-        p[kv_flag_rank(f, bit)] = (u8)(word >> by);
-    }
-    return kv_flag_count(f);
+// Ranks of flags where all are fewer than 256: of the first of a lane's in each step, a byte a step.
+struct KvFewFlags {
+    u32 bits, even, odd;
+};
+KV_FUNCTION KvFewFlags kv_few_flags(const KvFlagField& f) {
+    const u32 before = (f.all_even + f.all_odd) * 0x01010100u; // each two steps
+    return {f.bits, f.even + before, f.odd + before + f.all_even};
 }
-// The flagged bytes of eight steps become, in order, the bytes from `p` on, of which there are `limit`; returns how many they are.
-// More than `limit`: nothing is read. `near` is p's first bytes, one a lane, anything beyond the limit.
-KV_FUNCTION u32 kv_expand_field(const u8* p, u32 limit, LaneU32 near, LaneU32 (&x)[8], u32 bits) {
+KV_FUNCTION u32 kv_few_rank(const KvFewFlags& f, u32 bit) {
+    const u32 first = bit & ~3u, ranks = bit & 4 ? f.odd : f.even;
+    return (ranks >> (first & ~7u) & 255u) + __popc(f.bits >> first & ((1u << (bit & 3)) - 1u));
+}
+// The flagged bytes of eight steps, in order, to consecutive bytes at `p`: returns how many. `room`: 32 bytes of the lane's own memory,
+// four of each step's, 128 apart.
+KV_FUNCTION u32 kv_compress_field(u8* p, const LaneU32 (&x)[8], u32 bits, u32* room) {
     const KvFlagField f = kv_flag_field(bits);
     const u32 all = kv_flag_count(f);
-    if (all > limit) return all;
+    if (!all) return 0;
+    KV_UNROLL for (u32 step = 0; step < 8; step++) room[step * KV_LANES] = x[step];
+    const KvFewFlags few = kv_few_flags(f);
+    const bool are_few = all < 256;
+    for (u32 left = bits; left; left &= left - 1) {
+        const u32 bit = kv_ctz(left), rank = are_few ? kv_few_rank(few, bit) : kv_flag_rank(f, bit);
+        p[rank] = ((const u8*)room)[(bit >> 2) * KV_PACKED + (bit & 3)];
+    }
+    return all;
+}
+// The flagged bytes of eight steps become, in order, the bytes from `p` on, of which there are `limit`; returns how many they are.
+// More than `limit`: nothing is read. `near` is p's first bytes, one a lane, anything beyond the limit. `room` as of kv_compress_field.
+KV_FUNCTION u32 kv_expand_field(const u8* p, u32 limit, LaneU32 near, LaneU32 (&x)[8], u32 bits, u32* room) {
+    const KvFlagField f = kv_flag_field(bits);
+    const u32 all = kv_flag_count(f);
+    if (all > limit || !all) return all;
+    KV_UNROLL for (u32 step = 0; step < 8; step++) room[step * KV_LANES] = x[step];
+    const KvFewFlags few = kv_few_flags(f);
+    const bool are_few = all < 256;
     for (u32 left = bits; kv_ballot(left != 0); left &= left - 1) {
-        const u32 bit = left ? kv_ctz(left) : 0u, rank = kv_flag_rank(f, bit), by = 8 * (bit & 3);
+        const u32 bit = left ? kv_ctz(left) : 0u, rank = are_few ? kv_few_rank(few, bit) : kv_flag_rank(f, bit);
         u32 byte = __shfl_sync(0xffffffffu, near, (int)(rank & 31u));
         if (left && rank >= 32) byte = p[rank];
-        const u32 step = left ? bit >> 2 : 8u;
-        KV_UNROLL for (u32 at = 0; at < 8; at++)
-            if (at == step) x[at] = (x[at] & ~(255u << by)) | byte << by;
+        if (left) ((u8*)room)[(bit >> 2) * KV_PACKED + (bit & 3)] = (u8)byte;
     }
+    KV_UNROLL for (u32 step = 0; step < 8; step++) x[step] = room[step * KV_LANES];
     return all;
 }
 

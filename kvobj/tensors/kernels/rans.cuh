@@ -49,17 +49,23 @@ KV_CONSTANT u16 kv_cost_of_frequency[KV_SLOTS] = {
 // costs[symbol][table]: 1/1024 bit;
 // where KV_WIDE, eighths[table][slot / 8]: symbol of the first of eight slots, and from bit 8 on whether each of the others has the next
 // symbol after the one before it. (No symbol in use has one between that has no frequency, but for the escape at the last slot.) With
-// `puts` the same as `slots`, in a sixteenth of the room, so that it stays where it is near, and two steps.
+// `puts` the same as `slots`, in a sixteenth of the room, so that it stays where it is near, and two steps;
+// divisors[table][symbol]: the one of `puts`, and 2^32 / f rounded down (2^32 - 1 of 1).
 struct RansTables {
     u32 slots[KV_TABLES * KV_SLOTS];
 #if KV_WIDE
     u16 eighths[KV_TABLES * KV_SLOTS / 8];
+    uint2 divisors[KV_TABLES * KV_SYMBOLS];
 #endif
     u32 puts[KV_TABLES * KV_SYMBOLS];
     u32 costs[KV_SYMBOLS * KV_TABLES];
 };
 KV_STORAGE RansTables kv_xa_tables; // symbol d, 24 to 254 unused
 KV_STORAGE RansTables kv_eq_tables; // symbol q + 127
+#if KV_WIDE
+#define KV_XA_PAIRS 13u // of symbols: 0 to 23, and the escape
+KV_STORAGE u32 kv_xa_pair_costs[(KV_XA_PAIRS + 1) * KV_TABLES]; // as kv_rans_cheapest_of_pairs has them
+#endif
 
 KV_FUNCTION u32 kv_table_frequency(u32 is_eq, u32 table, u32 symbol) {
     if (symbol == KV_ESCAPE) return 1;
@@ -78,6 +84,9 @@ KV_KERNEL(rans_prepare, (u32 unused), (unused)) {
         const u32 put = f ? f | from << 16 : 1u | (KV_SLOTS - 1) << 16;
         const u32 cost = kv_cost_of_frequency[f] + (f == 0 || symbol == KV_ESCAPE ? KV_RAW_COST : 0);
         KV_ONCE(to.puts[table * KV_SYMBOLS + symbol] = put);
+#if KV_WIDE
+        KV_ONCE(to.divisors[table * KV_SYMBOLS + symbol] = make_uint2(put, f > 1 ? (u32)(0x100000000ull / f) : ~0u));
+#endif
         KV_ONCE(to.costs[symbol * KV_TABLES + table] = cost);
         for (u32 at = 0; at < f; at += KV_LANES) {
             const LaneU32 entry = kv_u32(f | symbol << 24) | ((kv_lane() + kv_u32(at)) << 12);
@@ -92,6 +101,12 @@ KV_KERNEL(rans_prepare, (u32 unused), (unused)) {
         u32 entry = slots[8 * at] >> 24;
         for (u32 slot = 1; slot < 8; slot++) entry |= (slots[8 * at + slot] >> 24 != slots[8 * at + slot - 1] >> 24 ? 128u : 0u) << slot;
         to.eighths[table * (KV_SLOTS / 8) + at] = (u16)entry;
+    }
+    if (is_eq) return;
+    for (u32 pair = kv_lane(); pair < KV_XA_PAIRS; pair += KV_LANES) {
+        const bool is_last = pair == KV_XA_PAIRS - 1;
+        const u32 first = to.costs[(is_last ? (u32)KV_ESCAPE : 2 * pair) * KV_TABLES + table];
+        kv_xa_pair_costs[pair * KV_TABLES + table] = kv_cost_bytes(first, is_last ? 0u : to.costs[(2 * pair + 1) * KV_TABLES + table]);
     }
 #endif
 }
@@ -181,16 +196,18 @@ KV_FUNCTION void kv_rans_put(RansWriter& w, LaneU32 put, LaneMask valid, LaneMas
 #if KV_WIDE
 // Whether sixteen steps, of which each writes words, fit for certain.
 KV_FUNCTION bool kv_rans_has_room(const RansWriter& w) { return !w.is_rest && w.at - w.floor >= 16 * KV_STEP_WORDS; }
-// A full step without escapes where that is so.
-KV_FUNCTION void kv_rans_put_far(RansWriter& w, LaneU32 put) {
-    const u32 f = put & 0xffffu;
-    const bool is_over = w.x >= f << 20;
+// A full step without escapes where that is so: words go below at[left]. The quotient by way of the divisor's inverse is right or one
+// less.
+KV_FUNCTION void kv_rans_put_far(u32& x, u16* at, u32& left, uint2 divisor) {
+    const u32 f = divisor.x & 0xffffu;
+    const bool is_over = x >= divisor.x << 20; // of f alone
     const u32 ballot = kv_ballot(is_over);
-    u16* at = w.at - __popc(ballot);
-    if (is_over) at[kv_rank(ballot)] = (u16)w.x;
-    w.at = at;
-    const u32 x = is_over ? w.x >> 16 : w.x, quotient = kv_quotient(x, f);
-    w.x = (quotient << 12) + (x - quotient * f) + (put >> 16);
+    left -= (u32)__popc(ballot);
+    if (is_over) at[left + kv_rank(ballot)] = (u16)x;
+    x = is_over ? x >> 16 : x;
+    u32 quotient = __umulhi(x, divisor.y);
+    if (x - quotient * f >= f) quotient++;
+    x += quotient * (KV_SLOTS - f) + (divisor.x >> 16);
 }
 #endif
 
@@ -198,48 +215,41 @@ KV_FUNCTION void kv_rans_put_far(RansWriter& w, LaneU32 put) {
 KV_FUNCTION LaneMask kv_rans_is_escape(LaneU32 put) { return (put >> 16) == kv_u32(KV_SLOTS - 1); }
 
 #if KV_WIDE
-// Puts the last of `steps` full steps, four at a time, of a stream whose columns come again every four: until one has an escape, or few
-// are left, or little room; returns how many are left. `steps` is a multiple of 4. Symbols come by way of the warp's own `near`, three
-// stretches of 512 bytes of which one is used; what is put is fetched a step before. S says what they lie as: `S::place(word)` is their
-// place in a table; `symbols` is aligned to 512 bytes' part of a stretch.
-template <class S>
-KV_FUNCTION u32 kv_rans_put_run(RansWriter& w, const u32* puts, const u8* ids, u32 columns, const typename S::Word* symbols, u32 steps, u32* near) {
-    enum { WORD = sizeof(typename S::Word), STEPS = 16 / WORD, AHEAD = 2 }; // steps of a stretch
+// Puts the last of `steps` full steps of a stream whose columns come again every four, eight at a time: until one has an escape, or few
+// are left, or little room; returns how many are left. `steps` is a multiple of 8. A byte a value in `symbols`, its symbol. Symbols are
+// fetched sixteen steps before they are put, and what of the tables they mean eight.
+KV_FUNCTION u32 kv_rans_put_run(RansWriter& w, const uint2* divisors, const u8* ids, u32 columns, const u8* symbols, u32 steps) {
+    enum { STEPS = 8 };
+    if (steps < 3 * STEPS || steps % STEPS || !kv_rans_has_room(w)) return steps;
     u32 tables[4];
-    if (steps < 2 * STEPS || steps % STEPS || !kv_rans_has_room(w)) return steps;
-    KV_UNROLL for (u32 at = 0; at < 4; at++) tables[at] = kv_load_u8(ids + (3 - at) * KV_LANES % columns) << 8;
-    const u8* from = (const u8*)symbols + 16 * kv_lane();
-    u32 stretch = steps / STEPS, coming = stretch; // stretches left, and not asked for yet
-    kv_sync();
-    KV_UNROLL for (u32 at = 0; at < AHEAD; at++) {
-        coming--;
-        KV_COPY_16(near + coming % 3 * 128 + 4 * kv_lane(), from + (u64)coming * 512);
-        KV_COPIES_END();
-    }
-    while (stretch > 1 && kv_rans_has_room(w)) {
-        stretch--;
-        if (coming) {
-            coming--;
-            KV_COPY_16(near + coming % 3 * 128 + 4 * kv_lane(), from + (u64)coming * 512);
-        }
-        KV_COPIES_END();
-        KV_WAIT_FOR_COPIES(2);
-        kv_sync();
-        const typename S::Word* here = (const typename S::Word*)(near + stretch % 3 * 128) + kv_lane();
-        u32 next = puts[tables[0] | S::place(here[(STEPS - 1) * KV_LANES])];
-        KV_UNROLL for (u32 at = 0; at < STEPS; at++) {
-            const u32 put = next;
-            if (kv_ballot(kv_rans_is_escape(put))) {
-                KV_WAIT_FOR_COPIES(0);
-                return (stretch + 1) * STEPS - at;
+    KV_UNROLL for (u32 at = 0; at < 4; at++) tables[at] = kv_load_u8(ids + (3 - at) * KV_LANES % columns) * KV_SYMBOLS;
+    const u8* from = symbols + (u64)steps * KV_LANES + kv_lane(); // those that come next end here
+    u32 coming[STEPS]; // words: bytes would be packed together, and so waited for, as soon as they are fetched
+    uint2 next[4];
+    KV_UNROLL for (u32 at = 0; at < STEPS; at++) coming[at] = from[-(i32)((at + 1) * KV_LANES)];
+    KV_UNROLL for (u32 at = 0; at < 4; at++) next[at] = divisors[tables[at] + coming[at]];
+    u16* const floor = KV_GLOBAL(w.floor);
+    u32 x = w.x, left = (u32)(w.at - w.floor), half = 0;
+    for (; steps >= 2 * STEPS && left >= 16 * KV_STEP_WORDS; steps -= STEPS) {
+        from -= STEPS * KV_LANES;
+        u32 own[4];
+        KV_UNROLL for (u32 at = 0; at < 4; at++) own[at] = coming[4 + at];
+        KV_UNROLL for (u32 at = 0; at < STEPS; at++) coming[at] = from[-(i32)((at + 1) * KV_LANES)];
+        KV_UNROLL for (half = 0; half < 2; half++) {
+            uint2 put[4];
+            KV_UNROLL for (u32 at = 0; at < 4; at++) {
+                put[at] = next[at];
+                next[at] = divisors[tables[at] + (half ? coming[at] : own[at])];
             }
-            if (at + 1 < STEPS) next = puts[tables[(at + 1) % 4] | S::place(here[(STEPS - 2 - at) * KV_LANES])];
-            kv_rans_put_far(w, put);
+            if (kv_ballot(kv_rans_is_escape(kv_max(kv_max(put[0].x, put[1].x), kv_max(put[2].x, put[3].x))))) goto escaped;
+            KV_UNROLL for (u32 at = 0; at < 4; at++) kv_rans_put_far(x, floor, left, put[at]);
         }
-        kv_sync(); // before its place is written again
     }
-    KV_WAIT_FOR_COPIES(0);
-    return stretch * STEPS;
+    half = 0;
+escaped:
+    w.x = x;
+    w.at = w.floor + left;
+    return steps - 4 * half;
 }
 #endif
 
@@ -456,27 +466,29 @@ KV_FUNCTION u32 kv_rans_cheapest(const u32* costs, const u16* counts, u32 first,
 }
 
 #if KV_WIDE
-// As kv_rans_cheapest, for four columns: `counts` of each are a symbol a lane , 0 from 25 on; that of symbol 24
-// counts escapes.
-KV_FUNCTION void kv_rans_cheapest_of_xa(const u32* costs, const u32 (&counts)[4], u32 (&ids)[4]) {
-    u32 low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-    u32 left = kv_ballot((counts[0] | counts[1] | counts[2] | counts[3]) != 0), symbol = left ? kv_ctz(left) : 0;
-    const u32* row = costs + (symbol == 24 ? (u32)KV_ESCAPE : symbol) * KV_TABLES + kv_lane();
-    u32 next_of_low = row[0], next_of_high = row[KV_LANES]; // fetched a symbol before its turn
-    while (left) {
-        const u32 own = symbol, of_low = next_of_low, of_high = next_of_high;
-        left &= left - 1;
-        symbol = left ? kv_ctz(left) : 0;
-        row = costs + (symbol == 24 ? (u32)KV_ESCAPE : symbol) * KV_TABLES + kv_lane();
-        next_of_low = row[0];
-        next_of_high = row[KV_LANES];
-        KV_UNROLL for (u32 at = 0; at < 4; at++) {
-            const u32 count = kv_broadcast(counts[at], own);
-            low[at] += of_low * count;
-            high[at] += of_high * count;
+// As kv_rans_cheapest, for eight columns at once: row p of `counters`, of `row` words, has how often each column has symbols 2p and
+// 2p + 1, a half of a word each; row p of `costs` what those cost, kv_cost_bytes of each table. There is a row of costs beyond the last.
+KV_FUNCTION void kv_rans_cheapest_of_pairs(const u32* costs, const u32* counters, u32 row, u32 pairs, u32 (&ids)[8]) {
+    u32 low[8], low_above[8], high[8], high_above[8]; // sums of low bytes, and of those above, of tables 0 to 31 and of the others
+    KV_UNROLL for (u32 at = 0; at < 8; at++) low[at] = low_above[at] = high[at] = high_above[at] = 0;
+    costs += kv_lane();
+    u32 next_of_low = costs[0], next_of_high = costs[KV_LANES]; // fetched a row before their turn
+    for (u32 pair = 0; pair < pairs; pair++, counters += row) {
+        const u32 of_low = next_of_low, of_high = next_of_high;
+        costs += KV_TABLES;
+        next_of_low = costs[0];
+        next_of_high = costs[KV_LANES];
+        const uint4 first = ((const uint4*)counters)[0], second = ((const uint4*)counters)[1];
+        const u32 counts[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+        if (!(first.x | first.y | first.z | first.w | second.x | second.y | second.z | second.w)) continue;
+        KV_UNROLL for (u32 at = 0; at < 8; at++) {
+            low[at] = kv_low_costs(low[at], counts[at], of_low);
+            low_above[at] = kv_high_costs(low_above[at], counts[at], of_low);
+            high[at] = kv_low_costs(high[at], counts[at], of_high);
+            high_above[at] = kv_high_costs(high_above[at], counts[at], of_high);
         }
     }
-    KV_UNROLL for (u32 at = 0; at < 4; at++) ids[at] = kv_rans_least(low[at], high[at]);
+    KV_UNROLL for (u32 at = 0; at < 8; at++) ids[at] = kv_rans_least(low[at] + (low_above[at] << 8), high[at] + (high_above[at] << 8));
 }
 #endif
 

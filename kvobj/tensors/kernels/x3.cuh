@@ -144,6 +144,8 @@ KV_FUNCTION LaneU32 x3_next_tops(X3Tops& tops) {
 }
 
 #if KV_WIDE
+KV_WARP_MEMORY(x3_encode, 1024) // the exponents of a field
+KV_WARP_MEMORY(x3_decode, 1024)
 // Whether the steps of a field, and their tops, are whole and aligned: then it is coded at once.
 KV_FUNCTION bool x3_is_wide(const u8* values, const u8* lows, u32 count, const X3Tops& tops, u32 bytes) {
     return count == KV_X3_FIELD && !(((u64)values & (4 * bytes - 1)) | (((u64)lows | (u64)tops.at | tops.place | tops.dim) & 3));
@@ -337,7 +339,7 @@ template <class Split> KV_FUNCTION void x3_encode_field(X3Encoder<Split>& c) {
         if constexpr (Split::lows != 0) kv_store_packed_aligned(c.lows + step * KV_PACKED, low);
         bits |= kv_flag_bits(flags, step);
     }
-    c.escaped += kv_compress_field(c.escapes + c.escaped, exponents, bits);
+    c.escaped += kv_compress_field(c.escapes + c.escaped, exponents, bits, KV_WARP_MEMORY_AT(kv_bytes_of_x3_encode) + kv_lane());
 }
 #endif
 
@@ -481,7 +483,7 @@ template <class Split> KV_FUNCTION bool x3_decode_field(X3Decoder<Split>& c, Lan
         exponents[step] = kv_packed_minus(exponents[step], code);
         bits |= kv_flag_bits((code + kv_packed(0x79)) & kv_packed(0x80), step);
     }
-    const u32 found = kv_expand_field(c.escapes, c.left, near, exponents, bits);
+    const u32 found = kv_expand_field(c.escapes, c.left, near, exponents, bits, KV_WARP_MEMORY_AT(kv_bytes_of_x3_decode) + kv_lane());
     if (found > c.left) return false;
     c.escapes += found;
     c.left -= found;
@@ -504,6 +506,17 @@ KV_FUNCTION bool x3_decode_group(const u8* block, u32 length, u8* plain, X3Sprea
     const X3Parts parts = x3_parts<Split>(heads, n, dim);
     if (length < parts.escapes) return false;
     const u32 head = place / parts.groups, group = place % parts.groups, first = group * KV_X3_GROUP;
+#if KV_WIDE
+    if (first + KV_X3_GROUP <= n) { // what comes by whole fields, beside what says where the escapes are
+        const u8* codes = block + parts.codes + ((u64)head * parts.fields + first / KV_X3_FIELD) * X3Codes::rows * KV_PACKED;
+        const u8* lows = block + parts.lows + (u64)head * parts.low_run + first;
+        if (kv_lane() < 2 * X3Codes::rows * KV_PACKED / 32) KV_FETCH(codes + 32 * kv_lane());
+        if constexpr (Split::lows != 0) {
+            KV_FETCH(lows + 32 * kv_lane());
+            KV_FETCH(lows + 32 * (KV_LANES + kv_lane()));
+        }
+    }
+#endif
     const u32* ends = (const u32*)(block + parts.ends);
     const u16* before = (const u16*)(block + parts.before);
     const u32 all = length - parts.escapes, start = head ? ends[head - 1] : 0u, end = ends[head];

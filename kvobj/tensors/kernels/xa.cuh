@@ -133,8 +133,8 @@ KV_FUNCTION void kv_xa_split(const F& f, const u8* values, const XaShape& s, u32
 
 #if KV_WIDE
 #define KV_XA_ROWS 8u // fetched together
-#define KV_XA_PAIRS 13u // words of counters of a column: two symbols each
-KV_WARP_MEMORY(xa_encode, 3200) // counters of 32 columns, and three times eight rows of them
+#define KV_THREADS_OF_xa_encode ~, 768
+KV_WARP_MEMORY(xa_encode, 6656) // counters of 128 columns, a word two symbols; or of 32, and three times eight rows of them
 
 // As kv_xa_largest, of bf16, a multiple of 1,024 values.
 KV_FUNCTION u32 kv_xa_largest_wide(const u16* values, u32 count) {
@@ -160,10 +160,8 @@ KV_FUNCTION void kv_xa_split_one(u32 x, u32 at, u32 largest, u8* low, u8* symbol
     counters[(d >> 1) * KV_LANES] += 1u << (16 * (d & 1));
 }
 // As kv_xa_split, and the tables of all columns: 32 columns at a time, a column a lane, so that each counts by itself.
-// COLUMNS: how many they are, or 0.
-template <u32 COLUMNS>
 KV_FUNCTION void kv_xa_split_wide(const u16* values, const XaShape& s, u32 largest, u8* low, const XaRoom& room) {
-    const u32 columns = COLUMNS ? COLUMNS : s.columns, tokens = s.values / columns, lane = kv_lane();
+    const u32 columns = s.columns, tokens = s.values / columns, lane = kv_lane();
     u32* counters = KV_WARP_MEMORY_AT(kv_bytes_of_xa_encode);
     for (u32 tile = 0; tile < columns; tile += KV_LANES) {
         kv_sync();
@@ -194,34 +192,70 @@ KV_FUNCTION void kv_xa_split_wide(const u16* values, const XaShape& s, u32 large
         }
         kv_sync();
         u32 mine = 0;
-        for (u32 column = 0; column < KV_LANES; column += 4) {
-            u32 counts[4], ids[4];
-            KV_UNROLL for (u32 at = 0; at < 4; at++) {
-                const u32 two = lane < 2 * KV_XA_PAIRS ? counters[(lane >> 1) * KV_LANES + column + at] : 0u;
-                counts[at] = lane & 1 ? two >> 16 : two & 0xffffu;
-            }
-            kv_rans_cheapest_of_xa(kv_xa_tables.costs, counts, ids);
-            KV_UNROLL for (u32 at = 0; at < 4; at++) mine = lane == column + at ? ids[at] : mine;
+        for (u32 column = 0; column < KV_LANES; column += 8) {
+            u32 ids[8];
+            kv_rans_cheapest_of_pairs(kv_xa_pair_costs, counters + column, KV_LANES, KV_XA_PAIRS, ids);
+            KV_UNROLL for (u32 at = 0; at < 8; at++) mine = lane == column + at ? ids[at] : mine;
         }
         room.ids[tile + lane] = (u8)mine;
     }
     for (u32 at = s.values; at < s.low_bytes; at++) KV_ONCE(low[at] = 0);
     kv_sync();
 }
+
+// The same of 128 columns, aligned, none of whose values is beyond `largest`: a row at a time, four columns a lane. Column 4 · lane + i
+// is counted at place 32 · i + lane.
+KV_FUNCTION void kv_xa_split_rows(const u16* values, const XaShape& s, u32 largest, u8* low, const XaRoom& room) {
+    enum { ROWS = 4 }; // fetched together
+    const u32 tokens = s.values / KV_PACKED, lane = kv_lane();
+    u32* counters = KV_WARP_MEMORY_AT(kv_bytes_of_xa_encode);
+    kv_sync();
+    KV_UNROLL for (u32 at = 0; at < 4 * KV_XA_PAIRS; at++) counters[at * KV_LANES + lane] = 0;
+    const uint2* from = (const uint2*)values + lane;
+    u32 *lows = (u32*)low + lane, *symbols = (u32*)room.symbols + lane;
+    uint2 coming[ROWS];
+    KV_UNROLL for (u32 row = 0; row < ROWS; row++) coming[row] = row < tokens ? from[row * KV_LANES] : make_uint2(0, 0);
+    for (u32 t = 0; t < tokens; t += ROWS) {
+        uint2 x[ROWS];
+        from += ROWS * KV_LANES;
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++) x[row] = coming[row];
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++)
+            if (t + ROWS + row < tokens) coming[row] = from[row * KV_LANES];
+        KV_UNROLL for (u32 row = 0; row < ROWS; row++) {
+            if (t + row >= tokens) break;
+            const u32 first = __byte_perm(x[row].x, x[row].y, 0x6420), second = __byte_perm(x[row].x, x[row].y, 0x7531);
+            const u32 exponent = ((second & kv_packed(0x7f)) << 1) | ((first >> 7) & kv_packed(1));
+            *lows = (second & kv_packed(0x80)) | (first & kv_packed(0x7f));
+            const u32 far = kv_packed_minus(kv_packed(largest), exponent);
+            const u32 escaped = ((((far & kv_packed(0x7f)) + kv_packed(0x80 - KV_XA_SYMBOLS)) | far) >> 7 & kv_packed(1)) * 255u;
+            *symbols = far | escaped;
+            const u32 d = (far & ~escaped) | (kv_packed(KV_XA_SYMBOLS) & escaped), odd = d & kv_packed(1);
+            KV_UNROLL for (u32 at = 0; at < 4; at++)
+                counters[(d >> (8 * at + 1) & 15u) * KV_PACKED + at * KV_LANES + lane] += 1u << (at ? odd >> (8 * at - 4) & 16u : odd << 4 & 16u);
+            lows += KV_LANES;
+            symbols += KV_LANES;
+        }
+    }
+    kv_sync();
+    u32 mine = 0;
+    for (u32 place = 0; place < KV_PACKED; place += 8) {
+        u32 ids[8];
+        kv_rans_cheapest_of_pairs(kv_xa_pair_costs, counters + place, KV_PACKED, KV_XA_PAIRS, ids);
+        KV_UNROLL for (u32 at = 0; at < 8; at++) mine |= lane == (place + at) % KV_LANES ? ids[at] << (place / KV_LANES * 8) : 0u;
+    }
+    ((u32*)room.ids)[lane] = mine;
+    for (u32 at = s.values; at < s.low_bytes; at++) KV_ONCE(low[at] = 0);
+    kv_sync();
+}
 #endif
 
 // Puts all symbols, the last first.
-struct XaSymbols {
-    typedef u8 Word;
-    KV_FUNCTION u32 place(u32 symbol) { return symbol; }
-};
 template <class F> KV_FUNCTION void kv_xa_put(const F& f, RansWriter& w, const u8* values, const XaShape& s, const XaRoom& room) {
     RansColumns c = kv_columns_from(s.steps - 1, s.columns);
     for (u32 step = s.steps; step-- > 0 && !w.is_full;) {
 #if KV_WIDE
-        if (step % 16 == 15 && 128 % s.columns == 0 && s.columns >= KV_LANES) {
-            step = kv_rans_put_run<XaSymbols>(w, kv_xa_tables.puts, room.ids, s.columns, room.symbols, step + 1,
-                                              KV_WARP_MEMORY_AT(kv_bytes_of_xa_encode)) - 1;
+        if (step % 8 == 7 && 128 % s.columns == 0 && s.columns >= KV_LANES) {
+            step = kv_rans_put_run(w, kv_xa_tables.divisors, room.ids, s.columns, room.symbols, step + 1) - 1;
             c = kv_columns_from(step, s.columns);
         }
 #endif
@@ -250,10 +284,12 @@ KV_FUNCTION void kv_xa_encode_head(const F& f, const u8* values, u8* block, u32 
     if constexpr (F::is_of_bytes) {
         const bool is_even = head_values % 1024 == 0 && !((u64)values & 15);
         if (is_even) largest = kv_xa_largest_wide((const u16*)values, head_values);
-        if (!is_even || largest == 255) largest = kv_xa_largest(f, values, s);
+        const bool is_plain = is_even && largest != 255;
+        if (!is_plain) largest = kv_xa_largest(f, values, s);
         is_split = columns % KV_LANES == 0 && head_values / columns <= KV_COST_TOKENS;
-        if (is_split && columns == 128) kv_xa_split_wide<128>((const u16*)values, s, largest, low, room);
-        else if (is_split) kv_xa_split_wide<0>((const u16*)values, s, largest, low, room);
+        if (is_split && columns == KV_PACKED && is_plain && !(((u64)low | (u64)work) & 3))
+            kv_xa_split_rows((const u16*)values, s, largest, low, room);
+        else if (is_split) kv_xa_split_wide((const u16*)values, s, largest, low, room);
     } else
 #endif
         largest = kv_xa_largest(f, values, s);
