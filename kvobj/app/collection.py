@@ -85,6 +85,7 @@ def make_collection(
     clock: Clock,
     on_freed: Callable[[], None],
     refused: Callable[[], Iterable[tuple[str, str, int]]],
+    is_told: Callable[[], Awaitable[bool]],
     log: logging.Logger,
     name_blob: Callable[[BlobId, bytes, bytes | None], None] = lambda *_: None,
     is_cached: Callable[[BlobId], bool] = lambda _: False,
@@ -95,13 +96,16 @@ def make_collection(
 ) -> Collection:
     """The collector with its reaper. `tiers` is all of them as one; `on_freed` is told when blobs were deleted from them;
     `refused`, `name_blob`, `is_cached` and `stored_bytes`: see `Collector`. Where there is a `remote`, `home` is nvme as it is
-    written to (coded or not), `local` are the tiers of this node, and `upload_now` makes rows of class `local` shared."""
+    written to (coded or not), `local` are the tiers of this node, `upload_now` makes rows of class `local` shared, and for
+    `is_told` see `RemoteReaping`."""
     gc = settings.gc
     grace_ms = int(gc.grace_seconds * 1000)
     pace = Pace(clock, chunks_per_second=gc.chunks_per_second)
     reaping, side = None, None
     if remote is not None:
-        reaping = RemoteReaping(remote.tier, catalog=catalog, tiers=tiers, local=local, clock=clock, log=log)
+        reaping = RemoteReaping(
+            remote.tier, catalog=catalog, tiers=tiers, local=local, is_told=is_told, clock=clock, log=log
+        )
         side = RemoteSide(remote.tier, remote.directory, remote.corrupt, upload_now)
     reaper = Reaper(
         catalog=catalog,

@@ -290,6 +290,9 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
     async def upload_now(rows: Sequence[ObjectRow]) -> Sequence[ObjectRow]:
         return () if writing is None else await writing.uploads.upload_now(rows)
 
+    async def is_told() -> bool:
+        return remote is None or await remote.manifests.is_told()
+
     collection = make_collection(
         settings,
         catalog=catalog,
@@ -307,6 +310,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         local=tiering.local,
         remote=tiering.remote,
         upload_now=upload_now,
+        is_told=is_told,
         log=log,
     )
     collector, reaper = collection.collector, collection.reaper

@@ -54,6 +54,8 @@ CLAIM_SECONDS: Final = 5.0
 """How long a start waits for the remote to say whose the prefix is. Nothing is written there before that is known."""
 UNCLAIMED_SECONDS: Final = 1.0
 """How often the remote is asked for that until it has answered: nothing is uploaded before."""
+TOLD_SECONDS: Final = 30.0
+"""How long blobs that may go wait for the remote to be told so, before they are put off."""
 _ARENA_SHARE: Final = 8
 """Of the arena, uploads from nvme take one part in so many at most."""
 _UPLOADED_AT_ONCE_MAX_BYTES: Final = 512 * 1024 * 1024
@@ -102,6 +104,15 @@ class Manifests:
                 return await self._journal.settled(position, timeout_seconds=timeout_seconds)
         except TimeoutError:
             return False
+
+    async def is_told(self) -> bool:
+        """See `RemoteReaping`. What a reader of the catalog has seen is in the outbox, whether or not this loop has heard of its
+        commit."""
+        outbox = self._catalog.outbox
+        position = outbox.position
+        while entries := outbox.entries(position):
+            position = entries[-1].position
+        return await self.settled(position, timeout_seconds=TOLD_SECONDS)
 
     async def flush(self, *, timeout_seconds: float) -> bool:
         """See `remote_uploads.Journal`."""

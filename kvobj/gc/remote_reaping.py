@@ -1,20 +1,22 @@
 """Deletes from the remote what the delete queue names: beside the reaper, which never waits for it.
 
 Copies on this node go at once; the entry stays until the remote has deleted its blob too. While that fails the entries wait, with
-growing pauses, and everything else in the queue goes on.
+growing pauses, and everything else in the queue goes on. No blob is deleted there before the remote was told that its row is gone,
+or names another one: a node that is lost in between would leave a manifest that names an object whose bytes are no more, although
+what was to replace it was never acknowledged. So a node that was fenced deletes nothing either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import QueueEntry
 from kvobj.clock import Clock
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.tiers.protocol import Tier
 
@@ -36,7 +38,9 @@ class RemoteHolds(Protocol):
 
 
 class RemoteReaping:
-    """See the module's text. `tiers` is all of them as one, the remote included, `local` those of this node. Event-loop-only."""
+    """See the module's text. `tiers` is all of them as one, the remote included, `local` those of this node. `is_told` waits
+    a while for the remote to know of every change that can be seen in the catalog when it is called; False: it does not yet.
+    Event-loop-only."""
 
     def __init__(
         self,
@@ -45,10 +49,12 @@ class RemoteReaping:
         catalog: Catalog,
         tiers: Tier,
         local: Sequence[Tier],
+        is_told: Callable[[], Awaitable[bool]],
         clock: Clock,
         log: logging.Logger,
     ) -> None:
         self._remote = remote
+        self._is_told = is_told
         self._catalog = catalog
         self._tiers = tiers
         self._local = tuple(local)
@@ -86,6 +92,8 @@ class RemoteReaping:
 
     async def _reap(self, entries: list[QueueEntry]) -> None:
         try:
+            if not await self._is_told():
+                raise TierUnavailableError("the remote tier was not told of the removals yet")
             # All tiers: a read that was under way may have brought a copy up once more.
             await self._tiers.delete([BlobId(entry.blob_id) for entry in entries])
             await self._catalog.reap(entries)

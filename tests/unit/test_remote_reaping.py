@@ -22,8 +22,15 @@ class ReapingWorld(GcWorld):
 
     def begin(self, remote: SizedRemote) -> None:
         layered = LayeredHome(self.home, _AsTier(remote), blobs=remote)
+        self.knows_all = True
         self.remote_reaping = RemoteReaping(
-            remote, catalog=self.catalog, tiers=layered, local=(self.home,), clock=self.clock, log=LOG
+            remote,
+            catalog=self.catalog,
+            tiers=layered,
+            local=(self.home,),
+            is_told=self.is_told,
+            clock=self.clock,
+            log=LOG,
         )
         self.reaper = Reaper(
             catalog=self.catalog,
@@ -35,6 +42,9 @@ class ReapingWorld(GcWorld):
             log=LOG,
             remote=self.remote_reaping,
         )
+
+    async def is_told(self) -> bool:
+        return self.knows_all
 
     async def reap(self) -> None:
         """Everything that can be done now."""
@@ -98,6 +108,21 @@ async def test_while_the_remote_is_away_its_blobs_leave_this_node_and_wait_and_a
     assert len(remote_of(world).sizes) == 3
     assert await world.queued() == 3
     remote_of(world).is_available = True
+    await world.reap()
+    assert (await world.queued(), remote_of(world).sizes) == (0, {})
+
+
+async def test_no_blob_goes_from_the_remote_before_it_was_told_that_its_row_is_gone(world: ReapingWorld) -> None:
+    row = await world.share(await world.put("o", bucket="objects"))
+    world.knows_all = False
+    await world.remove(row)
+    await world.reap()
+    assert world.home.sizes == {}
+    assert len(remote_of(world).sizes) == await world.queued() == world.reaper.remote_failures == 1
+    world.knows_all = True
+    await world.reap()
+    assert len(remote_of(world).sizes) == 1, "a pause is kept"
+    world.clock.advance(FIRST_PAUSE_SECONDS)
     await world.reap()
     assert (await world.queued(), remote_of(world).sizes) == (0, {})
 
