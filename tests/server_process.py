@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,28 +23,13 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 from urllib.parse import urlsplit
 
+from free_ports import free_port
 from raw_http import Credentials, RawS3
 
 MIB: Final = 1024 * 1024
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 _READY: Final = "kvobj ready "
 _SHARED_MEMORY: Final = Path("/dev/shm")
-_PORTS: Final = range(10_000, 32_768)
-_PORT_TRIES: Final = 500
-
-
-def free_port() -> int:
-    """A port that was free a moment ago, below those that the kernel gives to connections: so nobody has it by chance when a
-    server listens there for the first time, or again after a crash. TimeoutError where hundreds are taken."""
-    for _ in range(_PORT_TRIES):
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise TimeoutError(f"no free port among {_PORTS}")
 
 
 def wait_until(

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from bench_support import MIB, BucketSetting, ServerSettings, own_server, wait_until
-from server_process import REPOSITORY, free_port
+from free_ports import free_port
+from server_process import REPOSITORY
 
 PUT, GET, EXIST = 1, 2, 3
 _SUCCESS: Final = 200

@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -24,6 +23,8 @@ from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from free_ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,21 +34,6 @@ _LARGEST_BYTES: Final = 64 * MIB
 _SLICE_BYTES: Final = 1 * MIB
 _RING_BYTES: Final = 1024 * MIB
 _CONTINUE_SECONDS: Final = 10.0
-_PORTS: Final = range(10_000, 32_768)
-_PORT_TRIES: Final = 500
-
-
-def free_port() -> int:
-    """A port that was free a moment ago, below those that connections get. TimeoutError where hundreds are taken."""
-    for _ in range(_PORT_TRIES):
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise TimeoutError(f"no free port among {_PORTS}")
 
 
 def prefaulted(size_bytes: int) -> memoryview:

@@ -19,7 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from limits import MIB, free_port, wait_for_port
+from free_ports import free_port
+from limits import MIB, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

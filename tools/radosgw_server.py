@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bench_support import Credentials, RemoteTarget, wait_until
-from limits import free_port, wait_for_port
+from free_ports import free_port
+from limits import wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

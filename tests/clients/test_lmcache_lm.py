@@ -15,7 +15,8 @@ from urllib.request import urlopen
 import pytest
 from client_suite import body_of
 from engine_process import PYTHON, EngineProcess, digest_of, needs_engines
-from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, free_port, wait_until
+from free_ports import free_port
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

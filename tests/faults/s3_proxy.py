@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from free_ports import free_port
 from proxy_wire import (
     HEAD_LIMIT_BYTES,
     PIECE_BYTES,
@@ -43,7 +44,6 @@ from proxy_wire import (
     read_reply_head,
     reset,
 )
-from server_process import free_port
 from toxics import NOTHING, Asked, Dice, Hit, Operation, Plan, Toxic
 
 __all__ = ["NOTHING", "FaultProxy", "Injection", "Operation", "Plan", "Toxic", "proxy_thread"]

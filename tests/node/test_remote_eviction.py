@@ -142,6 +142,7 @@ async def test_deletes_go_on_while_the_remote_is_away_and_reach_it_when_it_is_ba
             assert (await world.driver.request("DELETE", f"/objects/{kind}{number}")).status == 204
     await until(lambda: gone_here(world, blobs), "copies on this node stayed")
     await until(lambda: entries(world, 4), "blobs that are not on the remote were not reaped")
+    assert len([key for key in world.remote.keys("store/") if "/blobs/" in key]) == 4
     world.come_back()
     await until(lambda: entries(world, 0), "the remote's blobs were not deleted")
     assert not [key for key in world.remote.keys("store/") if "/blobs/" in key]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from free_ports import free_port
 from kv_driver import (
     CHUNK_TOKENS,
     JSON,
@@ -26,7 +27,7 @@ from kv_driver import (
 )
 from raw_http import Credentials, RawReply, RawS3
 from s3_proxy import FaultProxy, Plan, Toxic, proxy_thread
-from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, free_port
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting
 
 from kvobj.client import Credentials as ClientCredentials
 from kvobj.client import KvClient

@@ -26,9 +26,10 @@ from federation_world import (
     put_chain,
     stored,
 )
+from free_ports import free_port
 from kv_driver import CHUNK_BYTES, CHUNK_TOKENS, LAYERS, payload
 from s3_proxy import NOTHING, Operation, Plan, Toxic
-from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, free_port, wait_until
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 from kvobj.admin.cli import main as kvobj_admin
 from kvobj.client import NewChunk, StoredChunk
