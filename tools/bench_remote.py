@@ -13,11 +13,10 @@ import argparse
 import asyncio
 import mmap
 import secrets
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from pathlib import Path
@@ -27,6 +26,7 @@ import uvloop
 from bench_support import MIB, RawS3, Row, medians, report
 from radosgw_server import PACKAGES, is_installed, radosgw_server
 from remote_clients import BotoMover, CrtMover, KvobjMover, Mover
+from remote_nodes import ProxyProcess
 from rich.console import Console
 
 from kvobj.config import RemoteSettings
@@ -42,20 +42,6 @@ STALLED_TAIL: Final = 0.5  # p99 of the healthy over p99 with stalls and hedging
 _OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
 _HTTP_OK: Final = 200
 _QUANTILE: Final = 0.99
-_PROXY: Final = Path(__file__).resolve().parent.parent / "tests" / "faults"
-_PROXY_SCRIPT: Final = """
-import asyncio, sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
-from s3_proxy import FaultProxy, Operation, Plan, Toxic
-async def main():
-    rate = float(sys.argv[4])
-    plan = Plan((Toxic.STALL_HEAD,), rate=rate, seed=7, operations=frozenset({Operation.GET}), stall_seconds=2.0)
-    async with FaultProxy(sys.argv[2], int(sys.argv[3]), plan) as proxy:
-        print(proxy.port, flush=True)
-        await asyncio.Event().wait()
-import uvloop
-uvloop.run(main())
-"""
 
 
 @dataclass(slots=True)
@@ -157,9 +143,10 @@ async def stalled(
     for _ in range(arguments.rounds):
         rounds.append({})
         for name, rate, hedge_seconds in ways:
-            with proxy(host, port, rate) as through:
+            with ProxyProcess(host, port) as proxy:
+                proxy.plan("STALL_HEAD", rate=rate, operations=["GET"], seed=7, stall_seconds=2.0)
                 mover = await KvobjMover.open(
-                    replace(settings, endpoint=f"http://127.0.0.1:{through}", hedge_seconds=hedge_seconds)
+                    replace(settings, endpoint=f"http://127.0.0.1:{proxy.port}", hedge_seconds=hedge_seconds)
                 )
                 await mover.put("stalls", view)
                 times: list[float] = []
@@ -182,18 +169,6 @@ async def stalled(
         )
         for way in ("hedged", "not hedged")
     ]
-
-
-@contextmanager
-def proxy(host: str, port: int, rate: float) -> Iterator[int]:
-    """The tests' fault proxy as a process of its own; its port."""
-    command = [sys.executable, "-c", _PROXY_SCRIPT, str(_PROXY), host, str(port), str(rate)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline())
-        finally:
-            process.terminate()
 
 
 def room(size: int) -> memoryview:

@@ -23,14 +23,16 @@ from radosgw_server import radosgw_server
 
 GATEWAY_OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
 """Removed objects give their room back soon: two hours later by default."""
-_FAULTS: Final = Path(__file__).resolve().parent.parent / "tests" / "faults"
+_TOOLS: Final = Path(__file__).resolve().parent
+_PROXY_PATHS: Final = [str(path) for path in (_TOOLS.parent / "tests" / "faults", _TOOLS)]
+"""Where the proxy's modules lie, and those of the tools that it imports."""
 _SEGMENT_BYTES: Final = 64 * MIB
 _HTTP_OK: Final = 200
 _SOCKET_SECONDS: Final = 120
 _HEAD_MAX_BYTES: Final = 65536
 _PROXY_SCRIPT: Final = """
 import asyncio, json, sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
+sys.path[:0] = json.loads(sys.argv[1])
 from s3_proxy import FaultProxy, Operation, Plan, Toxic
 import uvloop
 
@@ -104,11 +106,13 @@ class ProxyProcess:
     """The fault proxy of the tests (`tests/faults/s3_proxy.py`) in a process of its own: it takes the client no time."""
 
     def __init__(self, host: str, port: int) -> None:
-        command = [sys.executable, "-c", _PROXY_SCRIPT, str(_FAULTS), host, str(port)]
+        command = [sys.executable, "-c", _PROXY_SCRIPT, json.dumps(_PROXY_PATHS), host, str(port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            with self._process:  # a process nobody waits for would be a complaint of its own, in a later test
+                self._process.kill()
             raise RuntimeError("the proxy did not start")
         self.port = int(line)
 

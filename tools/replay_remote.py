@@ -159,6 +159,8 @@ def run_parts(remote: Gateway, folder: Path, runner: Runner, arguments: argparse
         else:
             with running_node(folder / part, _settings(remote.tier(part), arguments.lost_rule, arguments)) as node:
                 runner.replay("before the loss", node, requests[:half])
+                if arguments.flushed:
+                    node.admin("POST", "/api/v1/flush")
                 more["queue at the loss"] = remote_of(node)["queue"]
                 more["rebuild"] = lose_and_rebuild(node, runner.console)
                 runner.replay("after the loss", node, requests[half:])
@@ -273,6 +275,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     rules = ("evicted", "always")
     parser.add_argument("--rule", choices=rules, default="evicted", help="of the bucket (default: evicted)")
     parser.add_argument("--lost-rule", choices=rules, default="always", help="where the node is lost (default: always)")
+    parser.add_argument("--flushed", action="store_true", help="lose the node once everything is uploaded")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--target-bytes", type=size_bytes, default=size_bytes("1 GiB"), help="all blocks together")
     parser.add_argument("--dram", type=size_bytes, default=size_bytes("128 MiB"))

@@ -52,7 +52,7 @@ def test_what_nvme_has_no_room_for_is_read_from_the_remote_also_where_that_misbe
 def test_after_the_loss_of_the_node_the_rest_of_the_replay_hits_what_was_shared(
     remote: Gateway, tmp_path: Path
 ) -> None:
-    rows, more = replayed(remote, tmp_path, "--only", "lost", "--nvme", "256 MiB")
+    rows, more = replayed(remote, tmp_path, "--only", "lost", "--flushed", "--nvme", "256 MiB")
     after = rows["after the loss"]
     assert more["rebuild"]["missing_objects"] == 0
     assert more["rebuild"]["lineage"] == 2
