@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -21,7 +20,7 @@ UNSIGNED_PAYLOAD: Final = "UNSIGNED-PAYLOAD"
 EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
-_is_plain: Final = re.compile(r"[A-Za-z0-9/._~-]*").fullmatch
+_PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._~-"
 _BLOCK_BYTES: Final = 64
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
@@ -29,7 +28,7 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 def encoded_path(path: str) -> str:
     """A path as it goes on the wire and into the signature: each byte of its UTF-8 but the unreserved ones and `/` as %XX."""
-    return path if _is_plain(path) else quote(path, safe="/~")
+    return quote(path, safe="/~") if path.encode().translate(None, _PLAIN) else path
 
 
 def encoded_query(query: Sequence[tuple[str, str]]) -> str:

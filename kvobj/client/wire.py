@@ -134,7 +134,7 @@ class Wire:
 
     def send(self, head: bytes, body: Sequence[bytes | memoryview], *, deadline: float) -> None:
         """Send a head and what follows it, without a copy where that is large."""
-        sent = 0 if body else self._send_some((head,), 0, deadline)
+        sent = 0 if body else self._send_head(head, deadline)
         if sent == len(head):  # as nearly every read does
             return
         left = [view for view in (memoryview(buffer).cast("B") for buffer in (head[sent:], *body)) if len(view)]
@@ -233,6 +233,13 @@ class Wire:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         return opened
+
+    def _send_head(self, head: bytes, deadline: float) -> int:
+        opened = self._allow(deadline)
+        try:
+            return opened.send(head)
+        except BlockingIOError as error:  # as in `_receive`
+            raise TimeoutError("timed out") from error
 
     def _send_some(self, left: Sequence[bytes | memoryview], at: int, deadline: float) -> int:
         """Send some of the buffers from the given one on; how many bytes that is."""

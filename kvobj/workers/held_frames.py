@@ -18,15 +18,6 @@ _TOLD_BYTES: Final = 512 * 1024
 """Of a frame that fills, what comes is told in steps of so much: a message costs as much as copying 100 KiB."""
 
 
-class _Held:
-    __slots__ = ("blob_id", "pin", "telling")
-
-    def __init__(self, pin: Pin, blob_id: bytes) -> None:
-        self.pin = pin
-        self.blob_id = blob_id
-        self.telling: asyncio.Task[None] | None = None
-
-
 class HeldFrames:
     """See the module's text. `filled(handle, bytes)` and `failed(handle, error)` tell the worker of frames that fill."""
 
@@ -41,7 +32,8 @@ class HeldFrames:
         self._filled = filled
         self._failed = failed
         self._next_handle = 1
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, tuple[Pin, bytes]] = {}
+        self._telling: dict[int, asyncio.Task[None]] = {}
         self._uses: dict[int, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -53,7 +45,7 @@ class HeldFrames:
         self._in_use.hold((blob_id,))
         handle = self._next_handle
         self._next_handle += 1
-        self._held[handle] = _Held(pin, blob_id)
+        self._held[handle] = pin, blob_id
         extent = pin.extent
         room = Room(extent.region, extent.offset, extent.length, extent.generation)
         return OpenFrame(handle, room, frame_bytes, 0, frame_bytes, 0, "dram")
@@ -62,13 +54,13 @@ class HeldFrames:
         """Keep the frame for the worker. The blob is in use already, once for this handle."""
         handle = self._next_handle
         self._next_handle += 1
-        held = self._held[handle] = _Held(frame.pin, blob_id)
+        self._held[handle] = frame.pin, blob_id
         extent = frame.pin.extent
         progress = frame.progress
         filled = total = 0
         if progress is not None and not progress.done:
             filled, total = progress.filled, progress.total
-            held.telling = asyncio.create_task(self._tell(handle, progress), name="worker-frame")
+            self._telling[handle] = asyncio.create_task(self._tell(handle, progress), name="worker-frame")
         return OpenFrame(
             handle,
             Room(extent.region, extent.offset, extent.length, extent.generation),
@@ -95,11 +87,13 @@ class HeldFrames:
         """Let go of frames. Unknown handles are ignored."""
         for handle in handles:
             held = self._held.pop(handle, None)
-            if held is not None:
-                if held.telling is not None:
-                    held.telling.cancel()
-                held.pin.release()
-                self._in_use.release((held.blob_id,))
+            if held is None:
+                continue
+            if self._telling and (telling := self._telling.pop(handle, None)) is not None:
+                telling.cancel()
+            pin, blob_id = held
+            pin.release()
+            self._in_use.release((blob_id,))
 
     def use(self, use: int, blob_ids: list[bytes]) -> None:
         """Keep blobs from being reaped, under the worker's own number."""

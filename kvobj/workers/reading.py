@@ -17,7 +17,7 @@ from kvobj.workers.calls import OpenFrame, StoreCalls
 from kvobj.workers.channel import Channel
 from kvobj.workers.mapped_arena import MappedArena
 
-_RELEASE_SECONDS: Final = 0.002
+_RELEASE_SECONDS: Final = 0.005
 """Releases wait for so long for other messages to leave with: nobody waits for them, and a message by itself wakes a process."""
 
 

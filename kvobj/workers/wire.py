@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, Final
 
 import msgspec
@@ -150,32 +151,33 @@ class FrameReader:
         self._buffer = bytearray()
         self._needed = 0
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are whole now. Consume them all before the next call."""
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are whole now."""
         buffer = self._buffer
-        if not buffer and len(data) >= _LENGTH_BYTES and len(data) == _LENGTH_BYTES + _unpack_length(data)[0]:
-            yield _decode_message(memoryview(data)[_LENGTH_BYTES:])  # one whole message: the usual
-            return
         if buffer:
             buffer += data
             if len(buffer) < self._needed:  # a long message: it is not looked at with every piece
-                return
+                return []
             data = bytes(buffer)
             buffer.clear()
+        found: list[Message] = []
         view = memoryview(data)
-        position, end = 0, len(view)
-        self._needed = _LENGTH_BYTES
+        position, end = 0, len(data)
         while end - position >= _LENGTH_BYTES:
-            length = _unpack_length(view, position)[0]
-            if length > FRAME_BYTES_MAX:
-                raise ValueError(f"a message of {length} bytes")
-            if end - position - _LENGTH_BYTES < length:
-                self._needed = _LENGTH_BYTES + length
+            start = position + _LENGTH_BYTES
+            stop = start + _unpack_length(data, position)[0]
+            if stop > end:
+                if stop - start > FRAME_BYTES_MAX:
+                    raise ValueError(f"a message of {stop - start} bytes")
+                self._needed = stop - position
                 break
-            position += _LENGTH_BYTES
-            yield _decode_message(view[position : position + length])
-            position += length
-        buffer += view[position:]
+            found.append(_decode_message(view[start:stop]))
+            position = stop
+        else:
+            self._needed = _LENGTH_BYTES
+        if position < end:
+            buffer += view[position:]
+        return found
 
 
 class Signature:
@@ -190,16 +192,10 @@ class Signature:
         found = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
         self.parameters = tuple(each.name for each in found)
         self.defaults = {each.name: each.default for each in found if each.default is not inspect.Parameter.empty}
-        arguments = msgspec.defstruct(
-            f"{name}_arguments", [(each.name, hints[each.name]) for each in found], array_like=True, frozen=True
-        )
-        decode = msgspec.msgpack.Decoder(arguments, dec_hook=decode_hook).decode
-        values_of = msgspec.structs.astuple
-
-        def decode_arguments(body: msgspec.Raw) -> tuple[object, ...]:
-            return values_of(decode(body))
-
-        self.decode_arguments = decode_arguments
+        arguments = GenericAlias(tuple, tuple(hints[each.name] for each in found))
+        self.decode_arguments: Callable[[msgspec.Raw], tuple[object, ...]] = msgspec.msgpack.Decoder(
+            arguments, dec_hook=decode_hook
+        ).decode
         self.decode_result: Callable[[msgspec.Raw], Any] = msgspec.msgpack.Decoder(
             type(None) if returned is None else returned, dec_hook=decode_hook
         ).decode
