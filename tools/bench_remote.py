@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SIZES: Final = (8 * MIB, 32 * MIB)
+OPERATIONS: Final = ("get", "put")
 WIDTHS: Final = (1, 4)
 BUCKET: Final = "bench"
 SHARE_OF_CRT: Final = 0.9
@@ -50,6 +51,7 @@ class Bench:
 
     movers: dict[str, Mover]
     seconds: float
+    operations: Sequence[str]
     memory: list[memoryview]
     rounds: list[dict[str, float]] = field(default_factory=list)
     serials: Iterator[int] = field(default_factory=count)
@@ -87,7 +89,7 @@ async def run_rounds(bench: Bench, rounds: int, console: Console) -> None:
     for index in range(rounds):
         console.print(f"round {index + 1} of {rounds}")
         bench.rounds.append({})
-        for size, operation, width in product(SIZES, ("get", "put"), WIDTHS):
+        for size, operation, width in product(SIZES, bench.operations, WIDTHS):
             for who in bench.movers:
                 rate = await measure(bench, who, operation, size, width)
                 bench.rounds[-1][f"{who} {bench.name(operation, size, width)}"] = rate
@@ -105,7 +107,7 @@ def rows_of(bench: Bench) -> list[Row]:
             unit="GB/s",
             target=SHARE_OF_CRT if limit == "awscrt" else None,
         )
-        for size, operation, width in product(SIZES, ("get", "put"), WIDTHS)
+        for size, operation, width in product(SIZES, bench.operations, WIDTHS)
         for limit in ("awscrt", "aiobotocore")
     ]
 
@@ -117,6 +119,7 @@ async def compare(settings: RemoteSettings, arguments: argparse.Namespace, conso
         bench = Bench(
             {"kvobj": ours, "awscrt": CrtMover(settings), "aiobotocore": boto},
             arguments.seconds,
+            [arguments.only] if arguments.only else OPERATIONS,
             [room(max(SIZES)) for _ in range(max(WIDTHS))],
         )
         await prepare(ours, bench.memory[0])
@@ -201,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one measurement")
+    parser.add_argument("--only", choices=OPERATIONS, help="measure that alone")
     parser.add_argument("--stalls", action="store_true", help="measure the tail under stalls instead")
     parser.add_argument("--reads", type=int, default=500, help="of one measurement of the tail")
     parser.add_argument("--json", type=Path, metavar="FILE")

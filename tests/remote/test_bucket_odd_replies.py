@@ -328,6 +328,13 @@ async def test_a_server_that_refuses_before_the_body_is_there_is_understood() ->
         assert caught.value.reason == "access"
 
 
+async def _flip(asked: Asked, line: Line) -> None:
+    """A bit of the body changes on its way up."""
+    body = bytearray(asked.body)
+    body[len(body) // 2] ^= 1
+    await line.send(line.server.answer(replace(asked, body=bytes(body))).whole())
+
+
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("check", ["crc32c", "md5", "sha256"])
 def test_a_byte_that_changes_on_its_way_up_is_found_and_sent_again(check: str, loop: Callable[..., None]) -> None:
@@ -339,18 +346,25 @@ async def _flip_on_the_way_up(check: str) -> None:
         world.server.knows_crc, world.server.has_md5_etags = check == "crc32c", check != "sha256"
         assert (await world.bucket.probe()).upload_check == check
 
-        async def flip(asked: Asked, line: Line) -> None:
-            body = bytearray(asked.body)
-            body[len(body) // 2] ^= 1
-            await line.send(line.server.answer(replace(asked, body=bytes(body))).whole())
-
         for size in (10 * KIB, SIZE):
             body = noise(size, 7)
-            world.server.scripts = [flip] if size <= 64 * KIB else [rightly, flip, rightly, flip]
+            world.server.scripts = [_flip] if size <= 64 * KIB else [rightly, _flip, rightly, _flip]
             await world.bucket.put("t/a", memoryview(body))
             assert world.server.objects["t/a"] == body
         assert world.count("repeats_total", operation="PutObject") == 1
         assert world.count("repeats_total", operation="UploadPart") == 2
+
+
+@both_loops
+async def test_of_parts_that_are_summed_together_the_one_that_changed_is_sent_again() -> None:
+    async with odd_world(is_probed=False, part_bytes=2**20) as world:
+        world.server.knows_crc = False
+        assert (await world.bucket.probe()).upload_check == "md5"
+        body = noise(4 * 2**20 + 100)
+        world.server.scripts = [rightly, rightly, _flip]
+        await world.bucket.put("t/a", memoryview(body))
+        assert world.server.objects["t/a"] == body
+        assert world.count("repeats_total", operation="UploadPart") == 1
 
 
 async def _lost(asked: Asked, line: Line) -> None:

@@ -88,6 +88,11 @@ async def ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel the tasks, and return when all of them have ended, however often this is cancelled meanwhile."""
     for task in tasks:
         task.cancel()
+    await to_their_end(tasks)
+
+
+async def to_their_end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Return, or where this is cancelled raise that, when all of the tasks have ended by themselves."""
     is_cancelled = False
     while any(not task.done() for task in tasks):
         try:

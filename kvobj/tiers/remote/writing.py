@@ -1,8 +1,8 @@
 """Writes an object from memory: one PUT, or the parts of a multipart upload at the same time.
 
 A byte that changes on its way up is found: by the server where it knows CRC-32C in a header; else by its ETag, where that is the
-MD5 sum of what it received, held against ours, which is made while the body is on its way (radosgw 16: writes of 8 MiB take 40 %
-more time when the server verifies a signed SHA-256 before it answers); else by that signed SHA-256. Until it is found an object may
+MD5 sum of what it received, held against ours, which is made beside the upload (radosgw 16: writes of 8 MiB take 40 % more time
+when the server verifies a signed SHA-256 before it answers); else by that signed SHA-256. Until it is found an object may
 be wrong that nobody has been told of. Writing is idempotent: who repeats a Complete whose answer was lost, and is told
 that there is no such upload, finds the object there with the ETag that it must have.
 """
@@ -14,9 +14,12 @@ import base64
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kvobj.codec.checksums import crc32c
+from kvobj.codec.md5_lanes import md5_digest
+from kvobj.tiers.remote.body_sums import BodySums
 from kvobj.tiers.remote.capabilities import UploadCheck
 from kvobj.tiers.remote.documents import (
     RemoteObject,
@@ -30,7 +33,7 @@ from kvobj.tiers.remote.documents import (
 )
 from kvobj.tiers.remote.faults import RemoteFault, error_of, fault_of_answer
 from kvobj.tiers.remote.parts import part_spans
-from kvobj.tiers.remote.reading import all_done, ended
+from kvobj.tiers.remote.reading import all_done, ended, to_their_end
 from kvobj.tiers.remote.requests import UNSIGNED_PAYLOAD, RemoteRequest, Requests
 from kvobj.tiers.verified import INLINE_BYTES, RunOnPool
 from kvobj.wire.response_head import BrokenAnswerError
@@ -60,6 +63,15 @@ class BodyCheck:
             self.payload_sha256 = hashlib.sha256(body).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What one request sends. `md5`: its sum in the making, where it is checked by that."""
+
+    view: memoryview
+    check: UploadCheck
+    md5: asyncio.Future[bytes] | None
+
+
 class ObjectWriter:
     """Writes of one bucket. `check()` says how bodies are checked at the time."""
 
@@ -76,15 +88,23 @@ class ObjectWriter:
         self._part_bytes = part_bytes
         self._check = check
         self._run = run
+        self._sums = BodySums(run)
         self._log = log
 
     async def write(self, key: str, body: memoryview, *, until: float) -> str:
         """Write the object, and its ETag. When it returns or raises nothing reads `body` any more, and what is unfinished of it on
         the server was aborted, where that could be done. Raises `RemoteFault`."""
-        spans = part_spans(len(body), self._part_bytes)
-        if len(spans) > 1:
-            return await self._write_parts(key, body, spans, until=until)
-        return (await self._sent("PutObject", key, (), body, self._check(), until=until))[0]
+        check = self._check()
+        views = [body[span.start : span.stop] for span in part_spans(len(body), self._part_bytes)]
+        # At once, though they are needed last: nobody has anything else to do until the server has begun an upload.
+        sums = [asyncio.ensure_future(self._sums.md5(view)) if check == "md5" else None for view in views]
+        bodies = [_Body(view, check, md5) for view, md5 in zip(views, sums, strict=True)]
+        try:
+            if len(bodies) > 1:
+                return await self._write_parts(key, bodies, until=until)
+            return (await self._sent("PutObject", key, (), bodies[0], until=until))[0]
+        finally:
+            await ended([md5 for md5 in sums if md5 is not None])
 
     async def abort(self, upload: RemoteUpload, *, until: float) -> None:
         """Give up a multipart upload; absent is fine."""
@@ -107,45 +127,37 @@ class ObjectWriter:
 
     # -- inside --------------------------------------------------------------------------------------------------
     async def _sent(
-        self,
-        operation: str,
-        key: str,
-        query: tuple[tuple[str, str], ...],
-        body: memoryview,
-        check: UploadCheck,
-        *,
-        until: float,
+        self, operation: str, key: str, query: tuple[tuple[str, str], ...], body: _Body, *, until: float
     ) -> tuple[str, str | None]:
         """PUT a body; its ETag, and its CRC-32C in base64 where that is how it was checked."""
-        is_long = len(body) > INLINE_BYTES
-        if check == "md5":
-            request = RemoteRequest(operation, "PUT", key, query, {}, body, UNSIGNED_PAYLOAD)
-            summing = asyncio.ensure_future(self._run(md5_etag, body)) if is_long else None
-            try:
-                return await self._verified(request, summing, until=until), None
-            finally:
-                if summing is not None:
-                    await ended([summing])
-        checked = await self._run(BodyCheck, check, body) if is_long and check != "none" else BodyCheck(check, body)
-        request = RemoteRequest(operation, "PUT", key, query, checked.headers, body, checked.payload_sha256)
+        view, check = body.view, body.check
+        if body.md5 is not None:
+            request = RemoteRequest(operation, "PUT", key, query, {}, view, UNSIGNED_PAYLOAD)
+            return await self._verified(request, body.md5, until=until), None
+        if len(view) > INLINE_BYTES and check != "none":
+            checking = asyncio.ensure_future(self._run(BodyCheck, check, view))
+            await to_their_end([checking])
+            checked = checking.result()
+        else:
+            checked = BodyCheck(check, view)
+        request = RemoteRequest(operation, "PUT", key, query, checked.headers, view, checked.payload_sha256)
         answer = await self._requests.ask(request, until=until)
         return quoted(answer.headers.get("etag", "")), checked.crc
 
-    async def _verified(self, request: RemoteRequest, summing: asyncio.Future[str] | None, *, until: float) -> str:
+    async def _verified(self, request: RemoteRequest, md5: asyncio.Future[bytes], *, until: float) -> str:
         """PUT a body until the ETag that the server answers is its MD5 sum."""
 
         async def attempt() -> str:
             answer = await self._requests.whole(await self._requests.begin(request))
             etag = quoted(answer.headers.get("etag", ""))
-            if etag != (md5_etag(request.body) if summing is None else await asyncio.shield(summing)):
+            if etag != etag_of_md5(await asyncio.shield(md5)):
                 raise RemoteFault("client", "the remote received other bytes than were sent", code="BadDigest")
             return etag
 
         return await self._requests.repeated(request.operation, attempt, until=until)
 
-    async def _write_parts(self, key: str, body: memoryview, spans: Sequence[range], *, until: float) -> str:
-        check = self._check()
-        headers = {"x-amz-checksum-algorithm": "CRC32C"} if check == "crc32c" else {}
+    async def _write_parts(self, key: str, bodies: Sequence[_Body], *, until: float) -> str:
+        headers = {"x-amz-checksum-algorithm": "CRC32C"} if bodies[0].check == "crc32c" else {}
         begun = await self._requests.ask(
             RemoteRequest("CreateMultipartUpload", "POST", key, (("uploads", ""),), headers), until=until
         )
@@ -155,20 +167,17 @@ class ObjectWriter:
             raise RemoteFault("server", str(error)) from error
         try:
             works = [
-                self._write_part(key, upload_id, number, body[span.start : span.stop], check, until=until)
-                for number, span in enumerate(spans, 1)
+                self._write_part(key, upload_id, number, body, until=until) for number, body in enumerate(bodies, 1)
             ]
             parts = await all_done(works, at_once=PARTS_AT_ONCE)
-            return await self._complete(key, upload_id, parts, len(body), until=until)
+            return await self._complete(key, upload_id, parts, sum(len(body.view) for body in bodies), until=until)
         except BaseException:
             await self._abort_after_failure(RemoteUpload(key, upload_id, 0))
             raise
 
-    async def _write_part(
-        self, key: str, upload_id: str, number: int, body: memoryview, check: UploadCheck, *, until: float
-    ) -> RemotePart:
+    async def _write_part(self, key: str, upload_id: str, number: int, body: _Body, *, until: float) -> RemotePart:
         query = (("partNumber", str(number)), ("uploadId", upload_id))
-        etag, crc = await self._sent("UploadPart", key, query, body, check, until=until)
+        etag, crc = await self._sent("UploadPart", key, query, body, until=until)
         return RemotePart(number, etag, None if crc is None else (_CRC_ELEMENT, crc))
 
     async def _complete(
@@ -239,7 +248,12 @@ def object_of(key: str, headers: Mapping[str, str]) -> RemoteObject:
 
 def md5_etag(body: memoryview) -> str:
     """The ETag of a body where ETags are MD5 sums."""
-    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+    return etag_of_md5(md5_digest(body))
+
+
+def etag_of_md5(digest: bytes) -> str:
+    """The ETag that says this MD5 sum."""
+    return f'"{digest.hex()}"'
 
 
 def multipart_etag(parts: Sequence[RemotePart]) -> str:
