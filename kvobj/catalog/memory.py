@@ -57,6 +57,7 @@ from kvobj.errors import (
 
 _HIDDEN_MAX = 1000
 _PENDING_MAX = 1000
+_PARTS_MAX = 10_000
 _CHAIN_ROWS_MAX = 1000
 
 
@@ -175,7 +176,8 @@ class MemoryCatalog(MemoryUploads):
         """See `Catalog.delete_bucket`."""
         self._require_bucket(name)
         uploads = [upload for upload in self._uploads.values() if upload.bucket == name]
-        if self._live_names(name) or any(not upload.group_parts for upload in uploads) or len(uploads) > _PENDING_MAX:
+        parts = sum(len(self._parts_of(upload.upload_id)) for upload in uploads)
+        if self._live_names(name) or len(uploads) > _PENDING_MAX or parts > _PARTS_MAX:
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
         hidden = [place for place in {**self._durable, **self._volatile} if place[0] == name]
         if len(hidden) > _HIDDEN_MAX:

@@ -117,8 +117,8 @@ class Catalog(Protocol):
         ...
 
     async def delete_bucket(self, name: str) -> None:
-        """Remove an empty bucket. `NoSuchBucketError`; `BucketNotEmptyError` while it holds a live object or an upload. Parts of
-        chunks that never became whole (up to 1,000 chunks of them) go with the bucket."""
+        """Remove an empty bucket. `NoSuchBucketError`; `BucketNotEmptyError` while it holds a live object. Uploads in progress end
+        with the bucket, chunks of which not all parts came among them, up to 1,000 with 10,000 parts; with more it is not empty."""
         ...
 
     async def bucket_usage(self, name: str) -> BucketUsage:

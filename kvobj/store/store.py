@@ -516,6 +516,7 @@ class Store:
     async def delete_bucket(self, name: str) -> None:
         """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
         await self.catalog.delete_bucket(name)
+        self._on_removed([])  # parts of uploads that ended with it
         await self.removed(name)
 
     async def removed(self, bucket: str | None) -> None:

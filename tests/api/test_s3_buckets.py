@@ -98,11 +98,20 @@ async def test_a_bucket_id_is_validated(driver: Driver, name: str) -> None:
     assert (answer.status, answer.code) == (400, "InvalidBucketName")
 
 
-async def test_a_bucket_with_objects_or_uploads_stays(driver: Driver) -> None:
+async def test_a_bucket_with_objects_stays_and_takes_its_uploads_with_it(driver: Driver) -> None:
     await driver.put("/bucket", b"")
-    await driver.request("POST", "/bucket/key?uploads")
+    await driver.put("/bucket/key", b"data")
+    (upload_id,) = (await driver.request("POST", "/bucket/other?uploads")).texts("UploadId")
+    await driver.put(f"/bucket/other?partNumber=1&uploadId={upload_id}", b"part")
     answer = await driver.request("DELETE", "/bucket")
     assert (answer.status, answer.code) == (409, "BucketNotEmpty")
+    assert (await driver.get(f"/bucket/other?uploadId={upload_id}")).texts("Part/PartNumber") == ["1"]
+    await driver.request("DELETE", "/bucket/key")
+    assert (await driver.request("DELETE", "/bucket")).status == 204
+    await driver.put("/bucket", b"")
+    assert (await driver.get("/bucket?uploads")).texts("Upload/UploadId") == []
+    late = await driver.put(f"/bucket/other?partNumber=2&uploadId={upload_id}", b"part")
+    assert (late.status, late.code) == (404, "NoSuchUpload")
 
 
 async def test_other_users_are_refused_and_root_is_not(driver: Driver) -> None:

@@ -123,6 +123,17 @@ def test_an_aborted_upload_is_gone(world: World, bucket: str) -> None:
     assert status_of(client.delete_bucket(Bucket=bucket)) == 204
 
 
+def test_uploads_in_progress_end_with_their_bucket(world: World) -> None:
+    bucket = world.bucket()
+    upload_id = begin(world.main, bucket)
+    put_part(world.main, bucket, upload_id, 1, b"data")
+    assert status_of(world.main.delete_bucket(Bucket=bucket)) == 204
+    with refused(404, "NoSuchBucket"):
+        put_part(world.main, bucket, upload_id, 2, b"data")
+    world.main.create_bucket(Bucket=bucket)
+    assert "Uploads" not in world.main.list_multipart_uploads(Bucket=bucket)
+
+
 def test_uploads_are_listed_by_key_and_in_pages(world: World, bucket: str) -> None:
     client = world.main
     ids = {key: begin(client, bucket, key) for key in ("mymultipart2", "mymultipart", "a/b", "a/c")}

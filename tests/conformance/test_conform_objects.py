@@ -360,6 +360,15 @@ def test_the_expected_owner_of_a_bucket_is_checked(world: World, bucket: str) ->
         )
 
 
+def test_encryption_is_not_asked_for_when_reading(world: World, bucket: str) -> None:
+    world.main.put_object(Bucket=bucket, Key="foo", Body=b"bar")
+    for value in ("AES256", "aws:kms"):
+        headers = {"x-amz-server-side-encryption": value}
+        refusal = world.raw("GET", f"/{bucket}/foo", headers=headers)
+        assert (refusal.status, b"<Code>InvalidArgument</Code>" in refusal.body) == (400, True)
+        assert world.raw("HEAD", f"/{bucket}/foo", headers=headers).status == 400
+
+
 def test_a_key_for_what_is_not_encrypted_is_refused(world: World, bucket: str) -> None:
     client = world.main
     client.put_object(Bucket=bucket, Key="foo", Body=b"bar")

@@ -176,10 +176,29 @@ class UsersAndBuckets:
             await catalog.delete_bucket(BUCKET)
 
     @pytest.mark.parametrize("durability", CLASSES)
-    async def test_a_bucket_with_an_upload_is_not_deleted(self, catalog: Catalog, durability: Durability) -> None:
+    async def test_uploads_in_progress_end_with_their_bucket(self, catalog: Catalog, durability: Durability) -> None:
         await catalog.create_upload(upload("u1", durability=durability))
+        await catalog.put_part(BUCKET, "k", part("u1", 1, 1), now_ms=5)
+        await catalog.delete_bucket(BUCKET)
+        assert await catalog.upload(BUCKET, "k", "u1") is None
+        assert [part async for part in catalog.scan_parts()] == []
+        assert await queued(catalog) == [1]
+
+    async def test_a_bucket_with_more_parts_than_one_step_removes_is_not_deleted(
+        self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("bucket_changes", "memory"):
+            monkeypatch.setattr(f"kvobj.catalog.{module}._PARTS_MAX", 3)
+        for upload_id in ("u1", "u2"):
+            await catalog.create_upload(upload(upload_id))
+            for number in (1, 2):
+                sequence = 2 * int(upload_id[1]) + number
+                await catalog.put_part(BUCKET, "k", part(upload_id, number, sequence), now_ms=5)
         with pytest.raises(BucketNotEmptyError):
             await catalog.delete_bucket(BUCKET)
+        assert len(await catalog.parts(BUCKET, "k", "u2")) == 2
+        await catalog.abort_upload(BUCKET, "k", "u1", now_ms=5)
+        await catalog.delete_bucket(BUCKET)
 
     async def test_a_bucket_made_again_is_empty(self, catalog: Catalog) -> None:
         await put(catalog, row("k", 1))
