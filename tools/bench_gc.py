@@ -97,6 +97,14 @@ def remove_all(bench: Bench, *, patience_seconds: float) -> Reaping:
     return Reaping(began, ended, int(server.status()["gc"]["claimed_chunks"] - before))
 
 
+def watch(server: ServerProcess, seconds: float) -> None:
+    """Ask for the status as often as `remove_all` does, which costs the server something too: what GETs lose is to gc alone."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        server.status()
+        time.sleep(_POLL_SECONDS)
+
+
 def refill(bench: Bench, *, chunks: int, length: int, chunk_bytes: int, first: int) -> None:
     """Fill the store, have all of it written down, and wait until GETs and HEADs hold nothing any more."""
     chains = -(-chunks // length)
@@ -153,9 +161,9 @@ def main() -> int:
         getters = Getters(running.server, arguments.connections, arguments.get_bytes)
         time.sleep(_SETTLE_SECONDS)
         started = time.monotonic()
-        time.sleep(arguments.baseline_seconds)
+        watch(running.server, arguments.baseline_seconds)
         busy = remove_all(running, patience_seconds=arguments.patience)
-        time.sleep(arguments.baseline_seconds)
+        watch(running.server, arguments.baseline_seconds)
         ended = time.monotonic()
         getters.stop()
         before, after = getters.rate(started, busy.began), getters.rate(busy.ended, ended)

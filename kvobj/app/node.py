@@ -37,6 +37,7 @@ from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import ObjectRow
 from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.clock import Clock, boot_ms
@@ -410,6 +411,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             dram_transcoding.removed(row)
         reaper.kick()
 
+    def on_namespace_changed(_: NamespaceRow) -> None:
+        home_demotion.look()
+        collector.look_at_quotas()
+
     hits, hit_bytes = instruments.gets.labels("dram", "hit"), instruments.bytes.labels("dram", "out")
 
     def hot_frame(blob_id: BlobId) -> PinnedFrame | None:
@@ -456,7 +461,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         on_removed=on_removed,
         clock=clock,
         pace=collection.pace,
-        on_namespace_changed=lambda _: home_demotion.look(),
+        on_namespace_changed=on_namespace_changed,
         check_profile=profiles.check,
     )
     await check_wrapping_key(kv.book, catalog)

@@ -11,7 +11,7 @@ Four facts, each changed with its row in the same transaction:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -65,15 +65,18 @@ class Children:
         self._view = view
         self._tables = [table for table in (CHILDREN_VOLATILE, CHILDREN) if not view.is_empty(table)]
 
-    def has_any(self, root: bytes, key: bytes) -> bool:
-        """Whether any row, in any state, names the key as its parent."""
-        place = children_place(root, key)
-        return any(self._view.under(table, place, limit=1) for table in self._tables)
-
-    def of(self, root: bytes, key: bytes) -> list[bytes]:
-        """The keys of all rows that name the key as their parent; of one with a row in both environments twice."""
-        place = children_place(root, key)
-        return [child for table in self._tables for _, child in self._view.under(table, place)]
+    def of_many(self, root: bytes, keys: Sequence[bytes]) -> list[list[bytes]]:
+        """Of each key the keys of all rows, in any state, that name it as their parent; of one with a row in both environments
+        twice."""
+        if not self._tables:
+            return [[] for _ in keys]
+        places = [children_place(root, key) for key in keys]
+        first, *others = self._tables
+        found = self._view.values_under(first, places)
+        for table in others:
+            for below, more in zip(found, self._view.values_under(table, places), strict=True):
+                below.extend(more)
+        return found
 
 
 def relink(
@@ -113,6 +116,16 @@ def relink(
         if after is not None and is_hidden:
             name = after.bucket.encode() + b"\0" + key
             view.put(hidden, _hidden_place(root, after), name, headroom=True)
+
+
+def unlink_durable(view: WriteView, removed: Sequence[tuple[bytes, bytes, ObjectRow]]) -> None:
+    """`relink` of many durable rows that go, (bucket root, key, row) each, where no parent is exposed."""
+    links = [children_place(root, row.parent.encode()) + key_hash(key) for root, key, row in removed if row.parent]
+    if links:
+        view.delete_many(CHILDREN, links)
+    hidden = [_hidden_place(root, row) for root, _, row in removed if row.state is ObjectState.CONDEMNED]
+    if hidden:
+        view.delete_many(HIDDEN, hidden)
 
 
 def expose(view: WriteView, root: bytes, parent: bytes) -> None:

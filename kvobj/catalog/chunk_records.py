@@ -10,6 +10,8 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Final, cast, overload
 
 from kvobj.catalog.chunk_heads import MatchedChunk
@@ -18,6 +20,9 @@ from kvobj.native import library
 
 _RECORD: Final = struct.Struct("<16s32sQB15s")
 _BLOB_IDS: Final = struct.Struct("16s56x")
+_UNPACKED: Final = 256
+_MANY_BLOB_IDS: Final = struct.Struct("16s56x" * _UNPACKED)
+"""So many are unpacked at once: a third of the cost of one by one."""
 _FLAGS_AT: Final = 56
 _HAS_DIGEST: Final = 1
 _SEVERAL_BLOBS: Final = 2
@@ -66,7 +71,10 @@ class ChunkRecords(Sequence[MatchedChunk]):
 
     def blob_ids(self) -> list[bytes]:
         """The first blob of each."""
-        return [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(self.raw)]
+        whole = len(self.raw) // _MANY_BLOB_IDS.size * _MANY_BLOB_IDS.size
+        with memoryview(self.raw) as raw:
+            blob_ids = list(chain.from_iterable(_MANY_BLOB_IDS.iter_unpack(raw[:whole])))
+            return blob_ids + [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(raw[whole:])]
 
 
 class EncodedChunks:
@@ -108,6 +116,14 @@ class RecordPage:
         return not _scan_rows(encoded, len(encoded), places, len(rows), len(self._order), self._records)
 
 
+def live_blob_ids(rows: Sequence[bytes | None]) -> list[bytes] | None:
+    """The first blob of each encoded row; None where one is not there, not live, or of a form not known here. ~0.2 µs a row."""
+    page = RecordPage(array("I", range(len(rows))))
+    if not rows or not page.take(rows):
+        return None
+    return [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(page.raw)]
+
+
 def sorted_keys(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
     """`root` and key of each chunk from `start` to before `stop`, in the order of a table of such, and the place of each, counted
     from `start`. ~0.2 µs a chunk id, five times that where it is Python's work."""
@@ -121,8 +137,20 @@ def sorted_keys(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[
         raise IndexError("no such chunks")
     if not _sorted_keys(ids, count, root, len(root), order.buffer_info()[0], keys):
         return sorted_keys_pure(chunks, start, stop, root)
-    content = keys.raw
-    return order, [content[at : at + stride] for at in range(0, count * stride, stride)]
+    return order, _cut(keys, count, stride)
+
+
+def _cut(content: ctypes.Array[ctypes.c_char], count: int, stride: int) -> list[bytes]:
+    """Byte strings of `stride` bytes, end to end. Many at once: a quarter of the cost of slices."""
+    many = count // _UNPACKED * _UNPACKED
+    with memoryview(content) as view:
+        cut = list(chain.from_iterable(_strings(stride).iter_unpack(view[: many * stride])))
+        return cut + [bytes(view[at : at + stride]) for at in range(many * stride, count * stride, stride)]
+
+
+@lru_cache(maxsize=8)
+def _strings(stride: int) -> struct.Struct:
+    return struct.Struct(f"{stride}s" * _UNPACKED)
 
 
 def sorted_keys_pure(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
@@ -137,7 +165,8 @@ def encode_chunks(found: ChunkRecords, tiers: Sequence[str]) -> EncodedChunks | 
     `tiers`: of each chunk. ~0.1 µs a chunk."""
     if _chunk_maps is None or not isinstance(found.chunks, IdList) or not found.have_digests:
         return None
-    names = list(dict.fromkeys(tiers))
+    is_one = len(tiers) > 0 and tiers.count(tiers[0]) == len(tiers)  # as of most lists
+    names = [tiers[0]] if is_one else list(dict.fromkeys(tiers))
     if any(len(name.encode()) >= _TIER_NAME_BYTES for name in names):
         return None
     place = {name: number for number, name in enumerate(names)}
@@ -146,7 +175,7 @@ def encode_chunks(found: ChunkRecords, tiers: Sequence[str]) -> EncodedChunks | 
     length = _chunk_maps(
         found.chunks.raw,
         found.raw,
-        bytes(map(place.__getitem__, tiers)),
+        bytes(len(tiers)) if is_one else bytes(map(place.__getitem__, tiers)),
         b"".join(name.encode().ljust(_TIER_NAME_BYTES, b"\0") for name in names),
         sums,
         len(found),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from kvobj.catalog import chain_rows
 from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, root_of
 from kvobj.catalog.chunk_heads import RowHead, decode_row_head
+from kvobj.catalog.chunk_records import live_blob_ids
 from kvobj.catalog.encoding import OBJECTS_VOLATILE
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.object_rows import RowPair
@@ -28,20 +29,24 @@ def first_blob(row: ObjectRow) -> bytes:
 
 
 def without_relied_on(
-    view: ReadView, chunks: Sequence[ChunkName], is_relied_on: Callable[[ChunkName], bool]
+    view: ReadView, chunks: Sequence[ChunkName], is_relied_on: Callable[[ChunkName], bool] | None
 ) -> list[ChunkName]:
-    """The chunks, children before parents, less those that something relies on, or with a child row that does not go with them."""
-    roots = {bucket: root_of(view, bucket) for bucket in {chunk.bucket for chunk in chunks}}
-    going: dict[str, set[bytes]] = {bucket: set() for bucket in roots}
+    """The chunks, children before parents, less those that something relies on (None: nothing does), or with a child row that does
+    not go with them."""
+    going: dict[str, set[bytes]] = {}
     children = chain_rows.Children(view)
     found: list[ChunkName] = []
-    for chunk in chunks:
-        root, key, gone = roots[chunk.bucket], chunk.key.encode(), going[chunk.bucket]
-        if root is None or is_relied_on(chunk):
+    for bucket, members in groupby(chunks, key=attrgetter("bucket")):
+        some = list(members)
+        root = root_of(view, bucket)
+        if root is None:
             continue
-        if gone.issuperset(children.of(root, key)):
-            gone.add(key)
-            found.append(chunk)
+        gone = going.setdefault(bucket, set())
+        keys = [chunk.key.encode() for chunk in some]
+        for chunk, key, below in zip(some, keys, children.of_many(root, keys), strict=True):
+            if gone.issuperset(below) and not (is_relied_on is not None and is_relied_on(chunk)):
+                gone.add(key)
+                found.append(chunk)
     return found
 
 
@@ -49,7 +54,7 @@ def may_condemn(
     view: ReadView, tables: CatalogRows, chunks: Sequence[ChunkName], is_marked: Callable[[str, str], bool]
 ) -> list[bool]:
     """Which chunks policy may condemn, children before parents: live under this blob id, not pinned, all children marked."""
-    given: set[tuple[str, str]] = set()
+    given: dict[str, set[bytes]] = {}
     allowed: list[bool] = []
     children, pins = chain_rows.Children(view), tables.guard.over(view)
     for bucket, members in groupby(chunks, key=attrgetter("bucket")):
@@ -59,20 +64,32 @@ def may_condemn(
             allowed += [False] * len(some)
             continue
         keys = [chunk.key.encode() for chunk in some]
-        for chunk, key, value in zip(some, keys, tables.objects.values(view, root, keys), strict=True):
+        live = _live_as(some, tables.objects.values(view, root, keys))
+        condemned = given.setdefault(bucket, set())
+        for chunk, key, is_live, below in zip(some, keys, live, children.of_many(root, keys), strict=True):
             may = (
-                value is not None
-                and _is_live_as(decode_row_head(value), chunk)
+                is_live
                 and not pins.holds_row(bucket, chunk.key)
-                and all(
-                    (bucket, child) in given or is_marked(bucket, child)
-                    for child in map(bytes.decode, children.of(root, key))
+                and (
+                    condemned.issuperset(below)
+                    or all(child in condemned or is_marked(bucket, child.decode()) for child in below)
                 )
             )
             if may:
-                given.add((bucket, chunk.key))
+                condemned.add(key)
             allowed.append(may)
     return allowed
+
+
+def _live_as(chunks: Sequence[ChunkName], values: Sequence[bytes | None]) -> list[bool]:
+    """Whether each of the encoded rows is live and names the chunk's first blob."""
+    blob_ids = live_blob_ids(values)
+    if blob_ids is not None:
+        return [chunk.blob_id == blob_id for chunk, blob_id in zip(chunks, blob_ids, strict=True)]
+    return [
+        value is not None and _is_live_as(decode_row_head(value), chunk)
+        for chunk, value in zip(chunks, values, strict=True)
+    ]
 
 
 def _is_live_as(row: RowHead, chunk: ChunkName) -> bool:
@@ -94,10 +111,9 @@ class ClaimChange:
         if self.tables.guard.quiet:
             return []
         step = _Claiming(self.tables, view, self.now_ms)
-        evicted = [(chunk.bucket, chunk.key, chunk.blob_id) for chunk in self.marked]
-        marked = [pair for bucket, key, blob_id in evicted for pair in step.claim(bucket, key, blob_id)]
+        marked = step.claim([(chunk.bucket, chunk.key, chunk.blob_id) for chunk in self.marked])
         # The removal of the others was told when they were hidden.
-        hidden = [pair for bucket, key in self.hidden for pair in step.claim(bucket, key, None)]
+        hidden = step.claim([(bucket, key, None) for bucket, key in self.hidden])
         step.finish()
         for volatile in (True, False):
             told = [before.top for before in reversed(marked) if (before.durable is None) is volatile]
@@ -110,38 +126,49 @@ class ClaimChange:
 
 
 class _Claiming:
-    """One claim's view of the tables; roots are looked up once."""
+    """One claim's view of the tables. What is asked of them is asked for all of a bucket's keys together; between the keys only
+    what this claim takes changes."""
 
-    __slots__ = ("_children", "_has_volatile", "_pins", "_removal", "_roots", "_tables", "_view")
+    __slots__ = ("_children", "_gone", "_has_volatile", "_pins", "_removal", "_tables", "_view")
 
     def __init__(self, tables: CatalogRows, view: WriteView, now_ms: int) -> None:
         self._tables = tables
         self._view = view
         self._removal = BatchRemoval(tables.objects, view, now_ms=now_ms, is_all=True)
-        self._roots: dict[str, bytes | None] = {}
+        self._gone: dict[str, set[bytes]] = {}
         # A claim only takes away, so what is empty at its beginning stays so.
         self._children = chain_rows.Children(view)
         self._pins = tables.guard.over(view)
         self._has_volatile = not view.is_empty(OBJECTS_VOLATILE)
 
-    def claim(self, bucket: str, name: str, blob_id: bytes | None) -> list[RowPair]:
-        """Remove the rows of a key if nothing holds them; `blob_id` None: a hidden one. What was removed."""
-        view = self._view
-        if bucket not in self._roots:
-            self._roots[bucket] = root_of(view, bucket)
-        root = self._roots[bucket]
-        if root is None:
-            return []
-        key = name.encode()
-        before = self._tables.objects.pair(view, root, key, is_durable=not self._has_volatile)
-        row = before.hidden if blob_id is None else before.live
-        if row is None or (blob_id is not None and first_blob(row) != blob_id):
-            return []
-        if self._children.has_any(root, key) or self._pins.holds_row(bucket, name):
-            return []
-        # Not held by its key, so none of its blobs is.
-        self._removal.take(root, key, before)
-        return [before]
+    def claim(self, names: Sequence[tuple[str, str, bytes | None]]) -> list[RowPair]:
+        """Remove the rows of each (bucket, key, first blob) that nothing holds, children before parents; blob None: a hidden one.
+        What was removed."""
+        removed: list[RowPair] = []
+        for bucket, members in groupby(names, key=itemgetter(0)):
+            root = root_of(self._view, bucket)
+            if root is not None:
+                removed += self._claim_of(bucket, root, list(members))
+        return removed
+
+    def _claim_of(self, bucket: str, root: bytes, names: Sequence[tuple[str, str, bytes | None]]) -> list[RowPair]:
+        gone = self._gone.setdefault(bucket, set())
+        keys = [name.encode() for _, name, _ in names]
+        pairs = self._tables.objects.pairs(self._view, root, keys, is_durable=not self._has_volatile)
+        taken: list[tuple[bytes, bytes, RowPair]] = []
+        for (_, name, blob_id), key, before, below in zip(
+            names, keys, pairs, self._children.of_many(root, keys), strict=True
+        ):
+            row = before.hidden if blob_id is None else before.live
+            if row is None or (blob_id is not None and first_blob(row) != blob_id):
+                continue
+            if not gone.issuperset(below) or self._pins.holds_row(bucket, name) or key in gone:
+                continue
+            # Not held by its key, so none of its blobs is.
+            gone.add(key)
+            taken.append((root, key, before))
+        self._removal.take_all(taken)
+        return [before for _, _, before in taken]
 
     def finish(self) -> None:
         """After the last claim."""

@@ -65,8 +65,7 @@ class HistoryRows:
             removal = encode_row(RemovalRow(reason, now_ms, event.namespace, event.sequence))
             start = removals_of(event.bucket)
             hashes = [key_hash(key.encode()) for key in event.keys]
-            for each in hashes:
-                view.put(REMOVALS, start + each, removal, headroom=True)
+            view.put_many(REMOVALS, [(start + each, removal) for each in hashes])
             view.put(REMOVALS_BY_TIME, number, b"".join((_TIME.pack(now_ms), start, *hashes)), headroom=True)
 
     def made_durable(self, view: WriteView, row: ObjectRow) -> None:

@@ -52,7 +52,7 @@ class LmdbGc(LmdbBase):
         """See `Catalog.claim`. Hidden rows, which somebody was promised to be rid of, come first, up to half of the limit."""
         if self._tables.guard.quiet or limit <= 0:
             return []
-        hidden = await self._on_thread(self._hidden_page, (limit + 1) // 2)
+        hidden = await self._on_thread(self._hidden_page, (limit + 1) // 2) if self._hides_any() else []
         # From here to the enqueue nothing may come in between: what is being claimed is absent to everybody.
         taken = self._marks.begin_claim(now_boot_ms=now_boot_ms, limit=limit - len(hidden))
         marked = self._without_relied_on(taken)
@@ -83,7 +83,11 @@ class LmdbGc(LmdbBase):
             return self._database.is_in_flight([reliance_key(chunk.bucket, chunk.key)])
 
         with self._database.read() as view:
-            return without_relied_on(view, chunks, is_relied_on)
+            return without_relied_on(view, chunks, None if self._database.is_idle else is_relied_on)
+
+    def _hides_any(self) -> bool:
+        with self._database.read() as view:
+            return chain_rows.hidden_count(view) > 0
 
     def _hidden_page(self, limit: int) -> list[tuple[str, str]]:
         """Some hidden rows that no pin names, going round."""
@@ -150,8 +154,7 @@ class LmdbGc(LmdbBase):
             table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
 
             def change(view: WriteView, places: list[bytes] = places, table: Table = table) -> None:
-                for place in places:
-                    view.delete(table, place)
+                view.delete_many(table, places)
 
             if places and volatile:
                 self._database.write_volatile(change)

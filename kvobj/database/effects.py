@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from operator import add
 
 import msgspec
@@ -30,6 +32,10 @@ class Effects(msgspec.Struct, array_like=True):
         """Remember a put, or a delete as None."""
         self.values.setdefault(table, {})[key] = value
 
+    def set_all(self, table: str, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Remember many puts."""
+        self.values.setdefault(table, {}).update(items)
+
     def add(self, table: str, key: bytes, amounts: Sequence[int]) -> None:
         """Remember an addition; additions to one counter sum up."""
         counters = self.amounts.setdefault(table, {})
@@ -40,11 +46,8 @@ class Effects(msgspec.Struct, array_like=True):
         """Do it, in a write transaction of the volatile environment."""
         for name, values in self.values.items():
             handle = handles[name]
-            for key, value in values.items():
-                if value is None:
-                    transaction.delete(key, b"", handle)
-                else:
-                    transaction.put(key, value, db=handle)
+            put_all(transaction, handle, [(key, value) for key, value in values.items() if value is not None])
+            delete_all(transaction, handle, [key for key, value in values.items() if value is None])
         for name, counters in self.amounts.items():
             for key, amounts in counters.items():
                 add_in(transaction, handles[name], key, amounts)
@@ -66,6 +69,19 @@ def summed(value: bytes | None, amounts: Sequence[int]) -> bytes | None:
     """The stored form of counters after an addition; None when all are zero, which is stored as nothing."""
     total = amounts if value is None else tuple(map(add, unpack_counters(value), amounts))
     return struct.pack(f">{len(total)}q", *total) if any(total) else None
+
+
+def put_all(transaction: Transaction, handle: Handle, items: Sequence[tuple[bytes, bytes]]) -> None:
+    """Set many values in a write transaction."""
+    if items:
+        cursor = transaction.cursor(handle)
+        cursor.putmulti(items)
+        cursor.close()
+
+
+def delete_all(transaction: Transaction, handle: Handle, keys: Iterable[bytes]) -> None:
+    """Remove the keys that are there, in a write transaction."""
+    deque(map(transaction.delete, keys, repeat(b""), repeat(handle)), maxlen=0)
 
 
 def add_in(transaction: Transaction, handle: Handle, key: bytes, amounts: Sequence[int]) -> None:

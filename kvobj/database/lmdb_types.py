@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, Self
 
 
@@ -22,6 +22,7 @@ class Cursor(Protocol):
     def set_range(self, key: bytes, /) -> bool: ...
     def iternext(self) -> Iterator[tuple[bytes, bytes]]: ...
     def iterprev(self) -> Iterator[tuple[bytes, bytes]]: ...
+    def putmulti(self, items: Iterable[tuple[bytes, bytes]], /) -> tuple[int, int]: ...
     def close(self) -> None: ...
 
 

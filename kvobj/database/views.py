@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, repeat, takewhile
 from typing import Protocol, Self
 
-from kvobj.database.effects import Effects, add_in, overlaid, summed, unpack_counters
+from kvobj.database.effects import Effects, add_in, delete_all, overlaid, put_all, summed, unpack_counters
 from kvobj.database.environment import Environment
 from kvobj.database.lmdb_types import Cursor, Handle, Transaction
 from kvobj.database.table import Table
@@ -44,6 +44,10 @@ class ReadView(Protocol):
         """Keys and values of the first keys that begin with `prefix`, in key order: for a few keys, at half the cost of `range`."""
         ...
 
+    def values_under(self, table: Table, prefixes: Sequence[bytes]) -> list[list[bytes]]:
+        """Of each prefix the values of all keys that begin with it, in key order: `under` for many, at half the cost of each."""
+        ...
+
     def count(self, table: Table) -> int:
         """How many keys the table has, without this change's own effects on volatile tables."""
         ...
@@ -67,6 +71,14 @@ class WriteView(ReadView, Protocol):
 
     def delete(self, table: Table, key: bytes) -> bool:
         """Remove a key; whether it was there."""
+        ...
+
+    def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """`put` of each, as part of making room: half the cost of one by one."""
+        ...
+
+    def delete_many(self, table: Table, keys: Sequence[bytes]) -> None:
+        """`delete` of each that is there: two thirds of the cost of one by one."""
         ...
 
     def add(self, table: Table, key: bytes, amounts: Sequence[int]) -> None:
@@ -131,6 +143,10 @@ class Snapshot:
         """See `ReadView.under`."""
         return _under(self._volatile if table.volatile else self._durable, self._handles[table.name], prefix, limit)
 
+    def values_under(self, table: Table, prefixes: Sequence[bytes]) -> list[list[bytes]]:
+        """See `ReadView.values_under`."""
+        return _values_under(self._volatile if table.volatile else self._durable, self._handles[table.name], prefixes)
+
     def count(self, table: Table) -> int:
         """See `ReadView.count`."""
         transaction = self._volatile if table.volatile else self._durable
@@ -189,6 +205,10 @@ class VolatileWriteView:
         """See `ReadView.under`."""
         return _under(self._of(table), self._handles[table.name], prefix, limit)
 
+    def values_under(self, table: Table, prefixes: Sequence[bytes]) -> list[list[bytes]]:
+        """See `ReadView.values_under`."""
+        return _values_under(self._of(table), self._handles[table.name], prefixes)
+
     def count(self, table: Table) -> int:
         """See `ReadView.count`."""
         return int(self._of(table).stat(self._handles[table.name])["entries"])
@@ -212,6 +232,16 @@ class VolatileWriteView:
         """See `WriteView.delete`."""
         _require_volatile(table)
         return self._transaction.delete(key, b"", self._handles[table.name])
+
+    def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """See `WriteView.put_many`."""
+        _require_volatile(table)
+        put_all(self._transaction, self._handles[table.name], items)
+
+    def delete_many(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See `WriteView.delete_many`."""
+        _require_volatile(table)
+        delete_all(self._transaction, self._handles[table.name], keys)
 
     def add(self, table: Table, key: bytes, amounts: Sequence[int]) -> None:
         """See `WriteView.add`."""
@@ -310,6 +340,13 @@ class DurableWriteView:
             return list(islice(found, limit))
         return _under(self._snapshot if table.volatile else self._transaction, self._handles[name], prefix, limit)
 
+    def values_under(self, table: Table, prefixes: Sequence[bytes]) -> list[list[bytes]]:
+        """See `ReadView.values_under`."""
+        name = table.name
+        if table.volatile and name in self._effects.values:
+            return [[value for _, value in self.under(table, prefix)] for prefix in prefixes]
+        return _values_under(self._snapshot if table.volatile else self._transaction, self._handles[name], prefixes)
+
     def count(self, table: Table) -> int:
         """See `ReadView.count`."""
         transaction = self._snapshot if table.volatile else self._transaction
@@ -344,6 +381,25 @@ class DurableWriteView:
             self._set(table.name, key, None)
         return was_there
 
+    def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """See `WriteView.put_many`."""
+        name = table.name
+        if not table.volatile:
+            put_all(self._transaction, self._handles[name], items)
+        elif name in self._order:
+            for key, value in items:
+                self._set(name, key, value)
+        else:
+            self._effects.set_all(name, items)
+
+    def delete_many(self, table: Table, keys: Sequence[bytes]) -> None:
+        """See `WriteView.delete_many`."""
+        if not table.volatile:
+            delete_all(self._transaction, self._handles[table.name], keys)
+            return
+        for key in keys:
+            self.delete(table, key)
+
     def _set(self, table: str, key: bytes, value: bytes | None) -> None:
         order = self._order.get(table)
         if order is not None and key not in self._effects.values[table]:
@@ -376,6 +432,24 @@ def _under(transaction: Transaction, handle: Handle, prefix: bytes, limit: int |
         if len(found) == limit:
             break
         is_there = cursor.next()
+    cursor.close()
+    return found
+
+
+def _values_under(transaction: Transaction, handle: Handle, prefixes: Sequence[bytes]) -> list[list[bytes]]:
+    cursor = transaction.cursor(handle)
+    item, seek, step = cursor.item, cursor.set_range, cursor.next
+    found: list[list[bytes]] = []
+    for prefix in prefixes:
+        values: list[bytes] = []
+        is_there = seek(prefix)
+        while is_there:
+            key, value = item()
+            if not key.startswith(prefix):
+                break
+            values.append(value)
+            is_there = step()
+        found.append(values)
     cursor.close()
     return found
 

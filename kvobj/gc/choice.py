@@ -104,7 +104,10 @@ class Choice:
         away = self._chunks.away_in(excess.place, wanted_bytes, eligible=is_free, limit=limit)
         if away:
             return away
-        return self._victims(wanted_bytes, limit, lambda name: chunks.is_in(name, excess.place) and is_free(name))
+        is_member = chunks.members(excess.place)
+        if is_free == chunks.__contains__:
+            return self._victims(wanted_bytes, limit, is_member)
+        return self._victims(wanted_bytes, limit, lambda name: is_member(name) and is_free(name))
 
     def _victims(self, wanted_bytes: int, limit: int, eligible: Callable[[bytes], bool]) -> list[bytes]:
         return self._policy.victims(

@@ -50,6 +50,10 @@ class Claims:
     async def condemn(self, chunks: Sequence[HomeChunk], *, due_ms: int) -> None:
         """Mark chunks that were taken; those that the catalog does not give up come back, but for those that are gone."""
         outcomes = await self._catalog.condemn([chunk.chunk for chunk in chunks], not_before_boot_ms=due_ms)
+        if all(outcomes):
+            self.marked.add_all(chunks, due_ms=due_ms)
+            self._counts.condemned += len(chunks)
+            return
         kept: list[HomeChunk] = []
         for chunk, is_marked in zip(chunks, outcomes, strict=True):
             if is_marked:
@@ -129,7 +133,7 @@ class Claims:
         rows: list[ObjectRow] = []
         while any(self._catalog.condemned()):
             started = self._clock.monotonic()
-            claimed = await self._claim_batch(self._pace.batch if paced else BATCH_MAX, now_ms=now_ms)
+            claimed = await self._claim_batch(self._pace.claim_batch if paced else BATCH_MAX, now_ms=now_ms)
             if not claimed:
                 break
             rows += claimed

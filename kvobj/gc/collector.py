@@ -50,6 +50,8 @@ LOW_SHARE: Final = 0.95
 # At most so many marks are out at once (0.4 KB of memory each).
 MARKS_MAX: Final = 200_000
 CYCLE_SECONDS_MIN: Final = 0.1
+CONDEMN_MAX: Final = 1000
+"""Of one call of the catalog's."""
 SHARED_EARLY_MAX: Final = 4096
 """Rows that became `shared` last are remembered, so many of them."""
 
@@ -147,6 +149,7 @@ class Collector(BackgroundWorker):
             )
         self._shared_early: OrderedDict[bytes, None] = OrderedDict()
         self._is_loaded = False
+        self._must_look_at_quotas = False
         self._making_room = asyncio.Lock()
         self._collecting = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -300,7 +303,13 @@ class Collector(BackgroundWorker):
             self._holds.drop(name)
 
     def _claimed(self, rows: Sequence[ObjectRow]) -> None:
-        self.removed(rows)
+        names = self._claims.marked.claimed(row.blobs[0].blob_id for row in rows if row.blobs)
+        if len(names) < len(rows):
+            self.removed(rows)  # there are hidden ones among them
+        for name in names:
+            if name in self._chunks:
+                self._chunks.take(name)
+            self._holds.drop(name)
         self._reaper.kick()
 
     def _forget(self, name: bytes) -> None:
@@ -430,6 +439,11 @@ class Collector(BackgroundWorker):
         """Something may have become free: look soon."""
         self._wanted.set()
 
+    def look_at_quotas(self) -> None:
+        """A namespace may have got another quota: what is above it goes now, and not at the next interval."""
+        self._must_look_at_quotas = True
+        self._wanted.set()
+
     @property
     def evictions(self) -> EvictionCounts:
         """What left the home tier for the remote alone, since the start."""
@@ -455,6 +469,8 @@ class Collector(BackgroundWorker):
                 pass
             self._wanted.clear()
             now = self._clock.monotonic()
+            if self._must_look_at_quotas:
+                self._must_look_at_quotas, quotas_at = False, now
             try:
                 await self.look_again()
                 await self.collect(with_quotas=now >= quotas_at)
@@ -488,14 +504,14 @@ class Collector(BackgroundWorker):
             begun_with = counts.condemned
             while max(len(self._claims.marked), counts.condemned - begun_with) < MARKS_MAX:
                 started = self._clock.monotonic()
-                chunks = await self._next_victims(excesses, self._pace.batch)
+                chunks = await self._next_victims(excesses, min(self._pace.claim_batch, CONDEMN_MAX))
                 if not chunks:
                     break
                 await self._claims.condemn(chunks, due_ms=boot_ms(self._clock) + self._limits.grace_ms)
                 # Where a rate is kept, what is due goes meanwhile: were it to wait for all marks, the rate would be spent twice.
                 # One after the other, since a chunk is not condemned while the claim of its child is on its way.
                 if self.lag_seconds > 0 and not self._pace.is_idle:
-                    await self._claims.claim_some(self._pace.batch)
+                    await self._claims.claim_some(self._pace.claim_batch)
                 await self._pace.after(len(chunks), seconds=self._clock.monotonic() - started)
             await self._claims.claim(paced=True)  # where the grace time is nothing
             return GcReport(
@@ -537,8 +553,8 @@ class Collector(BackgroundWorker):
         lacking = await self._lacking()
         return self._take(self._for_space(lacking, limit)) if lacking > 0 else []
 
-    def _take(self, names: Iterable[bytes]) -> list[HomeChunk]:
-        return [chunk for name in names if (chunk := self._chunks.take(name)) is not None]
+    def _take(self, names: Sequence[bytes]) -> list[HomeChunk]:
+        return self._chunks.take_many(names)
 
     # -- looking on ------------------------------------------------------------------------------------------------
     async def plan(self, *, limit: int = BATCH_MAX) -> GcPlan:

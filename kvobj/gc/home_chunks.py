@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -22,6 +22,9 @@ from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy, chunk_name
 
 # Blob id, parent's name or zeros, size, group, last use in seconds of the boot clock, flags.
 _RECORD: Final = struct.Struct("<16s16sQIIB")
+_GROUP: Final = struct.Struct("<I")
+_GROUP_AT: Final = struct.calcsize("<16s16sQ")
+_GROUP_STOP: Final = _GROUP_AT + _GROUP.size
 _SHARED: Final = 1
 _AWAY: Final = 2
 _NO_PARENT: Final = bytes(16)
@@ -251,6 +254,13 @@ class HomeChunks:
         self._policy.dropped(name, CacheTier.NVME)
         return self._decode(name, record)
 
+    def take_many(self, names: Sequence[bytes]) -> list[HomeChunk]:
+        """`take` of each, those left out that are not known."""
+        leave, decode = self._leave, self._decode
+        chunks = [decode(name, record) for name in names if (record := leave(name)) is not None]
+        self._policy.dropped_many([chunk.name for chunk in chunks], CacheTier.NVME)
+        return chunks
+
     def put_back(self, chunk: HomeChunk, *, boot_ms: int) -> None:
         """A chunk that was taken stays after all, unless the name stands for a newer one already.
 
@@ -274,10 +284,10 @@ class HomeChunks:
         record = self._records.get(name)
         return record is not None and bool(row.blobs) and record[:16] == row.blobs[0].blob_id
 
-    def is_in(self, name: bytes, place: tuple[str, str]) -> bool:
-        """Whether the chunk is of this bucket and namespace."""
-        record = self._records.get(name)
-        return record is not None and self._group_names[_RECORD.unpack_from(record)[3]] == place
+    def members(self, place: tuple[str, str]) -> Callable[[bytes], bool]:
+        """What tells of a name whether it stands for a chunk of this bucket and namespace."""
+        records, group = self._records, _GROUP.pack(self._group(*place))
+        return lambda name: name in records and records[name][_GROUP_AT:_GROUP_STOP] == group
 
     def unused_since(self, before_boot_ms: int, *, eligible: Callable[[bytes], bool], limit: int) -> list[HomeChunk]:
         """Chunks whose last use lies before the given time, longest unused first, children before their parents."""

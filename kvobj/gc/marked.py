@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kvobj.gc.home_chunks import HomeChunk
@@ -29,6 +30,21 @@ class Marked:
         self._marks[chunk.name] = (chunk, due_ms)
         self._names[chunk.chunk.blob_id] = chunk.name
         self.size_bytes += chunk.home_bytes
+
+    def add_all(self, chunks: Sequence[HomeChunk], *, due_ms: int) -> None:
+        """`add` of each."""
+        self._marks.update((chunk.name, (chunk, due_ms)) for chunk in chunks)
+        self._names.update((chunk.chunk.blob_id, chunk.name) for chunk in chunks)
+        self.size_bytes += sum(chunk.size_bytes for chunk in chunks if not chunk.is_away)
+
+    def claimed(self, blob_ids: Iterable[bytes]) -> list[bytes]:
+        """The chunks that have these first blobs are gone: the names of those that were on the list."""
+        names = [name for blob_id in blob_ids if (name := self._names.pop(blob_id, None)) is not None]
+        for name in names:
+            mark = self._marks.pop(name, None)
+            if mark is not None:
+                self.size_bytes -= mark[0].home_bytes
+        return names
 
     def pop(self, name: bytes) -> HomeChunk | None:
         """Take a chunk off the list; None if it is not on it."""

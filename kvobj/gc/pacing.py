@@ -13,6 +13,10 @@ BATCH_MAX: Final = 500
 BATCH_IDLE: Final = 1000
 # Of the rate's chunks so many batches are made a second: small ones, since a batch holds up the catalog's writer.
 BATCHES_PER_SECOND: Final = 20
+# Of claims fewer and larger ones: a chunk of one takes the writer a third of what one of a recall does, and beside others its flush
+# and its turns on threads take longer than some hundred chunks.
+CLAIMS_PER_SECOND: Final = 4
+CLAIM_IDLE: Final = 2000
 # The store counts as idle when nobody asked it anything for so long.
 IDLE_SECONDS: Final = 0.5
 
@@ -43,6 +47,13 @@ class Pace:
         if self.is_idle:
             return BATCH_IDLE
         return max(1, min(BATCH_MAX, self._chunks_per_second // BATCHES_PER_SECOND))
+
+    @property
+    def claim_batch(self) -> int:
+        """How many chunks to condemn and claim at once."""
+        if self.is_idle:
+            return CLAIM_IDLE
+        return max(1, min(BATCH_MAX, self._chunks_per_second // CLAIMS_PER_SECOND))
 
     async def after(self, chunks: int, *, seconds: float) -> None:
         """Yield after a batch of so many chunks that took so many seconds; as long as the rate asks, unless the store is idle."""

@@ -121,7 +121,7 @@ class Reaper(BackgroundWorker):
     async def _reap_all(self) -> None:
         while True:
             started = self._clock.monotonic()
-            limit = BATCH_ENTRIES if self._pace is None else min(BATCH_ENTRIES, self._pace.batch * PACE_FACTOR)
+            limit = BATCH_ENTRIES if self._pace is None else min(BATCH_ENTRIES, self._pace.claim_batch * 2)
             reaped = await self.reap_batch(limit)
             if not reaped:
                 return
@@ -134,7 +134,7 @@ class Reaper(BackgroundWorker):
         async with self._one_at_a_time:
             entries = await self._due(limit)
             named = [(entry, BlobId(entry.blob_id)) for entry in entries]
-            in_use = [entry for entry, blob_id in named if blob_id in self._in_use]
+            in_use = [entry for entry, blob_id in named if blob_id in self._in_use] if len(self._in_use) else []
             self._waiting_since_ms = min((entry.not_before_ms for entry in in_use), default=None)
             if in_use:
                 named = [(entry, blob_id) for entry, blob_id in named if blob_id not in self._in_use]

@@ -443,12 +443,23 @@ static void look_up(gipe_t *g, const char *names, uint32_t count) {
     for (uint32_t first = 0; first < count; first += BATCH) { /* the slots, then the blocks in them, then all are there */
         uint32_t stop = first + BATCH < count ? first + BATCH : count;
         for (uint32_t at = first; at < stop; at++) gipe_prefetch(g, name_at(names, at, name));
-        for (uint32_t at = first; at < stop; at++) gipe_prefetch_block(g, name_at(names, at, name));
+        for (uint32_t at = first; at < stop; at++) g->scratch[at] = gipe_first_of_home(g, name_at(names, at, name));
         for (uint32_t at = first; at < stop; at++) {
-            uint32_t block = g->scratch[at] = gipe_find(g, name_at(names, at, name));
+            uint32_t block = g->scratch[at];
+            if (!block) continue;
+            name_at(names, at, name);
+            if (!is_named(&g->blocks[block], name)) block = g->scratch[at] = gipe_find(g, name);
             if (block && block_is(&g->blocks[block], LOGGED)) __builtin_prefetch(&g->log[g->blocks[block].position], 1);
         }
     }
+    g->looked_up = count;
+}
+
+/* What is offered was mostly asked for just before: the block is then where that look-up left it. */
+static inline uint32_t find_again(const gipe_t *g, const uint64_t name[2], uint32_t at) {
+    uint32_t block = at < g->looked_up ? g->scratch[at] : 0;
+    const block_t *b = &g->blocks[block];
+    return block && is_named(b, name) && (b->flags & (LOGGED | ANY_HOLDING)) ? block : gipe_find(g, name);
 }
 
 EXPORT int32_t kvobj_gipe_request(gipe_t *g, const char *names, uint32_t count, int64_t now_ms, int is_partial_last, int hint) {
@@ -460,7 +471,8 @@ EXPORT int32_t kvobj_gipe_request(gipe_t *g, const char *names, uint32_t count, 
     int gap = known < 2 ? 0 : gap_of(g, &g->blocks[g->scratch[known - 1]]);
     uint64_t name[2];
     for (uint32_t at = count; at-- > 0;) { /* tail first, so that a chain's end is forgotten before its beginning */
-        uint32_t block = g->scratch[at] ? g->scratch[at] : gipe_find_or_add(g, name_at(names, at, name));
+        if (!g->scratch[at]) g->scratch[at] = gipe_find_or_add(g, name_at(names, at, name));
+        uint32_t block = g->scratch[at];
         if (block) touch(g, block, is_partial_last && at == count - 1 ? PARTIAL_GAP : gap, hint);
     }
     finish(g);
@@ -573,6 +585,10 @@ EXPORT void kvobj_gipe_dropped(gipe_t *g, const char *raw, int tier) {
     if (block) take_out(g, block, tier);
 }
 
+EXPORT void kvobj_gipe_dropped_many(gipe_t *g, const char *raw, uint32_t count, int tier) {
+    for (uint32_t at = 0; at < count; at++) kvobj_gipe_dropped(g, raw + (size_t)at * 16, tier);
+}
+
 EXPORT void kvobj_gipe_set_pinned(gipe_t *g, const char *raw, int is_pinned) {
     uint64_t name[2];
     uint32_t block = gipe_find(g, name_at(raw, 0, name));
@@ -633,6 +649,20 @@ EXPORT int kvobj_gipe_walk_next(gipe_t *g, int tier, int take, char *name, uint3
     memcpy(name, g->blocks[block].name, 16);
     *size_bytes = holding_of(g, block, tier)->size_bytes;
     return 1;
+}
+
+/* `walk_next` up to `most` times, each taken as the next is named, until their sizes sum to `bytes_needed`. How many; the names end to
+ * end and the sum of their sizes. */
+EXPORT uint32_t kvobj_gipe_walk_some(gipe_t *g, int tier, int take, uint64_t bytes_needed, uint32_t most, char *names, uint64_t *bytes) {
+    uint32_t count = 0;
+    for (*bytes = 0; count < most && *bytes < bytes_needed; count++) {
+        if ((take || count) && g->undo_count) walk_take(g, tier);
+        uint32_t block = walk_next(g, tier);
+        if (!block) break;
+        memcpy(names + (size_t)count * 16, g->blocks[block].name, 16);
+        *bytes += holding_of(g, block, tier)->size_bytes;
+    }
+    return count;
 }
 
 EXPORT void kvobj_gipe_walk_end(gipe_t *g, int tier) { walk_end(g, tier); }
@@ -707,7 +737,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
     for (; at < count; at++, before = block) {
         name_at(names, at, name);
         if (at) name_at(names, at - 1, parent_name);
-        block = gipe_find(g, name);
+        block = find_again(g, name, at);
         if (block && block_is(&g->blocks[block], IN_FLAG << tier)) {
             if (unlisted) reconsider(g, unlisted, tier, true);
             unlisted = 0;

@@ -100,8 +100,8 @@ typedef struct {
 
     undo_t *undo;
     uint32_t undo_count, undo_room;
-    uint32_t *scratch;
-    uint32_t scratch_room;
+    uint32_t *scratch;      /* the blocks of the latest look-up's names */
+    uint32_t scratch_room, looked_up;
     bool is_out_of_memory;
 } gipe_t;
 

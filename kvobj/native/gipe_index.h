@@ -1,5 +1,5 @@
-/* Blocks by name: open addressing in Robin Hood order. A slot holds the block and how far it lies from its home slot, so that
- * look-ups compare only names of one home, and removing shifts back without looking at any block. */
+/* Blocks by name: open addressing in Robin Hood order. A slot holds the block and how many steps from its home slot it lies, itself
+ * counted, so that look-ups compare only names of one home, and removing shifts back without looking at any block. */
 #ifndef KVOBJ_GIPE_INDEX_H
 #define KVOBJ_GIPE_INDEX_H
 
@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define INDEX_MASK ((UINT32_C(1) << INDEX_BITS) - 1)
-#define FAR_MAX ((UINT32_C(1) << (32 - INDEX_BITS)) - 1)
+#define STEP (UINT32_C(1) << INDEX_BITS)
+#define STEPS_MAX ((UINT32_C(1) << (32 - INDEX_BITS)) - 1)
 
 /* Names are hashes, or blob ids, which are not: they are mixed in any case. */
 static inline uint32_t home_of(const gipe_t *g, const uint64_t name[2]) {
@@ -21,54 +22,61 @@ static inline uint32_t home_of(const gipe_t *g, const uint64_t name[2]) {
 
 static inline uint32_t after(const gipe_t *g, uint32_t slot) { return slot + 1 == g->slots_room ? 0 : slot + 1; }
 
-static uint32_t locate(const gipe_t *g, const uint64_t name[2], uint32_t *found_slot) {
-    uint32_t slot = home_of(g, name);
-    for (uint32_t far = 0; far <= FAR_MAX; far++, slot = after(g, slot)) {
+static inline bool is_named(const block_t *b, const uint64_t name[2]) { return b->name[0] == name[0] && b->name[1] == name[1]; }
+
+/* The block, or 0 and where it would be put: the slot, and its steps there times STEP, 0: that would be too far from home. */
+static inline uint32_t locate(const gipe_t *g, const uint64_t name[2], uint32_t *place, uint32_t *steps) {
+    uint32_t slot = home_of(g, name), least = STEP;
+    for (; least; least += STEP, slot = after(g, slot)) { /* it overflows behind the last step */
         uint32_t entry = g->slots[slot];
-        if (entry == 0 || entry >> INDEX_BITS < far) return 0;
-        if (entry >> INDEX_BITS != far) continue;
-        const block_t *b = &g->blocks[entry & INDEX_MASK];
-        if (b->name[0] == name[0] && b->name[1] == name[1]) {
-            *found_slot = slot;
-            return entry & INDEX_MASK;
-        }
+        if (entry < least) break; /* empty, or of a later home */
+        if (entry - least >= STEP || !is_named(&g->blocks[entry & INDEX_MASK], name)) continue;
+        return entry & INDEX_MASK;
     }
+    *place = slot;
+    *steps = least;
     return 0;
 }
 
 static uint32_t gipe_find(const gipe_t *g, const uint64_t name[2]) {
-    uint32_t slot;
-    return locate(g, name, &slot);
+    uint32_t place = 0, steps = 0;
+    return locate(g, name, &place, &steps);
 }
 
 PREFETCHING void gipe_prefetch(const gipe_t *g, const uint64_t name[2]) { __builtin_prefetch(&g->slots[home_of(g, name)]); }
 
-/* The blocks that a look-up will compare, where the slots are there already. */
-PREFETCHING void gipe_prefetch_block(const gipe_t *g, const uint64_t name[2]) {
-    uint32_t slot = home_of(g, name);
-    for (uint32_t far = 0; far <= FAR_MAX; far++, slot = after(g, slot)) {
+/* Fetches the blocks that a look-up will compare, where the slots are there already; the first of them, 0: the name is not here. */
+static inline uint32_t gipe_first_of_home(const gipe_t *g, const uint64_t name[2]) {
+    uint32_t slot = home_of(g, name), first = 0;
+    for (uint32_t least = STEP; least; least += STEP, slot = after(g, slot)) {
         uint32_t entry = g->slots[slot];
-        if (entry == 0 || entry >> INDEX_BITS < far) return;
-        if (entry >> INDEX_BITS == far) __builtin_prefetch(&g->blocks[entry & INDEX_MASK]);
+        if (entry < least) break;
+        if (entry - least >= STEP) continue;
+        __builtin_prefetch(&g->blocks[entry & INDEX_MASK]);
+        if (!first) first = entry & INDEX_MASK;
     }
+    return first;
 }
 
-/* False: some entry would lie too far from home; the table is as it was. */
-static bool insert(gipe_t *g, uint32_t block) {
-    uint32_t start = home_of(g, g->blocks[block].name), slot = start, far = 0;
-    while (g->slots[slot] != 0 && g->slots[slot] >> INDEX_BITS >= far) {
-        slot = after(g, slot);
-        if (++far > FAR_MAX) return false;
-    }
+/* Put a block where `locate` said. False: some entry would lie too far from home; the table is as it was. */
+static bool put_at(gipe_t *g, uint32_t slot, uint32_t steps, uint32_t block) {
+    if (!steps) return false;
     for (uint32_t probe = slot; g->slots[probe] != 0; probe = after(g, probe))
-        if (g->slots[probe] >> INDEX_BITS == FAR_MAX) return false;
-    uint32_t moving = block | far << INDEX_BITS;
+        if (g->slots[probe] >> INDEX_BITS == STEPS_MAX) return false;
+    uint32_t moving = block | steps;
     for (;; slot = after(g, slot)) {
         uint32_t other = g->slots[slot];
         g->slots[slot] = moving;
         if (other == 0) return true;
-        moving = other + (UINT32_C(1) << INDEX_BITS);
+        moving = other + STEP;
     }
+}
+
+/* A block whose name is not here. */
+static bool insert(gipe_t *g, uint32_t block) {
+    uint32_t slot = home_of(g, g->blocks[block].name), steps = STEP;
+    for (; steps && g->slots[slot] >= steps; steps += STEP) slot = after(g, slot);
+    return put_at(g, slot, steps, block);
 }
 
 static bool grow_slots(gipe_t *g) {
@@ -113,9 +121,12 @@ static bool make_room(void **array, uint32_t *room, uint32_t made, size_t size) 
 }
 
 static uint32_t gipe_find_or_add(gipe_t *g, const uint64_t name[2]) {
-    uint32_t block = gipe_find(g, name);
+    uint32_t place = 0, steps = 0, block = locate(g, name, &place, &steps);
     if (block) return block;
-    if ((uint64_t)(g->blocks_live + 1) * 10 > (uint64_t)g->slots_room * 7 && !grow_slots(g)) goto failed;
+    if ((uint64_t)(g->blocks_live + 1) * 10 > (uint64_t)g->slots_room * 7) {
+        if (!grow_slots(g)) goto failed;
+        locate(g, name, &place, &steps);
+    }
     if (g->blocks_free) {
         block = g->blocks_free;
         g->blocks_free = g->blocks[block].held;
@@ -127,7 +138,7 @@ static uint32_t gipe_find_or_add(gipe_t *g, const uint64_t name[2]) {
     memset(b, 0, sizeof *b);
     b->name[0] = name[0];
     b->name[1] = name[1];
-    while (!insert(g, block))
+    for (bool is_in = put_at(g, place, steps, block); !is_in; is_in = insert(g, block))
         if (!grow_slots(g)) {
             b->held = g->blocks_free;
             g->blocks_free = block;
@@ -141,12 +152,13 @@ failed:
 }
 
 static void gipe_remove(gipe_t *g, uint32_t block) {
-    uint32_t slot;
-    if (!locate(g, g->blocks[block].name, &slot)) return;
+    uint32_t slot = home_of(g, g->blocks[block].name), steps = STEP;
+    for (; g->slots[slot] != (block | steps); slot = after(g, slot), steps += STEP)
+        if (g->slots[slot] < steps || !steps) return;
     for (;;) {
         uint32_t next = after(g, slot), entry = g->slots[next];
-        if (entry >> INDEX_BITS == 0) break; /* empty, or at home */
-        g->slots[slot] = entry - (UINT32_C(1) << INDEX_BITS);
+        if (entry < 2 * STEP) break; /* empty, or at home */
+        g->slots[slot] = entry - STEP;
         slot = next;
     }
     g->slots[slot] = 0;

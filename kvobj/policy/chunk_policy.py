@@ -9,7 +9,7 @@ to §5 is the source.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, Protocol
@@ -79,6 +79,10 @@ class ChunkPolicy(Protocol):
 
     def dropped(self, name: bytes, tier: CacheTier) -> None:
         """The tier holds it no longer. Unknown names are fine."""
+        ...
+
+    def dropped_many(self, names: Sequence[bytes], tier: CacheTier) -> None:
+        """`dropped` of each, in this order."""
         ...
 
     def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:

@@ -7,7 +7,7 @@ blobs of ordinary buckets and parts, which are ranked by their blob id, without 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvobj.ids import BlobId
@@ -86,6 +86,14 @@ class DramView:
         """See `EvictionPolicy.discard`. A note of a blob that was not inserted stays: the tier discards what is not yet clean."""
         if blob_id in self._names:
             self._drop(blob_id)
+
+    def discard_many(self, blob_ids: Sequence[BlobId]) -> None:
+        """See `EvictionPolicy.discard_many`."""
+        names = [name for blob_id in blob_ids if (name := self._names.pop(blob_id, None)) is not None]
+        for name in names:
+            del self._blobs[name]
+        if names:
+            self._policy.dropped_many(names, CacheTier.DRAM)
 
     def victims(self, bytes_needed: int, eligible: Callable[[BlobId], bool]) -> list[BlobId]:
         """See `EvictionPolicy.victims`: the least worth first, children before their parents."""

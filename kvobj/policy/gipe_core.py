@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,10 @@ class GipeCore(Protocol):
         """See `ChunkPolicy.dropped`."""
         ...
 
+    def dropped_many(self, names: Sequence[bytes], tier: int) -> None:
+        """`dropped` of each, in this order."""
+        ...
+
     def set_capacity(self, tier: int, capacity_bytes: int) -> None:
         """See `ChunkPolicy.set_capacity`."""
         ...
@@ -108,6 +112,11 @@ class Walk(Protocol):
 
     def next(self, *, take: bool) -> tuple[bytes, int] | None:
         """The next one's name and size; `take`: the one named before goes, so that its parent may be the next. None: no more."""
+        ...
+
+    def some(self, bytes_needed: int, limit: int, *, take: bool) -> tuple[list[bytes], int]:
+        """`next` up to `limit` times, each taken as the next is named, until their sizes sum to `bytes_needed`: their names, and
+        what they sum to. `take`: as for the first `next`."""
         ...
 
     def end(self) -> None:

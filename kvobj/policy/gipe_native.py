@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvobj.policy.chunk_policy import NAME_BYTES
@@ -40,9 +40,11 @@ _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     "access": (None, [_POINTER, _TEXT, _I64]),
     "stored": (_INT, [_POINTER, _TEXT, _INT, _TEXT, _U32, _I64]),
     "dropped": (None, [_POINTER, _TEXT, _INT]),
+    "dropped_many": (None, [_POINTER, _TEXT, _U32, _INT]),
     "set_pinned": (None, [_POINTER, _TEXT, _INT]),
     "walk_begin": (None, [_POINTER, _I64]),
     "walk_next": (_INT, [_POINTER, _INT, _INT, _TEXT, _POINTER]),
+    "walk_some": (_U32, [_POINTER, _INT, _INT, ctypes.c_uint64, _U32, _TEXT, _POINTER]),
     "walk_end": (None, [_POINTER, _INT]),
     "admits": (_INT, [_POINTER, _TEXT, _INT, _U32, _TEXT, _I64]),
     "offer": (ctypes.c_int32, [_POINTER, _TEXT, _U32, _U32, _INT, _U32, _I64, _TEXT, _U32, _POINTER]),
@@ -108,6 +110,10 @@ class NativeCore:
         """See `GipeCore.dropped`."""
         self._dropped(self._handle, name, tier)
 
+    def dropped_many(self, names: Sequence[bytes], tier: int) -> None:
+        """See `GipeCore.dropped_many`."""
+        self._call["dropped_many"](self._handle, b"".join(names), len(names), tier)
+
     def set_capacity(self, tier: int, capacity_bytes: int) -> None:
         """See `GipeCore.set_capacity`."""
         self._call["set_capacity"](self._handle, tier, capacity_bytes)
@@ -119,7 +125,7 @@ class NativeCore:
     def walk(self, tier: int, now_ms: int) -> NativeWalk:
         """See `GipeCore.walk`."""
         self._call["walk_begin"](self._handle, now_ms)
-        return NativeWalk(self, self._call["walk_next"], self._call["walk_end"], self._handle, tier)
+        return NativeWalk(self, self._call, self._handle, tier)
 
     def offer(self, chain: bytes, first: int, tier: int, size_bytes: int, now_ms: int) -> tuple[int, list[bytes]]:
         """See `GipeCore.offer`."""
@@ -173,13 +179,13 @@ class NativeCore:
 class NativeWalk:
     """See `Walk`. Keeps its core alive."""
 
-    __slots__ = ("_core", "_end", "_handle", "_name", "_next", "_size", "_tier")
+    __slots__ = ("_core", "_end", "_handle", "_name", "_next", "_size", "_some", "_tier")
 
     def __init__(
-        self, core: NativeCore, step: Callable[..., int], end: Callable[..., None], handle: int | None, tier: int
+        self, core: NativeCore, calls: Mapping[str, Callable[..., int]], handle: int | None, tier: int
     ) -> None:
         self._core = core
-        self._next, self._end = step, end
+        self._next, self._some, self._end = calls["walk_next"], calls["walk_some"], calls["walk_end"]
         self._handle, self._tier = handle, tier
         self._name = ctypes.create_string_buffer(NAME_BYTES)
         self._size = _U32()
@@ -189,6 +195,13 @@ class NativeWalk:
         if not self._next(self._handle, self._tier, take, self._name, ctypes.byref(self._size)):
             return None
         return self._name.raw, self._size.value
+
+    def some(self, bytes_needed: int, limit: int, *, take: bool) -> tuple[list[bytes], int]:
+        """See `Walk.some`."""
+        raw, found_bytes = ctypes.create_string_buffer(limit * NAME_BYTES), ctypes.c_uint64()
+        count = self._some(self._handle, self._tier, take, bytes_needed, limit, raw, ctypes.byref(found_bytes))
+        names = raw.raw
+        return [names[at : at + NAME_BYTES] for at in range(0, count * NAME_BYTES, NAME_BYTES)], found_bytes.value
 
     def end(self) -> None:
         """See `Walk.end`."""

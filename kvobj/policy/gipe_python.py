@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Final
 
 from kvobj.policy.chunk_policy import CacheTier
@@ -322,6 +323,11 @@ class PythonCore:
         if chunk is not None and chunk.inside[tier]:
             self._take_out(chunk, tier)
 
+    def dropped_many(self, names: Sequence[bytes], tier: int) -> None:
+        """See `GipeCore.dropped_many`."""
+        for name in names:
+            self.dropped(name, tier)
+
     def _take_out(self, chunk: _Chunk, tier: int) -> None:
         parent = chunk.parent[tier]
         self._used[tier] -= chunk.size[tier]
@@ -468,6 +474,19 @@ class PythonWalk:
         """See `Walk.next`."""
         chunk = self.step(take=take)
         return None if chunk is None else (chunk.name, chunk.size[self._tier])
+
+    def some(self, bytes_needed: int, limit: int, *, take: bool) -> tuple[list[bytes], int]:
+        """See `Walk.some`."""
+        names: list[bytes] = []
+        found_bytes = 0
+        while found_bytes < bytes_needed and len(names) < limit:
+            found = self.next(take=take)
+            if found is None:
+                break
+            take = True
+            names.append(found[0])
+            found_bytes += found[1]
+        return names, found_bytes
 
     def step(self, *, take: bool) -> _Chunk | None:
         """`next`, for the core itself."""

@@ -7,7 +7,7 @@ over the deleted slots, which is quadratic under churn. A touch is 0.1 µs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvobj.ids import BlobId
@@ -45,6 +45,11 @@ class LruPolicy:
     def discard(self, blob_id: BlobId) -> None:
         """See `EvictionPolicy.discard`."""
         self._size_bytes -= self._sizes.pop(blob_id, 0)
+
+    def discard_many(self, blob_ids: Sequence[BlobId]) -> None:
+        """See `EvictionPolicy.discard_many`."""
+        for blob_id in blob_ids:
+            self.discard(blob_id)
 
     def victims(self, bytes_needed: int, eligible: Callable[[BlobId], bool]) -> list[BlobId]:
         """See `EvictionPolicy.victims`. Least recently used first.

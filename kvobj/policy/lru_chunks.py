@@ -7,7 +7,7 @@ chunks read by themselves upset that, and then a parent waits until its last chi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -138,6 +138,11 @@ class LruChunks:
                 out_of.children[held.parent] = left
             else:
                 del out_of.children[held.parent]
+
+    def dropped_many(self, names: Sequence[bytes], tier: CacheTier) -> None:
+        """See `ChunkPolicy.dropped_many`."""
+        for name in names:
+            self.dropped(name, tier)
 
     def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:
         """See `ChunkPolicy.set_capacity`."""

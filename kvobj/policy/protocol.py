@@ -6,7 +6,7 @@ nothing, so the same ones are named until they are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvobj.ids import BlobId
@@ -30,6 +30,10 @@ class EvictionPolicy(Protocol):
 
     def discard(self, blob_id: BlobId) -> None:
         """Forget the blob; an unknown one is ignored."""
+        ...
+
+    def discard_many(self, blob_ids: Sequence[BlobId]) -> None:
+        """`discard` of each, in this order."""
         ...
 
     def victims(self, bytes_needed: int, eligible: Callable[[BlobId], bool]) -> list[BlobId]:

@@ -8,8 +8,9 @@ what it adopted (a wrapper asks `needs_verification`).
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -35,6 +36,8 @@ _CODEC_BYTES_MAX: Final = 32
 
 # Rows changed in one volatile commit: bounds how long the event loop stands still (3 µs a row).
 _BATCH: Final = 1000
+_DELETED_AT_ONCE: Final = 128
+"""A millisecond of the event loop."""
 # Above the watermark this much more than the excess is evicted, so that not every put evicts.
 _SLACK: Final = 0.01
 
@@ -142,8 +145,12 @@ class DramTier:
         return [blob_id for blob_id in blob_ids if blob_id not in self._entries]
 
     async def delete(self, blob_ids: Sequence[BlobId]) -> None:
-        """See `Tier.delete`. Dirty ones go too: who deletes knows that nobody needs them."""
-        self._forget([blob_id for blob_id in blob_ids if blob_id in self._entries])
+        """See `Tier.delete`. Dirty ones go too: who deletes knows that nobody needs them. Between many it lets others in."""
+        for begin in range(0, len(blob_ids), _DELETED_AT_ONCE):
+            if begin:
+                await asyncio.sleep(0)
+            batch = blob_ids[begin : begin + _DELETED_AT_ONCE]
+            self._forget([blob_id for blob_id in batch if blob_id in self._entries])
 
     async def scan(self) -> AsyncIterator[BlobId]:
         """See `Tier.scan`. Reads the directory page by page, so no snapshot is held while the caller works."""
@@ -404,6 +411,7 @@ class DramTier:
         for begin in range(0, len(blob_ids), _BATCH):
             batch = blob_ids[begin : begin + _BATCH]
             self._delete_rows(batch)
+            self._policy.discard_many(batch)
             for blob_id in batch:
                 entry = self._entries.pop(blob_id, None)
                 if entry is None:
@@ -418,15 +426,10 @@ class DramTier:
                 if entry.dirty:
                     del self._dirty[blob_id]
                     self._dirty_bytes -= extent.length
-                self._policy.discard(blob_id)
                 entry.pin.release()
 
-    def _delete_rows(self, blob_ids: Collection[bytes]) -> None:
-        def change(view: WriteView) -> None:
-            for blob_id in blob_ids:
-                view.delete(DRAM_BLOBS, blob_id)
-
-        self._database.write_volatile(change)
+    def _delete_rows(self, blob_ids: Sequence[bytes]) -> None:
+        self._database.write_volatile(lambda view: view.delete_many(DRAM_BLOBS, blob_ids))
 
     # -- eviction ----------------------------------------------------------------------------------------------------------
     async def _reclaim(self, needed_bytes: int) -> int:

@@ -63,6 +63,21 @@ class ChunkPolicyContract:
         assert policy.size_bytes(DRAM) == SIZE
         assert all_victims(policy) == [1]
 
+    def test_many_dropped_at_once_are_gone_from_that_tier_alone(self, policy: ChunkPolicy) -> None:
+        store_chain(policy, [1, 2, 3, 4])
+        policy.stored(name(3), NVME, parent=None, size_bytes=SIZE, now_ms=NOW)
+        policy.dropped_many([name(4), name(3), name(99)], DRAM)
+        policy.dropped_many([], DRAM)
+        assert all_victims(policy) == [2, 1]
+        assert policy.holds(name(3), NVME)
+        assert (policy.size_bytes(DRAM), policy.size_bytes(NVME)) == (2 * SIZE, SIZE)
+
+    def test_many_victims_are_named_as_few_are(self, policy: ChunkPolicy) -> None:
+        store_chain(policy, range(1, 601))
+        assert all_victims(policy) == list(range(600, 0, -1))
+        spared = policy.victims(DRAM, 10**9, now_ms=NOW, eligible=lambda each: each != name(2), limit=10**6)
+        assert spared == [name(number) for number in range(600, 2, -1)]
+
     def test_what_else_lies_in_a_tier_leaves_less_room(self, policy: ChunkPolicy) -> None:
         policy.request(chain(1, 2), now_ms=NOW)
         policy.set_capacity(NVME, SIZE)

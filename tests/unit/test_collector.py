@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import pytest
 from fakes import ManualClock
 from gc_world import CHUNK, GRACE_SECONDS, GcWorld, open_catalog
@@ -306,6 +308,23 @@ async def test_a_namespace_at_its_quota_gives_up_its_own_chunks_first(make_world
     assert (await world.collector.collect()).condemned == 0
 
 
+async def test_a_new_quota_is_looked_at_at_once(make_world: MakeWorld) -> None:
+    world = await make_world(capacity_bytes=1000 * CHUNK)
+    row = namespace_row("small", NamespaceQuota())
+    await world.catalog.namespaces.declare(row)
+    for number in range(20):
+        await world.put(f"small/{number}", namespace="small")
+    await world.collector.collect()
+    world.collector.start()
+    async with asyncio.timeout(5):  # half of the interval
+        await world.catalog.namespaces.change_settings(msgspec.structs.replace(row, quota=NamespaceQuota(chunks=10)))
+        world.collector.look_at_quotas()
+        while not world.catalog.condemned()[0]:  # noqa: ASYNC110 - the collector says nothing of it
+            await asyncio.sleep(0)
+    await world.collector.aclose()
+    assert world.collector.counts.condemned == 11
+
+
 async def test_what_lies_at_home_already_is_learnt_at_a_start(world: GcWorld) -> None:
     for number in range(10):
         await world.commit(f"a{number}", parent=f"a{number - 1}" if number else "")
@@ -351,7 +370,7 @@ async def test_beside_other_work_the_collector_keeps_its_rate_and_alone_it_does_
         loads.append(await _load(world, busy=busy))
     busy_load, idle_load = loads
     assert busy_load.slept_seconds == pytest.approx(0.49, abs=0.02)  # 490 chunks at 1,000 a second
-    assert busy_load.batches > 5
+    assert busy_load.batches > 1
     assert idle_load.slept_seconds == 0
 
 
@@ -363,17 +382,18 @@ async def test_beside_other_work_what_is_due_is_claimed_while_others_are_condemn
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
-        world.clock.advance(GRACE_SECONDS / 2)
+        world.clock.advance(GRACE_SECONDS + 1)
         world.pace.note_request()
 
     monkeypatch.setattr(world.pace, "_sleep", sleep)
+    monkeypatch.setattr(world.pace, "_chunks_per_second", 400)
     for number in range(500):
         await world.collector.written(await world.commit(f"k{number:03}"))
     report = await world.collector.collect()
     assert report.condemned > 480
     assert report.claimed > 350
     # The rate's time for what was condemned, and for the little that became due too late; not for everything twice.
-    assert sum(slept) < 1.3 * report.condemned / 1000
+    assert sum(slept) < 1.3 * report.condemned / 400
 
 
 async def test_objects_of_ordinary_buckets_leave_less_to_chunks(make_world: MakeWorld) -> None:

@@ -580,6 +580,35 @@ async def test_keys_under_a_prefix_are_the_same_in_every_view(tmp_path: Path) ->
     await database.aclose()
 
 
+async def test_many_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
+    """In every view: a snapshot, an inline change, a durable change over what its group has done so far."""
+    database = opened(tmp_path)
+
+    def fill(table: Table) -> Change:
+        def change(view: WriteView) -> None:
+            view.put(table, b"a2", b"old")
+            view.put_many(table, [(b"a1", b"1"), (b"a2", b"2"), (b"b1", b"3"), (b"b2", b"4"), (b"d", b"5")])
+            assert look(view, table) == [[b"1", b"2"], [b"3", b"4"], [], [b"5"]]
+            view.delete_many(table, [b"b1", b"absent", b"d"])
+            assert look(view, table) == after
+            view.put_many(table, [])
+            view.delete_many(table, [])
+
+        return change
+
+    def look(view: ReadView, table: Table) -> list[list[bytes]]:
+        assert [key for key, _ in view.range(table)] == sorted(key for key, _ in view.range(table))
+        return view.values_under(table, [b"a", b"b", b"c", b"d"])
+
+    after = [[b"1", b"2"], [b"4"], [], []]
+    for table in (DURABLE, VOLATILE):
+        await database.write(fill(table))
+    database.write_volatile(fill(VOLATILE))
+    with database.read() as view:
+        assert [look(view, table) for table in (DURABLE, VOLATILE)] == [after, after]
+    await database.aclose()
+
+
 async def test_a_group_adds_to_a_durable_counter_what_all_its_changes_add(tmp_path: Path) -> None:
     database = opened(tmp_path)
 

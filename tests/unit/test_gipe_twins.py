@@ -100,6 +100,10 @@ class Twins(RuleBasedStateMachine):
     def dropped(self, number: int, tier: CacheTier) -> None:
         self.both(lambda p: p.dropped(name(number), tier))
 
+    @rule(numbers=st.lists(IDS, max_size=8), tier=TIERS)
+    def dropped_many(self, numbers: list[int], tier: CacheTier) -> None:
+        self.both(lambda p: p.dropped_many([name(number) for number in numbers], tier))
+
     @rule(number=IDS, pins=st.booleans())
     def pin_or_unpin(self, number: int, *, pins: bool) -> None:
         self.both(lambda p: p.pin(name(number)) if pins else p.unpin(name(number)))

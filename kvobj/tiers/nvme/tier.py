@@ -304,11 +304,8 @@ def _removed(view: WriteView, blob_ids: Sequence[BlobId]) -> list[Place]:
     different = list(dict.fromkeys(blob_ids))
     rows = view.get_many(BLOBS, different)
     held = {blob_id: Place.decode(row) for blob_id, row in zip(different, rows, strict=True) if row}
-    for blob_id in held:
-        view.delete(BLOBS, blob_id)
-    for blob_id, place in held.items():
-        if place.inline:
-            view.delete(INLINE, blob_id)
     if held:
+        view.delete_many(BLOBS, list(held))
+        view.delete_many(INLINE, [blob_id for blob_id, place in held.items() if place.inline])
         view.log(encode_removed(list(held)))
     return list(held.values())
