@@ -27,7 +27,7 @@ from kvobj.ids.chain_sums import running_sums
 
 _WALK_SLICE: Final = 128
 _HASH_SLICE: Final = 512
-_ROWS_SLICE: Final = 256
+_ROWS_SLICE: Final = 512
 _SORTED_ROWS: Final = 4096
 """So many rows are read in the order of the table, which is twice as fast."""
 

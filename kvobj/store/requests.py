@@ -30,7 +30,7 @@ class UploadEnd:
 class PutRequest:
     """One object or part to be written. `size_bytes` is exact; `algorithms` names the digests the caller will ask for
     (`sha256`, `crc32`, …; `md5` is added by the store where an ETag needs it). `place`: where a chunk belongs; every write into a
-    KV bucket has one. `acl` and `tags` as in `ObjectRow`."""
+    KV bucket has one. `acl` and `tags` as in `ObjectRow`. `wants_digest`: the writer waits for the digest of the plain bytes."""
 
     bucket: BucketRow
     key: str
@@ -46,6 +46,7 @@ class PutRequest:
     ends: UploadEnd | None = None
     acl: tuple[Grant, ...] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    wants_digest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

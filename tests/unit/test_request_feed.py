@@ -10,7 +10,7 @@ from kvobj.catalog.chunk_list import IdList, KeyList
 from kvobj.ids.chain_sums import key_lanes
 from kvobj.policy.chunk_policy import chunk_name, chunk_names
 from kvobj.store.load_estimate import expected_load_ms
-from kvobj.store.request_feed import QUEUED_CHUNKS_MAX, SLICE_CHUNKS, RequestFeed, RequestTrace
+from kvobj.store.request_feed import QUEUED_CHUNKS_MAX, SLICE_CHUNKS, TOLD_CHUNKS, RequestFeed, RequestTrace
 
 
 class Told:
@@ -64,7 +64,18 @@ async def test_when_requests_come_too_fast_the_oldest_are_forgotten_and_counted(
     assert feed.forgotten == 2
     feed.tell(RequestTrace("b", KeyList(["last"])))
     await asyncio.wait_for(drained(feed), 30)
-    assert [hint for _, _, hint in told.requests] == [3, 4, 5, 0]
+    assert list(dict.fromkeys(hint for _, _, hint in told.requests)) == [3, 4, 5, 0]
+
+
+async def test_a_very_long_request_is_told_in_pieces_the_end_first() -> None:
+    told = Told()
+    feed = RequestFeed(told, names_of=lambda _, lanes: lanes, clock=ManualClock())
+    ids = IdList(b"".join(index.to_bytes(16) + bytes(16) for index in range(2 * TOLD_CHUNKS + 3)))
+    feed.tell(RequestTrace("b", ids, partial_last=True, hint=2))
+    await drained(feed)
+    assert [len(piece) // 16 for piece, _, _ in told.requests] == [3, TOLD_CHUNKS, TOLD_CHUNKS]
+    assert b"".join(piece for piece, _, _ in reversed(told.requests)) == ids.lanes(0, len(ids))
+    assert [(is_partial, hint) for _, is_partial, hint in told.requests] == [(True, 2), (False, 2), (False, 2)]
 
 
 async def test_closing_forgets_what_is_queued_and_ends() -> None:
