@@ -20,6 +20,7 @@ from kvobj.catalog.rows import ObjectRow, WriteCondition
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _READ_NAMES: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+_READ_NAME_SET: Final = frozenset(_READ_NAMES)
 _COPY_FRONT: Final = "x-amz-copy-source-"
 MAX_CONDITION_CHARACTERS: Final = 4096
 
@@ -72,6 +73,8 @@ def bare_etag(value: str) -> str:
 
 def judge_read(fields: dict[str, str], row: ObjectRow) -> Verdict:
     """What a GET's or HEAD's conditions say about the live row."""
+    if _READ_NAME_SET.isdisjoint(fields):
+        return Verdict.PROCEED
     match, none_match, since, unmodified = (fields.get(name) for name in _READ_NAMES)
     return _judge(match, none_match, since, unmodified, row)
 

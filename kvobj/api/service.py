@@ -192,7 +192,8 @@ class S3Service:
             return anonymous_authentication(fields)
         if "host" not in fields:
             raise S3Error("InvalidRequest", "A Host header is required.")
-        user = await self._users.with_access_key(credential.signer.access_key)
+        access_key = credential.signer.access_key
+        user = self._users.fresh(access_key) or await self._users.with_access_key(access_key)
         return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
 
 

@@ -26,6 +26,12 @@ class UserDirectory:
         self._by_access_key: dict[str, UserRow] = {}
         self._by_id: dict[str, UserRow] = {}
 
+    def fresh(self, access_key: str) -> UserRow | None:
+        """The user, where the copy is fresh and has it; None: ask `with_access_key`."""
+        if self._clock.monotonic() - self._read_at >= REFRESH_SECONDS:
+            return None
+        return self._by_access_key.get(access_key)
+
     async def with_access_key(self, access_key: str) -> UserRow | None:
         """The user, or None. `UnavailableError` where the catalog cannot be read."""
         await self._freshen(is_known=access_key in self._by_access_key)

@@ -96,6 +96,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         # Every request asks for its bucket's row (10 µs a time). This process alone changes and removes them, and it forgets a
         # row here before it tells anybody of the change.
         self._buckets: dict[str, BucketRow] = {}
+        self._roots: dict[str, bytes] = {}
         self._leases = LmdbLeases(
             database,
             self._objects,
@@ -170,6 +171,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     def forget_settings(self) -> None:
         """Read rows of buckets and namespaces anew from here on: another process has changed one."""
         self._buckets.clear()
+        self._roots.clear()
         self._namespaces.forget_all()
 
     def _forget_marks(self, names: Sequence[tuple[str, str]]) -> None:
@@ -219,8 +221,10 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             return None
         if len(self._buckets) == _KNOWN_BUCKETS:
             self._buckets.clear()
-        row = self._buckets[name] = decode_stored_bucket(value).row
-        return row
+            self._roots.clear()
+        stored = decode_stored_bucket(value)
+        self._buckets[name], self._roots[name] = stored.row, stored.root
+        return stored.row
 
     async def buckets(self) -> tuple[BucketRow, ...]:
         """See `Catalog.buckets`."""
@@ -243,6 +247,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             self.unfinished.bucket_ended(name)
         finally:
             self._buckets.pop(name, None)
+            self._roots.pop(name, None)
             self._namespaces.forget_bucket(name)
             self.on_settings_changed()
 
@@ -276,7 +281,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
 
     def _lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
         with self._database.read() as view:
-            root = root_of(view, bucket)
+            root = self._roots.get(bucket) or root_of(view, bucket)
             if root is None:
                 return [None] * len(keys)
             return [self._objects.live(view, root, key.encode()) for key in keys]
