@@ -21,7 +21,7 @@ from kvobj.api.object_headers import check_no_overrides, entity_headers, object_
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
-from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, ObjectRow
+from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import layer_span
 from kvobj.store.representation import plain_only
@@ -80,7 +80,8 @@ class ObjectReads:
     async def _read(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply | None:
         """The reply, or None where the row's bytes are gone: it was replaced since it was looked up, or they are lost."""
         bucket, fields = access.bucket, exchange.fields
-        row = await self._represented(exchange, operation, await self._row(exchange, operation, access), bucket)
+        look_up = self._represented if ACCEPT_HEADER in fields else self._row
+        row = await look_up(exchange, operation, access)
         verdict = judge_read(fields, row)
         if verdict is Verdict.FAILED:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
@@ -89,7 +90,7 @@ class ObjectReads:
             return exchange.reply(304, [*entity_headers(row), *takes])
         if bucket.kind is BucketKind.KV and row.digest is None:
             row = await self._store.settled(row, wait=exchange.is_head)
-        span = await _asked_span(operation, row, access, has_range="range" in fields)
+        span = None if operation.is_whole else await _asked_span(operation, row, access, has_range="range" in fields)
         if span is not None:
             start, stop = span
             status = 206 if stop > start else 200  # Content-Range cannot say "no bytes"
@@ -109,14 +110,11 @@ class ObjectReads:
             headers.append(("x-kvobj-tier", reader.tier))
         return exchange.reply(status, headers, reader)
 
-    async def _represented(
-        self, exchange: Exchange, operation: GetObject, row: ObjectRow, bucket: BucketRow
-    ) -> ObjectRow:
+    async def _represented(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> ObjectRow:
         """The row to read from: another than the chunk's own for a reader that says which codecs it takes. `NoSuchKeyError` where
         nothing there will do: to that reader the chunk is a miss."""
-        if ACCEPT_HEADER not in exchange.fields or bucket.kind is not BucketKind.KV:
-            return row
-        accepts = parse_accept(exchange.fields)
+        row = await self._row(exchange, operation, access)
+        accepts = parse_accept(exchange.fields) if access.bucket.kind is BucketKind.KV else None
         if accepts is None or not row.size_bytes:
             return row
         if operation.layers is not None or operation.part is not None or operation.part_number is not None:
@@ -146,8 +144,8 @@ class ObjectReads:
                 await access.check_granted_any()  # it may be at an upstream: the look-up asks there
             else:
                 await access.check_read(seen, key)
-        will_open = not exchange.is_head
-        return await access.check_read(await store.look_up(bucket.name, key, will_open=will_open), key)
+        row = await store.look_up(bucket.name, key, will_open=not exchange.is_head)
+        return row if row is not None and access.is_owner else await access.check_read(row, key)
 
     @staticmethod
     def _headers(

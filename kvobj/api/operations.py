@@ -243,6 +243,11 @@ class GetObject(ObjectOperation, frozen=True):
     part: int | None = None
     follow: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """The query names nothing less than the object."""
+        return self.layers is None and self.part is None and self.part_number is None
+
 
 class PutObject(ObjectOperation, frozen=True):
     """PUT /bucket/key."""

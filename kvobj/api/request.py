@@ -141,7 +141,10 @@ def parse_fields(head: RequestHead) -> dict[str, str]:
 
     Raises `S3Error` where one that must be single came twice: which of the two counts is how requests are smuggled.
     """
-    fields: dict[str, str] = {}
+    fields = dict(head.headers)
+    if len(fields) == len(head.headers):
+        return fields
+    fields.clear()
     for name, value in head.headers:
         if name in fields:
             if name in _SINGLE_HEADERS:

@@ -28,6 +28,9 @@ SKEW_SECONDS: Final = 900
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _KEY_CACHE_ENTRIES: Final = 1024
 _DUMMY_SECRET: Final = "no such user: the work must not tell"  # noqa: S105 - is nobody's secret
+_BLOCK_BYTES: Final = 64
+_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII).match
 _MANY_SPACES: Final = re.compile(r"[ \t]+").sub
 _NO_DATE: Final = "AWS authentication requires a valid Date or x-amz-date header"
@@ -125,6 +128,27 @@ def check_payload_is_signed(authentication: Authentication) -> None:
         raise S3Error("InvalidRequest", f"{mode.value} is taken over TLS only.")
 
 
+class _SigningKey:
+    """A derived key, and HMAC-SHA-256 (RFC 2104) under it from states that have taken the key in already: to look the algorithm up
+    and to take the key in costs three quarters of a short text's."""
+
+    __slots__ = ("_inner", "_outer", "key")
+
+    def __init__(self, key: bytes) -> None:
+        """`key`: 32 bytes, as all that are derived."""
+        padded = key.ljust(_BLOCK_BYTES, b"\0")
+        self.key = key
+        self._inner = sha256(padded.translate(_INNER_PAD))
+        self._outer = sha256(padded.translate(_OUTER_PAD))
+
+    def sign(self, text: bytes) -> str:
+        """In hex."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text)
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
 class SignatureVerifier:
     """Holds derived keys by (secret, day, region), bounded. Event-loop-only; every call is pure computation, some 10 µs.
 
@@ -134,7 +158,7 @@ class SignatureVerifier:
     def __init__(self, clock: Clock, *, explain: bool = False) -> None:
         self._clock = clock
         self._explain = explain
-        self._keys: dict[tuple[str, str, str], bytes] = {}
+        self._keys: dict[tuple[str, str, str], _SigningKey] = {}
         self._midnights: dict[str, int] = {}
         self._latest: tuple[str, int] = ("", 0)
 
@@ -159,7 +183,7 @@ class SignatureVerifier:
         canonical_request = _canonical_request(method, target, fields, credential, content_hash)
         request_hash = sha256(canonical_request).hexdigest()
         string_to_sign = f"{ALGORITHM}\n{stamp}\n{signer.scope}\n{request_hash}"
-        expected = hmac.digest(key, string_to_sign.encode(), "sha256").hex()
+        expected = key.sign(string_to_sign.encode())
         matches = hmac.compare_digest(expected, credential.signature)
         if user is None:
             raise S3Error("InvalidAccessKeyId", AWSAccessKeyId=signer.access_key)
@@ -179,21 +203,21 @@ class SignatureVerifier:
             raise S3Error("InvalidToken")
         chunk_signing = None
         if mode in _SIGNED_MODES:
-            chunk_signing = ChunkSigning(key, credential.signature, stamp, signer.scope)
+            chunk_signing = ChunkSigning(key.key, credential.signature, stamp, signer.scope)
         payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
         return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
 
-    def _signing_key(self, secret: str, signer: Signer) -> bytes:
+    def _signing_key(self, secret: str, signer: Signer) -> _SigningKey:
         name = (secret, signer.day, signer.region)
-        key = self._keys.get(name)
-        if key is None:
+        found = self._keys.get(name)
+        if found is None:
             key = f"AWS4{secret}".encode()
             for piece in (signer.day, signer.region, "s3", "aws4_request"):
                 key = hmac.digest(key, piece.encode(), "sha256")
             if len(self._keys) >= _KEY_CACHE_ENTRIES:
                 self._keys.clear()
-            self._keys[name] = key
-        return key
+            found = self._keys[name] = _SigningKey(key)
+        return found
 
     def _seconds(self, stamp: str) -> int:
         latest, seconds = self._latest

@@ -12,7 +12,7 @@ from kvobj.api.errors import refusal_reply
 from kvobj.api.http import HttpServer
 from kvobj.api.service import S3Service
 from kvobj.app.fronting import http_settings, s3_settings
-from kvobj.app.log import line_writer
+from kvobj.app.log import LineWriter
 from kvobj.app.node import Node
 from kvobj.app.same_host import SameHost
 from kvobj.app.upstreams import Fronted
@@ -74,6 +74,7 @@ class OneProcess:
         self._listeners = listeners
         self._context = None if tls is None else tls.context
         host_id = node.data.store_id.hex()
+        self._lines = LineWriter()
         service = S3Service(
             upstreams.store,
             s3_settings(node.settings, host_id=host_id),
@@ -92,7 +93,7 @@ class OneProcess:
             new_request_id=new_request_id,
             log=log.getChild("s3"),
             render_refusal=partial(refusal_reply, host_id=host_id),
-            write_line=line_writer(),
+            write_line=self._lines,
         )
 
     @property
@@ -115,6 +116,7 @@ class OneProcess:
     async def aclose(self) -> None:
         """See `Front.aclose`."""
         await self._http.aclose()
+        self._lines.flush()
 
 
 def worker_processes(

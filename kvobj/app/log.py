@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable
 from typing import Final
 
 from kvobj.config.settings import LogSettings
 
 LOGGER_NAME: Final = "kvobj"
+_MOMENT_SECONDS: Final = 0.02
+_TOGETHER_BYTES: Final = 32 * 1024
 
 
 class JsonLines(logging.Formatter):
@@ -46,12 +48,35 @@ def start_logging(settings: LogSettings) -> logging.Logger:
     return log
 
 
-def line_writer() -> Callable[[bytes], None]:
-    """Writes whole lines to standard error, among those of `start_logging`. Event loop only."""
-    stream = sys.stderr.buffer
+class LineWriter:
+    """Writes whole lines to standard error, among those of `start_logging`. Event loop only.
 
-    def write(line: bytes) -> None:
-        stream.write(line)
-        stream.flush()
+    What comes within a moment is written together: a call of the system for each line costs as much as the rest of it. A process
+    that is killed takes the lines of that moment with it.
+    """
 
-    return write
+    __slots__ = ("_flushing", "_lines", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size_bytes = 0
+        self._flushing: asyncio.TimerHandle | None = None
+
+    def __call__(self, line: bytes) -> None:
+        """Write it, with its line break, within the moment."""
+        self._lines.append(line)
+        self._size_bytes += len(line)
+        if self._size_bytes >= _TOGETHER_BYTES:
+            self.flush()
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Write what was left."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._lines:
+            lines, self._lines, self._size_bytes = self._lines, [], 0
+            sys.stderr.buffer.write(b"".join(lines))
+            sys.stderr.buffer.flush()

@@ -33,7 +33,7 @@ from kvobj.api.kv.events import Events
 from kvobj.api.message import Reply
 from kvobj.api.operations import ReadEvents
 from kvobj.api.service import S3Service
-from kvobj.app.log import line_writer, start_logging
+from kvobj.app.log import LineWriter, start_logging
 from kvobj.app.upstreams import make_upstreams
 from kvobj.app.worker_orders import WorkerOrders, receive_orders
 from kvobj.catalog.encoding import CATALOG_TABLES
@@ -171,6 +171,7 @@ class Worker(WorkerCalls):
             same_host=None if orders.levels is None else (RemoteGranting(calls), orders.levels),
             executor=self._executor,
         )
+        self._lines = LineWriter()
         self._http = HttpServer(
             self._upstreams.handler(service.handle),
             settings=orders.http,
@@ -179,7 +180,7 @@ class Worker(WorkerCalls):
             new_request_id=new_request_id,
             log=log.getChild("s3"),
             render_refusal=partial(refusal_reply, host_id=orders.s3.host_id),
-            write_line=line_writer(),
+            write_line=self._lines,
         )
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
@@ -189,6 +190,7 @@ class Worker(WorkerCalls):
         self.channel.tell("ready")
         await self._is_over.wait()
         await self._http.aclose()
+        self._lines.flush()
         await self._upstreams.aclose()
         await self._store.later.drain()
         await self.channel.aclose()

@@ -107,7 +107,9 @@ class ObjectReader:
         self._tier = tier
         self._in_use = in_use
         self._next: asyncio.Task[PinnedFrame | None] | None = None
-        self.length = sum(part.stop - part.start for part in slices)
+        self.length = 0
+        for part in slices:
+            self.length += part.stop - part.start
         self.tier = first.tier if first is not None else ""
 
     async def views(self) -> AsyncIterator[memoryview]:
@@ -155,7 +157,7 @@ class ObjectReader:
                 frame = await task
                 if frame is not None:
                     frame.release()
-        self._in_use.release(part.blob.blob_id for part in self._slices)
+        self._in_use.release([part.blob.blob_id for part in self._slices])
         self._slices = []
 
 

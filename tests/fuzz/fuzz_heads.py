@@ -62,7 +62,7 @@ class HeadTarget:
         self._loop = asyncio.new_event_loop()
         self._loop.close()  # the parser wants one, and never runs anything on it
         self._settings = HttpSettings()
-        self._names: dict[bytes, str] = {}
+        self._names: dict[str, str] = {}
 
     def seeds(self) -> list[bytes]:
         return [b"%d\n" % step + head for head in self._heads for step in (1000, 100_000)]

@@ -12,7 +12,14 @@ import pytest
 from http_peers import TIMEOUT_SECONDS, pattern, until
 
 from kvobj.wire.body_handover import ReceiveMode, Wire
-from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders, Sending, SendOutcome, make_senders
+from kvobj.wire.body_senders import (
+    ALONE_BYTES_MAX,
+    SENT_BYTES_MIN,
+    BodySenders,
+    Sending,
+    SendOutcome,
+    make_senders,
+)
 
 # Python's own event loop keeps copies of what it could not send at once: the threads are not for it.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -161,3 +168,40 @@ async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
                     await again
             assert await served.sendings[1].ended is SendOutcome.WHOLE
         client.close()
+
+
+async def test_who_is_alone_is_sent_to_by_the_event_loop_until_somebody_else_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving_one_thread(monkeypatch) as served:
+        one, two = await served.connect(), await served.connect()
+
+        async def fetch(pair: tuple[Wire, socket.socket], size: int) -> int:
+            """Send and receive a body; how many threads took part."""
+            (wire, client), body, before = pair, pattern(size), len(served.sendings)
+            sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
+            assert await received(client, len(HEAD) + size) == HEAD + body
+            await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+            assert wire.bytes_taken == wire.bytes_out
+            return len(served.sendings) - before
+
+        alone = [await fetch(one, SENT_BYTES_MIN + 4096) for _ in range(32)]
+        beside = [await fetch(pair, SENT_BYTES_MIN + 4096) for pair in (two, one) * 3]
+        with one[1], two[1]:
+            # Of a socket that is not used to long bodies the kernel takes a part, and a thread may have to send the rest.
+            assert alone[0] == 1
+            assert alone[-1] == 0
+            assert beside == [1] * 6
+            assert await fetch(one, ALONE_BYTES_MAX + 8192) == 1
+
+
+async def test_a_small_reply_to_another_ends_being_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving_one_thread(monkeypatch) as served:
+        (one, client), (two, other) = await served.connect(), await served.connect()
+        with client, other:
+            while not served.senders.is_alone(one, SENT_BYTES_MIN):
+                pass
+            one.write(b"more")
+            assert served.senders.is_alone(one, SENT_BYTES_MIN)
+            two.write(b"small")
+            assert not served.senders.is_alone(one, SENT_BYTES_MIN)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from raw_http import RawS3
-from server_process import REPOSITORY, ServerProcess, ServerSettings
+from server_process import REPOSITORY, ServerProcess, ServerSettings, wait_until
 
 from kvobj.config.settings import LimitSettings
 
@@ -39,8 +39,13 @@ def element(body: bytes, name: str) -> str:
 
 
 def logged(server: ServerProcess, request_id: str) -> dict[str, object]:
-    """The line that the request has in the log."""
-    (line,) = [line for line in server.log_path.read_text().splitlines() if f'"request_id":"{request_id}"' in line]
+    """The line that the request has in the log, a moment after its reply."""
+
+    def lines() -> list[str]:
+        return [line for line in server.log_path.read_text().splitlines() if f'"request_id":"{request_id}"' in line]
+
+    wait_until(lambda: bool(lines()), timeout_seconds=10, what="the request's line", pause_seconds=0.005)
+    (line,) = lines()
     fields: dict[str, object] = json.loads(line)
     return fields
 

@@ -329,7 +329,8 @@ def counted_hashes() -> Iterator[list[str]]:
 
     def note(_frame: FrameType, event: str, called: object) -> None:
         name = getattr(called, "__name__", "")
-        if event == "c_call" and name in ("compare_digest", "_compare_digest", "hmac_digest", "openssl_sha256"):
+        is_hash = type(getattr(called, "__self__", None)).__module__ == "_hashlib"
+        if event == "c_call" and (is_hash or name in ("compare_digest", "_compare_digest", "openssl_sha256")):
             names.append(name)
 
     sys.setprofile(note)
@@ -349,7 +350,8 @@ async def test_an_unknown_key_costs_the_work_of_a_wrong_secret(driver: Driver) -
         assert answer.status == 403
         counts.append(names)
     assert counts[0] == counts[1]
-    assert len(counts[0]) >= 3
+    assert {"openssl_sha256", "update", "hexdigest"} < set(counts[0])
+    assert counts[0][-1].endswith("compare_digest")
 
 
 @pytest.mark.parametrize("signature", ["0" * 63, "0" * 65, "g" * 64, "\xe9" * 64, "0" * 63 + "\xb2", "null"])

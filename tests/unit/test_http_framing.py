@@ -137,7 +137,7 @@ def test_noise_is_no_head(loop: asyncio.AbstractEventLoop, noise: bytes) -> None
 
 
 def test_names_seen_are_remembered_within_bounds(loop: asyncio.AbstractEventLoop) -> None:
-    names: dict[bytes, str] = {}
+    names: dict[str, str] = {}
     for index in range(2000):
         HeadReader(loop, HttpSettings(), names=names).feed(b"GET / HTTP/1.1\r\nHost: h\r\nX-%d: y\r\n\r\n" % index)
     assert len(names) <= 512

@@ -10,8 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from typing import Any
 
+from kvobj.api.http.early_start import Begun, begin
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.reply_writer import ReplyWriter, content_length
@@ -41,9 +44,12 @@ class Serving:
 
 
 class Connection:
-    """Serves one wire. `serve` runs as a task; `sweep`, `drain` and `reset` are called by the server, on the same loop."""
+    """Serves one wire. `serve` runs as a task that is made with `context`. `sweep`, `drain` and `reset` are called by the server,
+    on the same loop."""
 
     __slots__ = (
+        "_begun",
+        "_failure",
         "_has_stalled",
         "_is_draining",
         "_is_fresh",
@@ -56,12 +62,15 @@ class Connection:
         "_serving",
         "_since",
         "_stage",
+        "_task",
+        "context",
         "is_in_flight",
         "wire",
     )
 
     def __init__(self, wire: Wire, reader: HeadReader, serving: Serving) -> None:
         self.wire = wire
+        self.context = copy_context()
         self._reader = reader
         self._serving = serving
         self._remote = wire.remote
@@ -75,9 +84,13 @@ class Connection:
         self._stage: tuple[str, int] = ("", 0)
         self._since = serving.clock.monotonic()
         self._mark = 0
+        self._task: asyncio.Task[Any] | None = None
+        self._begun: Begun[bool] | bool | None = None
+        self._failure: BaseException | None = None
 
     async def serve(self) -> None:
         """Serve requests until either side has had enough; the connection is closed when this returns."""
+        self._task = asyncio.current_task()
         try:
             while await self._serve_one():
                 pass
@@ -170,18 +183,51 @@ class Connection:
         self.wire.fail_reader(error)
 
     async def _serve_one(self) -> bool:
-        """Serve the next request; False when the connection is to be closed."""
-        serving = self._serving
-        self._is_in_head = True
+        """Take in what has arrived, or arrives; False when the connection is to be closed."""
+        wire = self.wire
+        if wire.has_unread:
+            return await self._take_in()
         try:
-            head = await self._read_head()
+            await wire.arrive(self._serve_at_once)
+        except HeadError as error:  # the head does not end
+            return await self._refuse_head(error)
+        except BaseException as error:
+            begun = self._begun
+            if not isinstance(begun, Begun):
+                raise
+            self._begun = None
+            return await begun.fail(error)  # it is the request that was to be ended
+        begun, self._begun = self._begun, None
+        if self._failure is not None:
+            raise self._failure
+        if begun is None:
+            return wire.has_unread
+        return await begun if isinstance(begun, Begun) else begun
+
+    def _serve_at_once(self) -> bool:
+        """Take in what has arrived, where it arrives; whether no more is to be done about it, so that the task may sleep on."""
+        assert self._task is not None
+        try:
+            begun = begin(self._take_in(), self._task, self.context)
+        except BaseException as error:  # noqa: BLE001 - the task's own
+            self._failure = error
+            return False
+        if begun is True and not self.wire.has_unread:
+            return True
+        self._begun = begun
+        return False
+
+    async def _take_in(self) -> bool:
+        """Serve the request that is completed by what has arrived, if one is; False when the connection is to be closed."""
+        serving = self._serving
+        try:
+            head, rest = self._reader.feed(self.wire.take_unread())
         except HeadError as error:
-            self._is_in_head = self._is_fresh = False
-            await self._refuse(error.fault, error.message, error.method, error.target)
-            return False
-        self._is_in_head = self._is_fresh = False
+            return await self._refuse_head(error)
         if head is None:
-            return False
+            return True
+        self.wire.push_back(rest)
+        self._is_in_head = self._is_fresh = False
         self.is_in_flight = True
         self._requests += 1
         started = serving.clock.monotonic()
@@ -226,16 +272,8 @@ class Connection:
                 return False
             await body.drop()
         self.is_in_flight = False
+        self._is_in_head = True
         return keep_alive and not self._is_parting
-
-    async def _read_head(self) -> ParsedHead | None:
-        wire = self.wire
-        while await wire.arrive():
-            head, rest = self._reader.feed(wire.take_unread())
-            if head is not None:
-                wire.push_back(rest)
-                return head
-        return None
 
     def _body(self, head: ParsedHead) -> LengthBody | ChunkedBody:
         if head.length is None:
@@ -244,7 +282,7 @@ class Connection:
 
     async def _answer(self, head: ParsedHead, body: LengthBody | ChunkedBody, request_id: str) -> Reply:
         serving = self._serving
-        if not await serving.gate.enter():
+        if not serving.gate.enter_now() and not await serving.gate.enter():
             return self._refusal(HttpFault.BUSY, "too many requests", head, request_id)
         try:
             request = RequestHead(head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls)
@@ -270,6 +308,11 @@ class Connection:
             await reply.body.aclose()
         failed = self._refusal(HttpFault.DEFECT, "the reply cannot be sent", head, request_id)
         return self._serving.writer.head(failed, keep_alive=keep_alive, is_http_10=head.is_http_10), failed
+
+    async def _refuse_head(self, error: HeadError) -> bool:
+        self._is_in_head = self._is_fresh = False
+        await self._refuse(error.fault, error.message, error.method, error.target)
+        return False
 
     async def _refuse(self, fault: HttpFault, detail: str, method: str = "", target: str = "") -> None:
         """Answer what never reaches the handler, and log it as any request; the connection is to be closed after it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import deque
 from dataclasses import dataclass
 
 _KIB = 1024
@@ -81,31 +82,48 @@ def address_group(remote: str) -> str:
 class RequestGate:
     """At most `running` requests at once and `queued` waiting for up to `seconds`, first come, first served."""
 
-    __slots__ = ("_queued", "_seconds", "_slots", "_waiting")
+    __slots__ = ("_free", "_queued", "_seconds", "_turns")
 
     def __init__(self, *, running: int, queued: int, seconds: float) -> None:
-        self._slots = asyncio.Semaphore(running)
+        self._free = running
         self._queued = queued
         self._seconds = seconds
-        self._waiting = 0
+        self._turns: deque[asyncio.Future[None]] = deque()
+
+    def enter_now(self) -> bool:
+        """Take a slot that is free, to be given back by `leave`; False where it would have to be waited for."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
 
     async def enter(self) -> bool:
         """Take a slot, to be given back by `leave`; False when there is none to be had."""
-        if not self._slots.locked():
-            await self._slots.acquire()
+        if self.enter_now():
             return True
-        if self._waiting >= self._queued:
+        if len(self._turns) >= self._queued:
             return False
-        self._waiting += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
         try:
             async with asyncio.timeout(self._seconds):
-                await self._slots.acquire()
+                await turn
         except TimeoutError:
-            return False
+            return not turn.cancelled()  # it may have come at the same moment
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.leave()
+            raise
         finally:
-            self._waiting -= 1
+            if turn in self._turns:
+                self._turns.remove(turn)
         return True
 
     def leave(self) -> None:
-        """Give a slot back."""
-        self._slots.release()
+        """Give a slot back: to who waits longest, if anybody does."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

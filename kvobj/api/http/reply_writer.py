@@ -37,7 +37,7 @@ class ReplyWriter:
         """The bytes of status line and header fields, blank line included. Raises `ValueError` on an impossible field."""
         status = reply.status
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
-        lines += [f"{name}: {value}" for name, value in reply.headers]
+        lines += map(": ".join, reply.headers)
         if status not in _BODILESS and status >= HTTPStatus.OK:
             length = content_length(reply)
             if length is not None:

@@ -52,9 +52,8 @@ class RequestLog:
         duration_seconds: float,
         is_whole: bool,
     ) -> None:
-        """Log one request. Method and target are empty where it was not read so far; `is_whole` False when the reply was cut."""
-        if not self.is_enabled:
-            return
+        """Log one request, if `is_enabled`, which the caller asks. Method and target are empty where it was not read so far;
+        `is_whole` False when the reply was cut."""
         line: dict[str, object] = {
             "time_ms": self._clock.now_ms(),
             "request_id": request_id,
@@ -69,7 +68,8 @@ class RequestLog:
         if not is_whole:
             line["cut"] = True
         for name, value in reply.log.items():
-            line.setdefault(name, value)
+            if name not in line:
+                line[name] = value
         encoded = _encode(line)
         if self._write_line is None:
             self._log.info("%s", encoded.decode())

@@ -94,7 +94,7 @@ class HttpServer:
         self._gone: list[asyncio.Task[None]] = []
         self._is_draining = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
-        self._header_names: dict[bytes, str] = {}
+        self._header_names: dict[str, str] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._shared = memoryview(bytearray(settings.receive_buffer_bytes))
         self._senders: BodySenders | None = None
@@ -261,7 +261,8 @@ class HttpServer:
         connection = Connection(wire, HeadReader(loop, settings, names=self._header_names), self._serving)
         if self._is_draining:  # it was accepted, or its TLS handshake had begun, before
             connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
-        task = loop.create_task(connection.refuse(place.refusal) if place.refusal else connection.serve())
+        serving = connection.refuse(place.refusal) if place.refusal else connection.serve()
+        task = loop.create_task(serving, context=connection.context)
         # From here on nothing fails, so that the place is given back once.
         self._connections[connection] = task
         task.add_done_callback(lambda done: self._ended(connection, done, place))
