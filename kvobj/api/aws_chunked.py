@@ -1,7 +1,7 @@
 """Takes the aws-chunked framing off a body: a `ByteSource` of the payload, and the trailers after its end.
 
 Guarantees: payload goes straight into the receiver's buffer, and so does the framing between chunks, which is taken out of it in
-place: of long chunks a few bytes are moved, of short ones (under 512 KiB) each at most once, while still in the cache; every line,
+place: of long chunks a few bytes are moved, of short ones (under 1 MiB) each at most once, while still in the cache; every line,
 chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature was checked; exactly the
 declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
 Source: S3 API reference, "Signature calculations: transferring payload in multiple chunks" and "including trailing headers".
@@ -22,6 +22,7 @@ from kvobj.api.errors import S3Error
 from kvobj.api.message import RequestBody
 from kvobj.api.sigv4 import ChunkSigning
 from kvobj.errors import IncompleteBodyError
+from kvobj.wire.joined_chunks import JoinChunks, JoinedChunks, native_joiner
 
 MAX_LINE_BYTES: Final = 8192 + 64
 MAX_TRAILER_BYTES: Final = 16 * 1024
@@ -32,7 +33,7 @@ MINIMUM_CHUNK_BYTES: Final = 8192
 MAX_SIGNED_CHUNK_BYTES: Final = 16 * 1024 * 1024
 _INLINE_HASH_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 512
-_WINDOW_BYTES: Final = 512 * 1024
+_WINDOW_BYTES: Final = 1024 * 1024
 """How much of many short chunks is received at once."""
 _FRAMING_BYTES: Final = 128
 """More than can stand between two chunks: two line ends, 16 hex digits, a signature."""
@@ -140,6 +141,7 @@ class AwsChunkedSource:
         is_told = left and self._signing is None
         await self._body.receive_into(window, partial(_report, on_bytes, filled, left) if is_told else _tell_nobody)
         start, at = filled, 0
+        join = native_joiner() if self._signing is None else None
         while at < len(window):
             if not self._chunk_left_bytes:
                 self._pending = bytes(window[at : at + _FRAMING_BYTES])
@@ -153,6 +155,9 @@ class AwsChunkedSource:
                     raise self._ended_early()
                 at += self._position
                 self._position = len(self._pending)
+            if join is not None and len(window) - at > self._chunk_left_bytes + _FRAMING_BYTES:
+                at, filled = self._take_joined(join, window, at, start, filled)
+                continue
             end = filled + min(self._chunk_left_bytes, len(window) - at)
             if start + at > filled:
                 buffer[filled:end] = window[at : at + end - filled]
@@ -160,6 +165,17 @@ class AwsChunkedSource:
             await self._took(buffer, filled, end, on_bytes)
             filled = end
         return filled
+
+    def _take_joined(self, join: JoinChunks, window: memoryview, at: int, start: int, filled: int) -> tuple[int, int]:
+        """Take the framing out of many chunks at once; where in the window that ended, and how far the buffer is filled then."""
+        assert self._chunk_bytes is not None
+        before = JoinedChunks(at, filled - start, self._chunk_left_bytes, self._chunk_bytes, self._chunk_count)
+        joined = join(window, before, self._left_bytes, MINIMUM_CHUNK_BYTES)
+        self._chunk_left_bytes, self._chunk_bytes = joined.chunk_left, joined.chunk_bytes
+        self._chunk_count = joined.chunks
+        filled_now = start + joined.filled
+        self._left_bytes -= filled_now - filled
+        return joined.at, filled_now
 
     async def _took(self, buffer: memoryview, start: int, end: int, on_bytes: Callable[[int], None]) -> None:
         """Note that payload lies in the buffer from `start` to `end`. A signed chunk's end is told once its signature is right."""

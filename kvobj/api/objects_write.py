@@ -67,22 +67,22 @@ class ObjectWrites:
             place=place,
             acl=await acl_of_object(exchange, access.rights, operation.key),
             tags=tags_of_object(exchange, access.rights, operation.key),
+            wants_digest=fields.get("x-kvobj-want", "").strip().lower() == "digest",
         )
         if place is not None and place.group is not None:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)
-        wants_digest = fields.get("x-kvobj-want", "").strip().lower() == "digest"
         source = exchange.source(size_bytes)
         async with await self._store.start_put(request) as transfer:
             if transfer.existing is not None:
                 await access.check_shown(transfer.existing)
                 check_same_chunk(transfer.existing, request)
-                row = await self._store.settled(transfer.existing, wait=wants_digest)
+                row = await self._store.settled(transfer.existing, wait=request.wants_digest)
                 return _existed(exchange, row, bucket)
             await exchange.body.accept()
             await transfer.receive(source)
             value = check_trailers(announced, await source.finish())
             checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
-            result = await transfer.commit(checksums=checksums, want_digest=wants_digest)
+            result = await transfer.commit(checksums=checksums, want_digest=request.wants_digest)
         assert isinstance(result.row, ObjectRow)
         row = result.row
         if result.existed:

@@ -18,7 +18,7 @@ from kvobj.api.object_store import ObjectStore, Transfer
 from kvobj.catalog.rows import BucketRow, Checksum, Durability, NamespaceQuota, ObjectRow
 from kvobj.codec.checksums import Digester
 from kvobj.errors import KvobjError, TierUnavailableError
-from kvobj.store.batch import BatchItem, ChunkBatch
+from kvobj.store.batch import BatchItem, ChunkBatch, Tell
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.places import ChunkPlace
 from kvobj.store.requests import PutRequest, PutResult
@@ -219,11 +219,17 @@ class ForwardedBatch:
         """See `ChunkBatch.reserve`; as `add`."""
         return await self._inner.reserve(self._noted(request))
 
-    async def commit(self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0) -> list[BatchItem]:
+    async def reserve_together(self, requests: Sequence[PutRequest]) -> list[PutTransfer | None]:
+        """See `ChunkBatch.reserve_together`; as `add`."""
+        return await self._inner.reserve_together([self._noted(request) for request in requests])
+
+    async def commit(
+        self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, tell: Tell | None = None
+    ) -> list[BatchItem]:
         """See `ChunkBatch.commit`. What the upstream did not take is told of each chunk, and stands here."""
-        items = await self._inner.commit(quota=quota, parent_tokens=parent_tokens)
         if self._writes is None:
-            return items
+            return await self._inner.commit(quota=quota, parent_tokens=parent_tokens, tell=tell)
+        items = await self._inner.commit(quota=quota, parent_tokens=parent_tokens)
         await self._inner.__aexit__(None, None, None)  # the wait for the upstream holds nothing of the arena
         return await self._writes.forward_all(items, self._places)
 

@@ -104,6 +104,7 @@ def make_kv_api(
         executor=executor,
         gate=gate,
         start=store.start_in_batch,
+        together=store,
         reached=store.reached,
         settle=store.settled,
         hold=hold,

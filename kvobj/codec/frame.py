@@ -214,13 +214,20 @@ def write_head(
 
     For codecs. The blocks must be those of `plain_bytes`, laid out one after another at `FRAME_ALIGNMENT`.
     """
+    words: list[int] = []
+    for block in blocks:
+        words += (block.offset // FRAME_ALIGNMENT, block.length | (_RAW_FLAG if block.is_raw else 0), block.crc)
+    _write_head(frame, words, codec=codec, element_bytes=element_bytes, plain_bytes=plain_bytes, digest=digest)
+
+
+def _write_head(
+    frame: memoryview, words: Sequence[int], *, codec: str, element_bytes: int, plain_bytes: int, digest: bytes
+) -> None:
+    """`write_head`, with the three words of each directory entry."""
     if len(digest) != DIGEST_BYTES:
         raise ValueError(f"a digest has {DIGEST_BYTES} bytes, got {len(digest)}")
     if not 0 <= plain_bytes <= MAX_PLAIN_BYTES:
         raise ValueError(f"a blob has at most {MAX_PLAIN_BYTES} plain bytes, got {plain_bytes}")
-    words: list[int] = []
-    for block in blocks:
-        words += (block.offset // FRAME_ALIGNMENT, block.length | (_RAW_FLAG if block.is_raw else 0), block.crc)
     entries = block_count(plain_bytes)
     if len(words) != 3 * entries:
         raise ValueError(f"{plain_bytes} plain bytes are {entries} blocks, got {len(words) // 3}")
@@ -241,20 +248,16 @@ def seal_raw(frame: memoryview, *, plain_bytes: int, digest: bytes, block_crcs: 
     `digest` is BLAKE3 of the payload, `block_crcs` what `block_crcs()` gives for it. Only the bytes in front of the
     payload are written, so readers of the payload may go on meanwhile.
     """
-    offset = raw_payload_offset(plain_bytes)
-    write_head(
-        frame,
-        codec=CODEC_RAW,
-        element_bytes=1,
-        plain_bytes=plain_bytes,
-        digest=digest,
-        blocks=(
-            EncodedBlock(
-                offset=offset + start, length=min(BLOCK_PLAIN_BYTES, plain_bytes - start), crc=crc, is_raw=True
-            )
-            for start, crc in zip(range(0, plain_bytes, BLOCK_PLAIN_BYTES), block_crcs, strict=True)
-        ),
-    )
+    # Column by column: a value for each block costs a chunk of 32 MiB 100 µs with the interpreter's lock.
+    count = len(block_crcs)
+    words = [0] * (3 * count)
+    first, step = raw_payload_offset(plain_bytes) // FRAME_ALIGNMENT, BLOCK_PLAIN_BYTES // FRAME_ALIGNMENT
+    words[::3] = range(first, first + step * count, step)
+    words[1::3] = [BLOCK_PLAIN_BYTES | _RAW_FLAG] * count
+    words[2::3] = block_crcs
+    if count:
+        words[-2] = (plain_bytes - (count - 1) * BLOCK_PLAIN_BYTES) | _RAW_FLAG
+    _write_head(frame, words, codec=CODEC_RAW, element_bytes=1, plain_bytes=plain_bytes, digest=digest)
 
 
 def has_header(frame: memoryview) -> bool:

@@ -30,6 +30,21 @@ Reached: TypeAlias = Callable[[Sequence[ObjectRow], BucketRow, Durability | None
 """`Store.reached`."""
 
 
+Tell: TypeAlias = Callable[[Sequence["BatchItem"]], None]
+
+
+class StartsTogether(Protocol):
+    """What starts many writes with one look-up (`Store`)."""
+
+    async def standing(self, requests: Sequence[PutRequest]) -> list[ObjectRow | None]:
+        """See `Store.standing`."""
+        ...
+
+    async def start_beside(self, request: PutRequest, existing: ObjectRow | None) -> PutTransfer:
+        """See `Store.start_beside`."""
+        ...
+
+
 class ByteSource(Protocol):
     """See `api.message.ByteSource`; repeated here since the store is below the API."""
 
@@ -50,7 +65,8 @@ class BatchItem:
 class ChunkBatch:
     """See the module's text; an async context manager. Made by `ChunkStore.batch`. One task uses it.
 
-    `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of; `reached` is `Store.reached`.
+    `check_shown` raises `ImmutableChunkError` for a live row that the writer may not know of; `reached` is `Store.reached`,
+    `together` the store, where `reserve_together` need not ask for each chunk.
     """
 
     def __init__(
@@ -63,7 +79,9 @@ class ChunkBatch:
         clock: Clock,
         check_shown: Callable[[ObjectRow], Awaitable[None]],
         reached: Reached,
+        together: StartsTogether | None = None,
     ) -> None:
+        self._together = together
         self._check_shown = check_shown
         self._reached = reached
         self._is_inside = False
@@ -121,6 +139,8 @@ class ChunkBatch:
 
         `digest`: what BLAKE3 of the bytes has to be. Errors as `Store.start_put` but for the parent's: the commit asks for it.
         """
+        if digest is not None:
+            request = replace(request, wants_digest=True)
         transfer = await self.reserve(request)
         if transfer is None:
             await _pass_over(source, request.size_bytes)
@@ -130,11 +150,30 @@ class ChunkBatch:
     async def reserve(self, request: PutRequest) -> PutTransfer | None:
         """Room for the next chunk, for who brings its bytes later: `fill` it, in the order of the reservations, before the commit.
         None where the chunk is stored already. Errors as `add`."""
-        if request.key in self._keys or len(self._items) >= MAX_CHUNKS:
+        self._count(request)
+        return await self._enter(request, await self._start(request))
+
+    async def reserve_together(self, requests: Sequence[PutRequest]) -> list[PutTransfer | None]:
+        """`reserve` of many chunks of one bucket and class, with one look-up."""
+        together = self._together
+        if together is None:
+            return [await self.reserve(request) for request in requests]
+        for request in requests:
+            self._count(request)
+        rows = await together.standing(requests)
+        return [
+            await self._enter(request, await together.start_beside(request, row))
+            for request, row in zip(requests, rows, strict=True)
+        ]
+
+    def _count(self, request: PutRequest) -> None:
+        if request.key in self._keys or len(self._keys) >= MAX_CHUNKS:
             raise InvalidRequestError(f"a batch has at most {MAX_CHUNKS} chunks, each once", limit=MAX_CHUNKS)
         self._keys.add(request.key)
         self._bucket, self._asked = request.bucket, request.durability
-        transfer = await self._stack.enter_async_context(await self._start(request))
+
+    async def _enter(self, request: PutRequest, started: PutTransfer) -> PutTransfer | None:
+        transfer = await self._stack.enter_async_context(started)
         existing = transfer.existing
         if existing is not None:
             self._items.append(await self._existing(existing, request))
@@ -193,9 +232,14 @@ class ChunkBatch:
         """Return once every chunk lies where its class needs it; raises what the first of them failed with."""
         await asyncio.gather(*self._placing)
 
-    async def commit(self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0) -> list[BatchItem]:
+    async def commit(
+        self, *, quota: NamespaceQuota | None = None, parent_tokens: int = 0, tell: Tell | None = None
+    ) -> list[BatchItem]:
         """Make the chunks visible in one step; what became of each, in the order they were added, once they have the class that was
-        asked for. See `Catalog.commit_chain` and `Store.reached`."""
+        asked for. See `Catalog.commit_chain` and `Store.reached`.
+
+        `tell` is called with the same as soon as it is known, where nothing has to be asked or waited for: what the store has to do
+        for itself comes after it. It returns at once, and what it raises fails the commit's caller and not the commit."""
         await self.placed()
         rows = self._placed + [task.result() for task in self._placing]
         outcomes: list[CommitOutcome | KvobjError] = []
@@ -204,6 +248,8 @@ class ChunkBatch:
                 transfer.hand_over()
             try:
                 outcomes = await self._commit_chain(rows, quota, parent_tokens)
+                if tell is not None and not self._is_shared:
+                    self._tell(outcomes, tell)
             finally:
                 for index, transfer in enumerate(self._transfers):
                     outcome = outcomes[index] if outcomes else None
@@ -233,6 +279,21 @@ class ChunkBatch:
             now_ms=self._clock.now_ms(),
             to_remote=self._is_shared,
         )
+
+    def _tell(self, outcomes: Sequence[CommitOutcome | KvobjError], tell: Tell) -> None:
+        """Tell, unless an earlier writer's chunk has to be looked at first."""
+        items: list[BatchItem] = []
+        for item in self._items:
+            outcome = item if isinstance(item, BatchItem) else outcomes[item]
+            if isinstance(outcome, BatchItem):
+                items.append(outcome)
+            elif isinstance(outcome, KvobjError):
+                items.append(BatchItem(None, error=outcome))
+            elif outcome.existed:
+                return
+            else:
+                items.append(BatchItem(outcome.row))
+        tell(items)
 
     async def _item(self, outcome: CommitOutcome | KvobjError) -> BatchItem:
         if isinstance(outcome, KvobjError):

@@ -27,7 +27,7 @@ from kvobj.errors import (
     NamespaceConflictError,
     NoSuchNamespaceError,
 )
-from kvobj.store.batch import ChunkBatch, Reached
+from kvobj.store.batch import ChunkBatch, Reached, StartsTogether
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
@@ -69,10 +69,10 @@ class RemovalPace(Protocol):
 class ChunkStore:
     """Implements `api.kv_store.ChunkStore`.
 
-    `start` is `Store.start_in_batch`, `reached` and `settle` are `Store.reached` and `Store.settled`; `gate` bounds the bytes of
-    batches on their way in. `hold` is told of rows that somebody asked for; `tiers_of` names the tiers that blobs would be read
-    from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched request and must return at
-    once; `on_removed` of rows that were hidden, and `removed` is waited for with the bucket before
+    `start` is `Store.start_in_batch`, `together` the store itself, `reached` and `settle` are `Store.reached` and `Store.settled`;
+    `gate` bounds the bytes of batches on their way in. `hold` is told of rows that somebody asked for; `tiers_of` names the tiers
+    that blobs would be read from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched
+    request and must return at once; `on_removed` of rows that were hidden, and `removed` is waited for with the bucket before
     anybody is told that they are gone (`Store.removed`); `is_arriving` answers whether a key is being written; `pace` is how fast a
     namespace's chunks are removed.
     """
@@ -87,6 +87,7 @@ class ChunkStore:
         executor: Executor,
         gate: ByteGate,
         start: Callable[[PutRequest], Awaitable[PutTransfer]],
+        together: StartsTogether,
         reached: Reached,
         settle: Callable[[ObjectRow], Awaitable[ObjectRow]],
         hold: Callable[[ObjectRow], None],
@@ -108,6 +109,7 @@ class ChunkStore:
         self._executor = executor
         self._gate = gate
         self._start = start
+        self._together = together
         self._reached = reached
         self._settle = settle
         self._hold = hold
@@ -397,6 +399,7 @@ class ChunkStore:
             clock=self._clock,
             check_shown=check_shown,
             reached=self._reached,
+            together=self._together,
         )
 
     # -- sessions and pins ---------------------------------------------------------------------------------------

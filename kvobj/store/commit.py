@@ -45,8 +45,10 @@ from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
 SEAL_DELAY_SECONDS: Final = 0.05
-"""How long digests that nobody waits for are put off: a burst of chunks is stored, and read, before their hashing takes the cores.
-Only while a quarter at most of what may be unhashed is, and as much of what may be dirty."""
+"""How long no further chunk must come before digests that nobody waits for are made: a burst of chunks is stored, and read, before
+their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and half of what may be dirty."""
+SEAL_DELAY_SECONDS_MAX: Final = 0.5
+"""How long a burst that does not end puts them off."""
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
@@ -105,7 +107,8 @@ class CommitStep:
         self._follow_ups: dict[bytes, asyncio.Future[None]] = {}
         self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
         self._hurry = asyncio.Event()
-        self._delayed_bytes_max = min(unhashed_bytes_max, placement.dirty_bytes_max) // 4
+        self._delayed_bytes_max = min(unhashed_bytes_max * 3 // 4, placement.dirty_bytes_max // 2)
+        self._followed = 0
         self._sealing: set[asyncio.Task[None]] = set()
 
     async def reserve(self, plain_sizes: list[int], *, codec: str = "raw", bucket: str | None = None) -> list[Pin]:
@@ -254,8 +257,13 @@ class CommitStep:
             transfer.durability is Durability.MEMORY
             and transfer.request.part is None
             and transfer.request.bucket.codec == "raw"
-            and transfer.body_digester is None
+            and transfer.is_body_digested
         )
+
+    def puts_off(self, size_bytes: int) -> bool:
+        """Whether a body that comes now is better hashed after its acknowledgement: the cores are free to receive it, and what has
+        been put off leaves room. Else it is hashed while it arrives, beside what was put off."""
+        return self._unhashed_bytes + size_bytes <= self._delayed_bytes_max
 
     def _row(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> ObjectRow:
         request, place = transfer.request, transfer.request.place
@@ -384,11 +392,12 @@ class CommitStep:
         transfer.held = None
         self._unhashed_bytes += blob.plain_bytes
         if transfer.hash_later:
+            self._followed += 1
             self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
             self._unsealed.append((blob, row))
             if self._unhashed_bytes > self._delayed_bytes_max:
                 self._hurry.set()
-            is_behind = self._unhashed_bytes > self._unhashed_bytes_max // 2
+            is_behind = self._unhashed_bytes > self._unhashed_bytes_max * 7 // 8
             # Of those that end just now none looks again.
             at_work = sum(1 for task in self._sealing if not task.done())
             if at_work < (_SEALING_MAX if is_behind else 1):
@@ -407,13 +416,22 @@ class CommitStep:
             self._end_follow_up(blob, row)
 
     async def _seal_batches(self) -> None:
-        """Hash and seal what is waiting, many small bodies in one job: after a moment, unless somebody waits or it is much."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SEAL_DELAY_SECONDS):
-                await self._hurry.wait()
+        """Hash and seal what is waiting, many small bodies in one job: once no more comes, unless somebody waits or it is much."""
+        await self._burst_ends()
         while self._unsealed:
             await self._seal_batch()
         self._hurry.clear()
+
+    async def _burst_ends(self) -> None:
+        deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
+        while True:
+            followed = self._followed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEAL_DELAY_SECONDS):
+                    await self._hurry.wait()
+                    return
+            if followed == self._followed or self._clock.monotonic() >= deadline:
+                return
 
     async def _seal_batch(self) -> None:
         batch: list[tuple[ReceivedBlob, ObjectRow]] = []

@@ -172,6 +172,7 @@ class PutTransfer:
         self._writing: asyncio.Task[None] | None = None
         self._early: list[EarlyPut] = []
         self._received = False
+        self._is_expecting = False
         self._is_over = False
 
     async def __aenter__(self) -> Self:
@@ -287,15 +288,11 @@ class PutTransfer:
         """Receive the whole body. A body of several blobs is written down while it arrives, at most two blobs at a time."""
         last = len(self._sizes) - 1
         for index, plain_bytes in enumerate(self._sizes):
-            blob = ReceivedBlob(self._allocate(), self._pins.pop(0), plain_bytes, "raw")
-            self.held = blob
-            blob.unseal()
-            payload = blob.payload
-            blob.hash = self._pipeline.begin(payload)
-            if self.single:
-                self.arrival.begin_bytes(blob.pin, payload)
+            blob = self.held if self._is_expecting else None
+            if blob is None:
+                blob = self._begin(plain_bytes)
             if plain_bytes:
-                await source.receive_into(payload, self._feeder(blob))
+                await source.receive_into(blob.payload, self._feeder(blob))
             if index == last and self.single:
                 break
             if self._writing is not None:
@@ -308,18 +305,39 @@ class PutTransfer:
             await writing
         self._received = True
 
+    def expect(self) -> None:
+        """Do what `receive` begins with, for a body of one blob whose bytes are on their way to its room: less is left to do once
+        they are there."""
+        if self.single and self._pins:
+            self._begin(self._sizes[0])
+            self._is_expecting = True
+
+    def _begin(self, plain_bytes: int) -> ReceivedBlob:
+        blob = ReceivedBlob(self._allocate(), self._pins.pop(0), plain_bytes, "raw")
+        self.held = blob
+        blob.unseal()
+        payload = blob.payload
+        blob.hash = self._pipeline.begin(payload)
+        if self.single:
+            self.arrival.begin_bytes(blob.pin, payload)
+        return blob
+
     def _feeder(self, blob: ReceivedBlob) -> Callable[[int], None]:
         arrival = self.arrival
-        if self.hash_later:
-            return arrival.advance  # hashed after the acknowledgement
         pipeline, blob_hash = self._pipeline, blob.hash
         assert blob_hash is not None
+        advance: Callable[[int], None] = arrival.advance
+        if pipeline.body is not None and self._may_hash_later and not pipeline.is_elsewhere:
+            pipeline.is_body_apart = True
+            advance = self._body_feeder(pipeline.body, blob.payload)
+        if self.hash_later:
+            return advance  # hashed after the acknowledgement
         early = self._committer.begin_home(self, blob)
         if early is None:
 
             def feed(available_bytes: int) -> None:
                 pipeline.feed(blob_hash, available_bytes)
-                arrival.advance(available_bytes)
+                advance(available_bytes)
 
             return feed
         self._early.append(early)
@@ -331,6 +349,16 @@ class PutTransfer:
             arrival.advance(available_bytes)
 
         return feed_and_write
+
+    def _body_feeder(self, body: Digester, payload: memoryview) -> Callable[[int], None]:
+        """Makes the body's own digests where its bytes arrive: they are as fast as memory, and these bytes are in the cache."""
+        arrival = self.arrival
+
+        def feed(available_bytes: int) -> None:
+            body.update(payload[body.size_bytes : available_bytes])
+            arrival.advance(available_bytes)
+
+        return feed
 
     async def _write_down(self, blob: ReceivedBlob) -> None:
         # The extent goes back to this transfer and not to the arena: were it freed and reserved again for the next
@@ -370,10 +398,10 @@ class PutTransfer:
             self._pipeline.feed(blob.hash, blob.plain_bytes)
 
     async def digests(self) -> Digester:
-        """Every digest that was asked for, once the last byte has been hashed."""
+        """Every digest that was asked for, once the last byte has gone into them."""
         if not self._received:
             raise IncompleteBodyError("the body has not been received")
-        if self.held is not None:
+        if self.held is not None and not self.is_body_digested:
             assert self.held.hash is not None
             await self.held.hash.wait()
         body = self._pipeline.body
@@ -384,6 +412,12 @@ class PutTransfer:
     def body_digester(self) -> Digester | None:
         """The body's digester, if any digest was asked for."""
         return self._pipeline.body
+
+    @property
+    def is_body_digested(self) -> bool:
+        """Whether the received body's own digests are there without its blobs' hashes: none was asked for, or they were made where
+        its bytes arrived."""
+        return self._pipeline.body is None or self._pipeline.is_body_apart
 
     async def commit(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> PutResult:
         """Make the object or part visible. Returns once the class asked for is reached.

@@ -25,7 +25,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.clock import Clock
-from kvobj.codec.checksums import Digester
+from kvobj.codec.checksums import Digester, fast_algorithms
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.errors import (
     CapacityError,
@@ -62,8 +62,9 @@ from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.in_use import BlobsInUse
 
-# Up to here a body is hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
-# its time in thread hops. A larger one is hashed while it arrives.
+# Up to here a body is always hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
+# its time in thread hops. A larger one is, unless its writer waits for that or much was put off already
+# (`CommitStep.puts_off`).
 HASH_LATER_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
@@ -170,15 +171,27 @@ class Store:
     async def start_in_batch(self, request: PutRequest) -> PutTransfer:
         """As `start_put`, of a chunk that is committed with others: its parent may be among them, so only the commit asks for
         it."""
-        durability = self.durability_of(request.bucket, request.durability)
-        existing = await self.live_chunk(request.bucket.name, request.key, None)
-        if (
-            existing is not None
-            and existing.size_bytes == request.size_bytes
-            and not await self._stands(existing, durability)
-        ):
-            existing = None
-        return await self._reserve(request, existing, durability)
+        (existing,) = await self.standing([request])
+        return await self.start_beside(request, existing)
+
+    async def standing(self, requests: Sequence[PutRequest]) -> list[ObjectRow | None]:
+        """The live chunk that answers for each write of a batch, which is of one bucket and of one class; None: it is to be
+        stored."""
+        if not requests:
+            return []
+        first = requests[0]
+        durability = self.durability_of(first.bucket, first.durability)
+        rows = await self.catalog.lookup(first.bucket.name, [request.key for request in requests], rescue=True)
+        for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            if row is not None:
+                self._on_asked(row)
+                if row.size_bytes == request.size_bytes and not await self._stands(row, durability):
+                    rows[index] = None
+        return rows
+
+    async def start_beside(self, request: PutRequest, existing: ObjectRow | None) -> PutTransfer:
+        """`start_in_batch` of who knows what stands already (`standing`)."""
+        return await self._reserve(request, existing, self.durability_of(request.bucket, request.durability))
 
     async def _start_part(self, request: PutRequest, part: PartTarget) -> PutTransfer:
         """A part is of its upload's class, and counts for who began that."""
@@ -266,7 +279,12 @@ class Store:
                 raise
             if request.bucket.codec != "raw":
                 encode_pin = pins.pop()
-        may_hash_later = dirty_bytes > 0 and request.part is None and not algorithms and request.bucket.codec == "raw"
+        may_hash_later = (
+            dirty_bytes > 0
+            and request.part is None
+            and algorithms <= fast_algorithms()
+            and request.bucket.codec == "raw"
+        )
         return PutTransfer(
             request,
             committer=self._commit_step,
@@ -278,11 +296,16 @@ class Store:
             pins=pins,
             encode_pin=encode_pin,
             dirty_reserved_bytes=dirty_bytes,
-            hash_later=may_hash_later and request.size_bytes <= HASH_LATER_BYTES_MAX,
+            hash_later=may_hash_later and self._is_hashed_later(request),
             may_hash_later=may_hash_later,
             allocate=self._blob_ids.allocate,
             arriving=self.arriving,
         )
+
+    def _is_hashed_later(self, request: PutRequest) -> bool:
+        if request.size_bytes <= HASH_LATER_BYTES_MAX:
+            return True
+        return not request.wants_digest and self._commit_step.puts_off(request.size_bytes)
 
     async def _early_look(self, request: PutRequest) -> ObjectRow | None:
         """The live chunk that answers for the write; refuses what the commit would refuse, before the body."""

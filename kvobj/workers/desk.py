@@ -267,7 +267,7 @@ class Desk(StoreCalls):
         transfer = await (store.start_in_batch(request) if in_batch else store.start_put(request))
         if transfer.existing is not None:
             return OpenTransfer(existing=transfer.existing)
-        hash_later = transfer.hash_later and not transfer.is_small
+        hash_later = transfer.hash_later and not transfer.is_small and transfer.body_digester is None
         room, sizes = room_of(transfer.first_room), list(transfer.sizes)
         handle, held = await self._transfers.take(transfer)
         return OpenTransfer(None, handle, sizes, room, sorted(held.algorithms), hash_later)

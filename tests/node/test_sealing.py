@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from blake3 import blake3
 from kv_driver import KvDriver, kv_node
 from tier_codecs import wait_for
 
+from kvobj.codec.checksums import Digester, fast_algorithms
+from kvobj.store import commit
 from kvobj.store.hashing import INLINE_BYTES
+from kvobj.store.store import HASH_LATER_BYTES_MAX
 
 
 async def put_unhashed(kv: KvDriver, key: str) -> None:
@@ -51,3 +55,63 @@ async def test_a_small_chunk_has_its_digest_when_it_is_acknowledged(tmp_path: Pa
         )
         assert answer.headers["x-kvobj-digest"] == blake3(body).hexdigest()
         assert not kv.node.commit_step._follow_ups
+
+
+@pytest.mark.parametrize("algorithm", sorted(fast_algorithms()))
+async def test_a_checksum_that_was_announced_is_compared_before_the_reply_though_the_digest_follows(
+    tmp_path: Path, shm_path: Path, algorithm: str
+) -> None:
+    body = b"x" * (INLINE_BYTES + 1)
+    digester = Digester(frozenset({algorithm}))
+    digester.update(memoryview(body))
+    right, name = digester.base64(algorithm), f"x-amz-checksum-{algorithm}"
+    wrong = base64.b64encode(bytes(len(base64.b64decode(right)))).decode()
+    async with kv_node(tmp_path, shm_path) as kv:
+        step = kv.node.commit_step
+        headers = {"x-kvobj-durability": "memory", name: wrong}
+        answer = await kv.driver.request("PUT", "/cache/a", body=body, headers=headers, payload="UNSIGNED-PAYLOAD")
+        assert (answer.status, len(step._follow_ups)) == (400, 0)
+        headers[name] = right
+        answer = await kv.driver.request("PUT", "/cache/a", body=body, headers=headers, payload="UNSIGNED-PAYLOAD")
+        assert (answer.status, len(step._follow_ups)) == (200, 1)
+        assert answer.headers[name] == right
+        assert "x-kvobj-digest" not in answer.headers
+        await step.drain()
+        told = await kv.driver.request("HEAD", "/cache/a", headers={"x-amz-checksum-mode": "ENABLED"})
+        assert (told.headers[name], told.headers["x-kvobj-digest"]) == (right, blake3(body).hexdigest())
+
+
+async def test_a_long_body_is_hashed_while_it_arrives_where_much_was_put_off_or_its_writer_waits(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    body = bytes(HASH_LATER_BYTES_MAX + 1)
+    async with kv_node(tmp_path, shm_path, dram_mib=64) as kv:
+        step, put_off = kv.node.commit_step, []
+        for key, bytes_max, want in (("a", len(body), "row"), ("b", len(body) - 1, "row"), ("c", len(body), "digest")):
+            step._delayed_bytes_max = bytes_max
+            headers = {"x-kvobj-durability": "memory", "x-kvobj-want": want}
+            answer = await kv.driver.request(
+                "PUT", f"/cache/{key}", body=body, headers=headers, payload="UNSIGNED-PAYLOAD"
+            )
+            assert answer.status == 200
+            put_off.append(len(step._unsealed))
+            await step.drain()
+            told = await kv.driver.request("HEAD", f"/cache/{key}")
+            assert told.headers["x-kvobj-digest"] == blake3(body).hexdigest()
+        assert put_off == [1, 0, 0]
+
+
+async def test_a_burst_that_does_not_end_is_hashed_all_the_same(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS_MAX", 0.1)
+    async with kv_node(tmp_path, shm_path) as kv:
+        step, loop = kv.node.commit_step, asyncio.get_running_loop()
+        await put_unhashed(kv, "first")
+        (first,) = step._follow_ups.values()
+        deadline, count = loop.time() + 5.0, 0
+        while not first.done() and loop.time() < deadline:
+            await put_unhashed(kv, f"next-{count}")
+            count += 1
+        assert first.done()

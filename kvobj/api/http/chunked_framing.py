@@ -52,6 +52,12 @@ class ChunkedFraming:
         if not self.data_left:
             self._expect = _Expect.DATA_END
 
+    def skipped(self, data_left: int) -> None:
+        """Note that data was next, and that somebody else has read on from there: into a chunk of which `data_left` bytes are still
+        to come, 0 for its end."""
+        self.data_left = data_left
+        self._expect = _Expect.DATA if data_left else _Expect.DATA_END
+
     def consume(self, segment: bytes, start: int = 0) -> int:
         """Read framing from `start`; return where data begins, the body has ended or the segment is used up.
 

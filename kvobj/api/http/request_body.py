@@ -12,10 +12,11 @@ from functools import partial
 from kvobj.api.http.chunked_framing import ChunkedFraming
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
 from kvobj.wire.body_handover import Wire
+from kvobj.wire.joined_chunks import NO_LIMIT, JoinedChunks, native_joiner
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # How much of many short chunks is received at once: enough for few calls, and still in the cache when its gaps are closed.
-_WINDOW_BYTES = 512 * 1024
+_WINDOW_BYTES = 1024 * 1024
 # The end of one chunk, the size line of the next, and some: these bytes are moved.
 _LINE_BYTES = 32
 
@@ -175,8 +176,15 @@ class ChunkedBody(_Body):
         told = partial(_report, on_bytes, filled, left) if left else _tell_nobody
         await wire.fill(window, told, at_least=needed, has_more=True)
         came, start, at = wire.filled, filled, 0
+        join = native_joiner()
         while at < came and not framing.is_ended:
-            if framing.data_left:
+            if join is not None and framing.data_left and came - at > framing.data_left + _LINE_BYTES:
+                before = JoinedChunks(at, filled - start, framing.data_left, framing.data_left, 0)
+                joined = join(window[:came], before, NO_LIMIT, 0)
+                framing.skipped(joined.chunk_left)
+                self.received += start + joined.filled - filled
+                at, filled = joined.at, start + joined.filled
+            elif framing.data_left:
                 count = min(framing.data_left, came - at)
                 if start + at > filled:
                     buffer[filled : filled + count] = window[at : at + count]

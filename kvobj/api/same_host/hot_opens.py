@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from kvobj.api.kv.bodies import SHORT_ID_BYTES
@@ -23,6 +23,8 @@ from kvobj.store.extents import ExtentLedger
 
 KEYS_AT_ONCE: Final = 64
 """More are looked up on a thread."""
+DIGESTS_MAX: Final = 16_384
+"""Digests that are remembered of chunks whose rows have none yet: to read one out of its frame takes a third of an open."""
 _TIER: Final = "dram"
 
 T = TypeVar("T")
@@ -70,6 +72,8 @@ class HotOpens:
     on_read: Callable[[ObjectRow], None]
     on_pinned_read: Callable[[ObjectRow], None]
     count_hits: Callable[[int, int], None]
+    digests: dict[bytes, bytes] = field(default_factory=dict)
+    """By blob id, whose bytes never change; the latest."""
 
     def open(self, request: Open, rights: Rights, ledger: ExtentLedger, shown: AbstractSet[int]) -> HotOpened | None:
         """The answer, with every extent under a handle; None: nothing was done. `shown`: the regions that the client has."""
@@ -138,10 +142,19 @@ class HotOpens:
     def _extent(self, pin: Pin, row: ObjectRow, ledger: ExtentLedger) -> Extent:
         extent, size_bytes, digest = pin.extent, row.size_bytes, row.digest
         if digest is None:
-            settled = at_once(self.rows.settled(row, wait=False))
-            digest = None if settled is None else settled.digest
+            digest = self.digests.get(row.blobs[0].blob_id) or self._settled_digest(row)
         offset = extent.offset + raw_payload_offset(size_bytes)
         return Extent(ledger.keep(pin, size_bytes), extent.region, offset, size_bytes, extent.generation, digest, _TIER)
+
+    def _settled_digest(self, row: ObjectRow) -> bytes | None:
+        settled = at_once(self.rows.settled(row, wait=False))
+        digest = None if settled is None else settled.digest
+        if digest is not None:
+            digests = self.digests
+            if len(digests) >= DIGESTS_MAX:
+                del digests[next(iter(digests))]
+            digests[row.blobs[0].blob_id] = digest
+        return digest
 
 
 def at_once(call: Coroutine[Any, Any, T]) -> T | None:

@@ -86,6 +86,12 @@ class MessageSocket:
         if sent < len(data):
             await self._send_rest(data[sent:])
 
+    def send_now(self, message: bytes) -> None:
+        """Send what the kernel takes of a message now; the rest goes before the next message is read. `UnavailableError` where the
+        peer is gone."""
+        data = framed(message)
+        self._unsent += data[self._send_some(data) :]
+
     def _send_some(self, data: bytes) -> int:
         """Send what the kernel takes now; how much that was."""
         try:

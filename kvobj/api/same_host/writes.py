@@ -20,7 +20,7 @@ from kvobj.api.kv.mput import DIGEST_BYTES, put_request
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.object_headers import parse_durability
 from kvobj.api.same_host.rights import Rights
-from kvobj.catalog.rows import ObjectRow
+from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.errors import (
     AccessDeniedError,
     BusyError,
@@ -31,12 +31,12 @@ from kvobj.errors import (
     NoSuchNamespaceError,
 )
 from kvobj.same_host.descriptors import staging_memory
-from kvobj.same_host.messages import Commit, NewItem, Reserve, ReservedRoom, StoredItem
+from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, ReservedRoom, StoredItem
 from kvobj.store.batch import BatchItem, ChunkBatch
 from kvobj.store.chunk_values import OpenNamespace
 from kvobj.store.extents import FilledElsewhere, room_of
 from kvobj.store.ingest import PutTransfer
-from kvobj.store.places import DEFAULT_NAMESPACE
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.requests import PutRequest
 
 STAGING_BYTES_MIN: Final = 1024 * 1024
@@ -114,21 +114,23 @@ class ExtentWrites:
         if len(self._batches) >= BATCHES_MAX:
             raise BusyError("too many reservations are open", limit=BATCHES_MAX)
         namespace = await self._namespace(request.namespace, rights)
-        items: list[tuple[PutTransfer | None, bytes | None]] = []
-        rooms: list[ReservedRoom | None] = []
         async with AsyncExitStack() as stack:
             batch = await self._begin(stack, request.items, rights)
-            for item in request.items:
-                put = _put_request(item, namespace, request.durability, rights)
-                transfer = await batch.reserve(put)
-                if transfer is not None:
-                    transfer.hash_after()
-                items.append((transfer, item.digest))
-                rooms.append(None if transfer is None else _room(transfer))
+            transfers = await batch.reserve_together(_put_requests(request, namespace, rights))
+            rooms = [None if transfer is None else _room(transfer) for transfer in transfers]
+            items = list(zip(transfers, [item.digest for item in request.items], strict=True))
             number = self._next_batch
             self._next_batch += 1
             self._batches[number] = _Batch(batch, namespace, items, stack.pop_all())
         return number, rooms
+
+    def expect(self, number: int) -> None:
+        """The writer has been told of its room, and fills it: do what need not wait for the commit."""
+        held = self._batches.get(number)
+        for transfer, _ in () if held is None else held.items:
+            if transfer is not None:
+                transfer.hash_after()
+                transfer.expect()
 
     async def abandon(self, number: int) -> None:
         """Give a reservation back. A number that is none is ignored."""
@@ -137,18 +139,18 @@ class ExtentWrites:
             await held.stack.aclose()
 
     # -- commits -------------------------------------------------------------------------------------------------
-    async def commit(self, request: Commit, rights: Rights) -> list[StoredItem]:
-        """Make a batch visible in one step. What is wrong with it fails it whole, what the state of the store refuses is told of
-        each chunk, as by ?mput."""
+    async def commit(self, request: Commit, rights: Rights, tell: Callable[[Committed], None]) -> None:
+        """Make a batch visible in one step, and `tell` once. What is wrong with it fails it whole, what the state of the store
+        refuses is told of each chunk, as by ?mput."""
         _check_may_write(rights)
         if request.batch:
-            return await self._commit_reserved(request.batch)
+            await self._commit_reserved(request.batch, tell)
+            return
         namespace = await self._namespace(request.namespace, rights)
         async with AsyncExitStack() as stack:
             batch = await self._begin(stack, request.items, rights)
             filled: list[tuple[PutTransfer, _Staged, bytes | None]] = []
-            for item in request.items:
-                put = _put_request(item, namespace, request.durability, rights)
+            for item, put in zip(request.items, _put_requests(request, namespace, rights), strict=True):
                 if item.at + item.size_bytes > self._staging_bytes:
                     raise IncompleteBodyError("a chunk is not within the staging room", size_bytes=item.size_bytes)
                 transfer = await batch.reserve(put)
@@ -156,9 +158,9 @@ class ExtentWrites:
                     transfer.hash_after()
                     filled.append((transfer, _Staged(self._staging, item.at, self._executor), item.digest))
             await batch.fill_together(filled)
-            return await _committed(batch, namespace)
+            await _commit(batch, namespace, tell)
 
-    async def _commit_reserved(self, number: int) -> list[StoredItem]:
+    async def _commit_reserved(self, number: int, tell: Callable[[Committed], None]) -> None:
         held = self._batches.pop(number, None)
         if held is None:
             raise InvalidRequestError("no such reservation", given=number)
@@ -166,7 +168,7 @@ class ExtentWrites:
             await held.batch.fill_together(
                 [(transfer, FilledElsewhere(), digest) for transfer, digest in held.items if transfer is not None]
             )
-            return await _committed(held.batch, held.namespace)
+            await _commit(held.batch, held.namespace, tell)
 
     async def _begin(self, stack: AsyncExitStack, items: Sequence[NewItem], rights: Rights) -> ChunkBatch:
         size_bytes = sum(item.size_bytes for item in items)
@@ -239,13 +241,18 @@ def _check_may_write(rights: Rights) -> None:
         raise AccessDeniedError("the bucket may not be written", bucket=rights.bucket.name, user_id=rights.user_id)
 
 
-def _put_request(item: NewItem, namespace: OpenNamespace, durability: str | None, rights: Rights) -> PutRequest:
+def _put_requests(request: Reserve | Commit, namespace: OpenNamespace, rights: Rights) -> list[PutRequest]:
+    durability = request.durability
+    asked = parse_durability({} if durability is None else {"x-kvobj-durability": durability})
+    return [_put_request(item, namespace, asked, rights) for item in request.items]
+
+
+def _put_request(item: NewItem, namespace: OpenNamespace, asked: Durability | None, rights: Rights) -> PutRequest:
     if item.digest is not None and len(item.digest) != DIGEST_BYTES:
         raise InvalidRequestError(f"a digest has {DIGEST_BYTES} bytes")
     header = ItemHeader(
         id=item.id, parent=item.parent, tokens=item.tokens, digest=item.digest, size_bytes=item.size_bytes
     )
-    asked = parse_durability({} if durability is None else {"x-kvobj-durability": durability})
     return put_request(rights.bucket, rights.user_id, namespace, header, asked)
 
 
@@ -256,9 +263,18 @@ def _room(transfer: PutTransfer) -> ReservedRoom:
     return ReservedRoom(place.region, place.offset, place.size_bytes)
 
 
-async def _committed(batch: ChunkBatch, namespace: OpenNamespace) -> list[StoredItem]:
-    items = await batch.commit(quota=namespace.row.quota, parent_tokens=namespace.row.chunk_tokens)
-    return [_told(item) for item in items]
+async def _commit(batch: ChunkBatch, namespace: OpenNamespace, tell: Callable[[Committed], None]) -> None:
+    is_told = False
+
+    def tell_now(items: Sequence[BatchItem]) -> None:
+        nonlocal is_told
+        is_told = True
+        tell(Committed([_told(item) for item in items]))
+
+    quota = ChunkPlace(namespace.row).quota
+    items = await batch.commit(quota=quota, parent_tokens=namespace.row.chunk_tokens, tell=tell_now)
+    if not is_told:
+        tell_now(items)
 
 
 def _told(item: BatchItem) -> StoredItem:

@@ -1,0 +1,145 @@
+"""Batches in room that was reserved, over a whole node: what a writer is told and when, and that what it gave up leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from real_store import MIB, node_settings, running_node
+
+from kvobj.api.same_host.rights import Rights
+from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
+from kvobj.app.node import Node
+from kvobj.config.settings import BucketSettings
+from kvobj.errors import InvalidRequestError
+from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, ReservedRoom
+
+SIZE = 200_000
+
+
+@pytest.fixture
+async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=32)
+    async with running_node(replace(settings, buckets=(BucketSettings("cache", "kv", "memory"),))) as running:
+        await running.arena.populate()
+        yield running
+
+
+class Writer:
+    """A trusted writer's calls, its copies among them."""
+
+    def __init__(self, node: Node, rights: Rights) -> None:
+        self.node = node
+        self.rights = rights
+        self.told: list[Committed] = []
+        self.writes = ExtentWrites(
+            node.kv.chunks, node.hash_executor, StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB)
+        )
+
+    async def reserve(self, *sizes: tuple[str, int]) -> tuple[int, list[ReservedRoom | None]]:
+        items = [NewItem(key, size_bytes) for key, size_bytes in sizes]
+        number, rooms = await self.writes.reserve(Reserve("default", items), self.rights)
+        self.writes.expect(number)
+        return number, rooms
+
+    def fill(self, room: ReservedRoom | None, data: bytes) -> None:
+        assert room is not None
+        region = self.node.arena._regions[room.region].room
+        assert region is not None
+        region[room.offset : room.offset + room.size_bytes] = data
+
+    async def commit(self, number: int) -> Committed:
+        await self.writes.commit(Commit(number), self.rights, self.told.append)
+        return self.told[-1]
+
+
+@pytest.fixture
+async def writer(node: Node) -> Writer:
+    bucket = await node.catalog.bucket("cache")
+    assert bucket is not None
+    return Writer(node, Rights(bucket, "root", is_owner=True, lane=None, may_write=True, is_trusted=True))
+
+
+async def test_what_is_written_into_its_room_is_stored_and_told_of_once(node: Node, writer: Writer) -> None:
+    data = [os.urandom(SIZE), os.urandom(2 * SIZE)]
+    number, rooms = await writer.reserve(*((f"k{index}", len(each)) for index, each in enumerate(data)))
+    for room, each in zip(rooms, data, strict=True):
+        writer.fill(room, each)
+    told = await writer.commit(number)
+    assert [item.status for item in told.items] == [200, 200]
+    assert not any(item.existed for item in told.items)
+    assert len(writer.told) == 1
+    await node.commit_step.drain()
+    for row, each in zip(await node.catalog.lookup("cache", ["k0", "k1"]), data, strict=True):
+        assert row is not None
+        assert (await node.store.settled(row)).digest == blake3(each).digest()
+
+
+async def test_a_writer_is_told_before_the_store_goes_on_with_its_chunks(node: Node, writer: Writer) -> None:
+    number, (room,) = await writer.reserve(("k", SIZE))
+    writer.fill(room, bytes(SIZE))
+    arrival = node.store.arriving.of("cache", "k")[0]
+    was_alive: list[bool] = []
+    await writer.writes.commit(Commit(number), writer.rights, lambda _: was_alive.append(arrival.is_alive))
+    assert was_alive == [True]
+    assert not arrival.is_alive
+
+
+async def test_nobody_sees_bytes_in_a_room_before_their_commit(node: Node, writer: Writer) -> None:
+    number, (room,) = await writer.reserve(("k", SIZE))
+    arrival = node.store.arriving.of("cache", "k")[0]
+    writer.fill(room, bytes(SIZE))
+    assert arrival.is_seen
+    assert arrival.filled == 0
+    await writer.commit(number)
+    assert arrival.filled == SIZE
+    assert not arrival.is_alive
+
+
+async def test_chunks_that_stand_get_no_room_and_the_others_of_the_batch_do(writer: Writer) -> None:
+    number, rooms = await writer.reserve(("a", SIZE), ("b", SIZE))
+    for room in rooms:
+        writer.fill(room, bytes(SIZE))
+    await writer.commit(number)
+    number, rooms = await writer.reserve(("a", SIZE), ("new", SIZE), ("b", SIZE + 1))
+    assert [room is None for room in rooms] == [True, False, True]
+    writer.fill(rooms[1], bytes(SIZE))
+    told = await writer.commit(number)
+    assert [(item.status, item.existed) for item in told.items] == [(200, True), (200, False), (409, False)]
+
+
+async def test_two_writers_of_one_chunk_are_both_answered_and_the_first_ones_stands(node: Node, writer: Writer) -> None:
+    first, (room,) = await writer.reserve(("k", SIZE))
+    second, (other,) = await writer.reserve(("k", SIZE))
+    writer.fill(room, b"1" * SIZE)
+    writer.fill(other, b"2" * SIZE)
+    assert not (await writer.commit(first)).items[0].existed
+    assert (await writer.commit(second)).items[0].existed
+    await node.commit_step.drain()
+    (row,) = await node.catalog.lookup("cache", ["k"])
+    assert row is not None
+    assert (await node.store.settled(row)).digest == blake3(b"1" * SIZE).digest()
+
+
+async def test_a_chunk_named_twice_refuses_the_batch_and_leaves_nothing(node: Node, writer: Writer) -> None:
+    before = node.arena.reserved_bytes
+    with pytest.raises(InvalidRequestError):
+        await writer.reserve(("a", SIZE), ("b", SIZE), ("a", SIZE))
+    assert node.arena.reserved_bytes == before
+    assert len(node.store.arriving) == 0
+
+
+async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer) -> None:
+    before = node.arena.reserved_bytes
+    number, _ = await writer.reserve(("a", SIZE), ("b", SIZE))
+    assert node.arena.reserved_bytes > before
+    await writer.writes.abandon(number)
+    assert node.arena.reserved_bytes == before
+    assert await node.catalog.lookup("cache", ["a", "b"]) == [None, None]
+    assert len(node.store.arriving) == 0
+    with pytest.raises(InvalidRequestError):
+        await writer.commit(number)
