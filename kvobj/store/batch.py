@@ -20,6 +20,7 @@ from kvobj.errors import DigestMismatchError, ImmutableChunkError, InvalidReques
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.requests import PutRequest
+from kvobj.store.settling import all_ended
 
 MAX_CHUNKS: Final = 1000
 """Of one batch: what the catalog commits in one step."""
@@ -122,17 +123,19 @@ class ChunkBatch:
         if not self._is_inside:
             return
         self._is_inside = False
+        for task in self._placing:
+            task.cancel()
         try:
-            for task in self._placing:
-                task.cancel()
-            if self._placing:
-                await asyncio.wait(self._placing)
+            # The writer may have gone as soon as it had its answer: it is then that this is cancelled.
+            await all_ended(self._placing)
+        finally:
             for task in self._placing:
                 if not task.cancelled():
                     task.exception()  # retrieved: the batch fails or failed for its own reason
-            await self._stack.__aexit__(kind, error, trace)
-        finally:
-            self._gate.leave(self._size_bytes)
+            try:
+                await self._stack.__aexit__(kind, error, trace)
+            finally:
+                self._gate.leave(self._size_bytes)
 
     async def add(self, request: PutRequest, source: ByteSource, *, digest: bytes | None = None) -> None:
         """Receive the next chunk from the source; of one that is stored already the bytes are passed over.
@@ -251,9 +254,13 @@ class ChunkBatch:
                 if tell is not None and not self._is_shared:
                     self._tell(outcomes, tell)
             finally:
-                for index, transfer in enumerate(self._transfers):
-                    outcome = outcomes[index] if outcomes else None
-                    await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
+                if self._placing:
+                    # Seen through for all chunks also where the writer, who may have its answer, goes meanwhile.
+                    concluding = asyncio.create_task(self._conclude(outcomes))
+                    await all_ended([concluding])
+                    concluding.result()
+                else:
+                    await self._conclude(outcomes)  # what was placed together follows without a wait
         items = [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
         if not self._is_shared:
             return items
@@ -262,6 +269,11 @@ class ChunkBatch:
         stand = [item.row for item in items if item.row is not None]
         reached = iter(await self._reached(stand, self._bucket, self._asked))
         return [item if item.row is None else replace(item, row=next(reached)) for item in items]
+
+    async def _conclude(self, outcomes: Sequence[CommitOutcome | KvobjError]) -> None:
+        for index, transfer in enumerate(self._transfers):
+            outcome = outcomes[index] if outcomes else None
+            await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
 
     @property
     def _is_shared(self) -> bool:

@@ -24,6 +24,7 @@ from kvobj.store.placement import EarlyPut
 from kvobj.store.remote_class import Sharing
 from kvobj.store.remote_room import QueueRoom
 from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.settling import all_ended
 from kvobj.tiers.protocol import BlobNames
 
 
@@ -194,11 +195,16 @@ class PutTransfer:
         self._arriving.end(self.names, self.arrival)
         self.count_no_more()
         self.note_queued()
-        await self._end_writing()
-        for early in self._early:
-            early.abandon()
-        if not self.committed:
-            await self._committer.abandon(self)
+        try:
+            await self._end_writing()
+            for early in self._early:
+                early.abandon()
+            if not self.committed:
+                await self._committer.abandon(self)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         if self.held is not None:
             self.held.frame.release()
             self.held = None
@@ -224,9 +230,11 @@ class PutTransfer:
         task, self._writing = self._writing, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # retrieved: the transfer fails or failed for its own reason
+            try:
+                await all_ended([task])
+            finally:
+                if not task.cancelled():
+                    task.exception()  # retrieved: the transfer fails or failed for its own reason
 
     @property
     def single(self) -> bool:

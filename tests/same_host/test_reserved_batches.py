@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -143,3 +144,38 @@ async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer
     assert len(node.store.arriving) == 0
     with pytest.raises(InvalidRequestError):
         await writer.commit(number)
+
+
+async def local_batch(writer: Writer, *keys: str) -> int:
+    items = [NewItem(key, SIZE) for key in keys]
+    number, rooms = await writer.writes.reserve(Reserve("default", items, "local"), writer.rights)
+    writer.writes.expect(number)
+    for room in rooms:
+        writer.fill(room, bytes(SIZE))
+    return number
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_writer_that_goes_once_it_is_told_leaves_its_chunks_whole_and_no_room_held(
+    node: Node, writer: Writer, turns: int
+) -> None:
+    """`turns` of the loop after its answer its connection's task is cancelled."""
+    before = node.arena.reserved_bytes
+    await writer.commit(await local_batch(writer, "a", "b"))
+    growth = node.arena.reserved_bytes - before
+    loop = asyncio.get_running_loop()
+
+    def cancel(turns_left: int) -> None:
+        if turns_left:
+            loop.call_soon(cancel, turns_left - 1)
+        else:
+            committing.cancel()
+
+    number = await local_batch(writer, "c", "d")
+    committing = asyncio.create_task(writer.writes.commit(Commit(number), writer.rights, lambda _: cancel(turns)))
+    await asyncio.wait([committing])
+    assert node.arena.reserved_bytes == before + 2 * growth
+    assert len(node.store.arriving) == 0
+    for row in await node.catalog.lookup("cache", ["c", "d"]):
+        assert row is not None
+        assert (await node.store.settled(row)).digest == blake3(bytes(SIZE)).digest()
