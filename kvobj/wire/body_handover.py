@@ -429,6 +429,8 @@ class Wire(asyncio.BufferedProtocol):
             return os.write(self._open_transport().get_extra_info("socket").fileno(), view)
         except BlockingIOError:
             return 0
+        except OSError as error:  # a pipe that is broken, a peer that answers no more: to all callers one thing
+            raise ConnectionResetError("connection lost") from error
 
     async def _send_beside(self, view: memoryview, senders: BodySenders) -> int:
         """Have a thread send the view; how much of it has left, the rest being the event loop's."""

@@ -205,3 +205,21 @@ async def test_a_small_reply_to_another_ends_being_alone(monkeypatch: pytest.Mon
             assert served.senders.is_alone(one, SENT_BYTES_MIN)
             two.write(b"small")
             assert not served.senders.is_alone(one, SENT_BYTES_MIN)
+
+
+async def test_a_client_that_is_gone_is_a_lost_connection_also_to_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        while not served.senders.is_alone(wire, ALONE_BYTES_MAX):
+            pass
+        client.shutdown(socket.SHUT_RDWR)
+        client.close()
+
+        async def send_on() -> None:
+            for _ in range(64):  # the first may still find room in the kernel
+                await wire.send(HEAD, memoryview(pattern(ALONE_BYTES_MAX)))
+
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(send_on(), TIMEOUT_SECONDS)
