@@ -20,7 +20,7 @@ from kvobj.errors import DigestMismatchError, ImmutableChunkError, InvalidReques
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.requests import PutRequest
-from kvobj.store.settling import all_ended
+from kvobj.task_endings import ended, to_their_end
 
 MAX_CHUNKS: Final = 1000
 """Of one batch: what the catalog commits in one step."""
@@ -123,15 +123,10 @@ class ChunkBatch:
         if not self._is_inside:
             return
         self._is_inside = False
-        for task in self._placing:
-            task.cancel()
         try:
             # The writer may have gone as soon as it had its answer: it is then that this is cancelled.
-            await all_ended(self._placing)
+            await ended(self._placing)
         finally:
-            for task in self._placing:
-                if not task.cancelled():
-                    task.exception()  # retrieved: the batch fails or failed for its own reason
             try:
                 await self._stack.__aexit__(kind, error, trace)
             finally:
@@ -257,7 +252,7 @@ class ChunkBatch:
                 if self._placing:
                     # Seen through for all chunks also where the writer, who may have its answer, goes meanwhile.
                     concluding = asyncio.create_task(self._conclude(outcomes))
-                    await all_ended([concluding])
+                    await to_their_end([concluding])
                     concluding.result()
                 else:
                     await self._conclude(outcomes)  # what was placed together follows without a wait

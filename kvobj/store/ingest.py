@@ -24,7 +24,7 @@ from kvobj.store.placement import EarlyPut
 from kvobj.store.remote_class import Sharing
 from kvobj.store.remote_room import QueueRoom
 from kvobj.store.requests import PutRequest, PutResult
-from kvobj.store.settling import all_ended
+from kvobj.task_endings import ended
 from kvobj.tiers.protocol import BlobNames
 
 
@@ -229,12 +229,7 @@ class PutTransfer:
     async def _end_writing(self) -> None:
         task, self._writing = self._writing, None
         if task is not None:
-            task.cancel()
-            try:
-                await all_ended([task])
-            finally:
-                if not task.cancelled():
-                    task.exception()  # retrieved: the transfer fails or failed for its own reason
+            await ended([task])
 
     @property
     def single(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from kvobj.codec.md5_lanes import md5_digest, md5_digests, md5_lanes
-from kvobj.tiers.remote.reading import to_their_end
+from kvobj.task_endings import to_their_end
 from kvobj.tiers.verified import INLINE_BYTES, RunOnPool
 
 _ALONE_BYTES: Final = 2**20

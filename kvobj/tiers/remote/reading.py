@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from kvobj.task_endings import ended
 from kvobj.tiers.protocol import ByteRange
 from kvobj.tiers.remote.faults import RemoteFault
 from kvobj.tiers.remote.parts import read_spans
@@ -82,28 +83,6 @@ async def all_done(works: Sequence[Coroutine[Any, Any, T]], *, at_once: int) -> 
         waiting.clear()
         await ended(tasks)
     return [results[number] for number in range(len(works))]
-
-
-async def ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel the tasks, and return when all of them have ended, however often this is cancelled meanwhile."""
-    for task in tasks:
-        task.cancel()
-    await to_their_end(tasks)
-
-
-async def to_their_end(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Return, or where this is cancelled raise that, when all of the tasks have ended by themselves."""
-    is_cancelled = False
-    while any(not task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            is_cancelled = True
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # one of them is raised elsewhere, nobody waits for the others
-    if is_cancelled:
-        raise asyncio.CancelledError
 
 
 class _Front:

@@ -19,6 +19,7 @@ from typing import Final
 
 from kvobj.codec.checksums import crc32c
 from kvobj.codec.md5_lanes import md5_digest
+from kvobj.task_endings import ended, to_their_end
 from kvobj.tiers.remote.body_sums import BodySums
 from kvobj.tiers.remote.capabilities import UploadCheck
 from kvobj.tiers.remote.documents import (
@@ -33,7 +34,7 @@ from kvobj.tiers.remote.documents import (
 )
 from kvobj.tiers.remote.faults import RemoteFault, error_of, fault_of_answer
 from kvobj.tiers.remote.parts import part_spans
-from kvobj.tiers.remote.reading import all_done, ended, to_their_end
+from kvobj.tiers.remote.reading import all_done
 from kvobj.tiers.remote.requests import UNSIGNED_PAYLOAD, RemoteRequest, Requests
 from kvobj.tiers.verified import INLINE_BYTES, RunOnPool
 from kvobj.wire.response_head import BrokenAnswerError
