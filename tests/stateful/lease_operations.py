@@ -17,10 +17,12 @@ from lease_reference import TOKENS, Reference, Version
 from lease_world import BUCKET, USER, LeaseWorld, row_of
 
 from kvobj.catalog.chunk_list import ChunkList, IdList, KeyList
-from kvobj.catalog.rows import CommitMode, CommitOutcome, ObjectRow, WriteCondition
+from kvobj.catalog.rows import ChunkName, CommitMode, CommitOutcome, ObjectRow, WriteCondition
 from kvobj.errors import KvobjError
 
 NO_PIN = b""
+STRANGERS = tuple(ChunkName(BUCKET, f"stranger {number}", b"") for number in range(64))
+"""With these a batch is as large as a collector's mostly are: not looked at where it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +363,55 @@ class Claim:
         return reference.claim(now_ms=self.now_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class Condemn:
+    """Policy condemns these (key, blob), children first. Two steps in a large batch, and whatever happens in between is of no
+    account until the claim: `decision` looks at the chunks, which are marked afterwards."""
+
+    chunks: tuple[tuple[str, bytes], ...]
+    due_ms: int
+    in_a_large_batch: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        return Decision(self.chunks)
+
+    async def run(self, world: LeaseWorld) -> Answer:
+        named = [ChunkName(BUCKET, key, blob) for key, blob in self.chunks]
+        strangers = STRANGERS if self.in_a_large_batch else ()
+        done = await world.catalog.condemn([*named, *strangers], not_before_boot_ms=self.due_ms)
+        assert not any(done[len(named) :])
+        return Answer(done[: len(named)])
+
+    def expect(self, reference: Reference, got: Answer) -> object:
+        """After its decision, if that was said."""
+        if reference.decided is None:
+            self.decision.expect(reference, got)
+        decided, reference.decided = reference.decided or [], None
+        chosen = [chunk for chunk, may in zip(self.chunks, decided, strict=True) if may]
+        reference.mark(chosen, due_ms=self.due_ms)
+        return decided
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The first step of a condemnation, for the reference alone."""
+
+    chunks: tuple[tuple[str, bytes], ...]
+
+    async def run(self, world: LeaseWorld) -> Answer:  # noqa: ARG002
+        return Answer(None)
+
+    def expect(self, reference: Reference, got: Answer) -> object:  # noqa: ARG002
+        reference.decided = reference.may_condemn(self.chunks)
+        return None
+
+
 @dataclass(slots=True)
 class Race:
     """Operations begun one after another while the durable writer is held up, each going as far as it can in some rounds.
 
+    A large condemnation has looked at its chunks, and marked none, when those after it begin.
     The last `late` ones begin when the changes of the others have run and readers see none of them yet; what these ask of the
     reading thread and what the writer has done is then told to the event loop in one turn, the writer first if `writer_first`.
     """
@@ -384,7 +431,11 @@ class Race:
             await world.pump(1)
             for operation, rounds in zip(self.operations[:early], self.rounds, strict=False):
                 tasks.append(asyncio.create_task(operation.run(world)))
-                await world.pump(rounds)
+                if isinstance(operation, Condemn):
+                    await asyncio.sleep(0)
+                    world.wait_for_reader()
+                else:
+                    await world.pump(rounds)
             if self.late:
                 await world.pump(1)  # whoever was given no round so far
                 following = world.hold_writer()  # the last change of the group of those that wait

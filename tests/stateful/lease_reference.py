@@ -69,6 +69,8 @@ class Reference:
     marked_ttl_ms: int = 0
     alive_ms: int | None = None
     quiet_until_ms: int | None = None
+    decided: list[bool] | None = None
+    """Which chunks a condemnation has found that may go, between that and their marks."""
     absent: frozenset[str] = frozenset()
     """Keys that a claim has in hand: a look-up or a match beside it may miss them, also where the claim leaves them in the end."""
 
@@ -226,19 +228,28 @@ class Reference:
         self._unmark(*keys)
 
     def condemn(self, chunks: Sequence[tuple[str, bytes]], *, due_ms: int) -> list[bool]:
-        done: list[bool] = []
+        allowed = self.may_condemn(chunks)
+        self.mark([chunk for chunk, may in zip(chunks, allowed, strict=True) if may], due_ms=due_ms)
+        return allowed
+
+    def may_condemn(self, chunks: Sequence[tuple[str, bytes]]) -> list[bool]:
+        marked = set(self.marks)
+        allowed: list[bool] = []
         for key, blob in chunks:
             row = self.live(key)
-            may = (
-                row is not None
-                and row.blob == blob
-                and not self.holds_key(key)
-                and all(child in self.marks for child in self.children(key))
-            )
+            may = row is not None and row.blob == blob and not self.holds_key(key)
+            may = may and marked.issuperset(self.children(key))
             if may:
-                self.marks.setdefault(key, (blob, due_ms))
-            done.append(may)
-        return done
+                marked.add(key)
+            allowed.append(may)
+        return allowed
+
+    def mark(self, chunks: Sequence[tuple[str, bytes]], *, due_ms: int) -> None:
+        """Whatever has become of the chunks since they were looked at."""
+        for key, blob in chunks:
+            if self.marks.get(key, (b"", 0))[0] != blob:
+                self._unmark(key)
+                self.marks[key] = (blob, due_ms)
 
     def claim(self, *, now_ms: int) -> frozenset[bytes]:
         """The blobs of the rows that went."""

@@ -313,6 +313,10 @@ class LeaseWorld:
             gate.set()
             thread.submit(lambda: None).result(30)
 
+    def wait_for_reader(self) -> None:
+        """The reading thread has done what it was asked, and the event loop is told of it next."""
+        self.catalog._readers.submit(lambda: None).result(30)
+
     async def pump(self, rounds: int) -> None:
         """Let what runs go on as far as it can in so many rounds of loop and reading thread."""
         for _ in range(rounds):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
@@ -24,6 +24,8 @@ from lease_operations import (
     Close,
     Commit,
     CommitChain,
+    Condemn,
+    Decision,
     Delete,
     Lookup,
     Lose,
@@ -39,7 +41,7 @@ from lease_operations import (
 from lease_reference import Reference, Version, Waiting
 from lease_world import BUCKET, GRACE_MS, USER, LeaseWorld
 
-from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
+from kvobj.catalog.rows import ObjectRow, QueueEntry
 from kvobj.ids import BlobId
 
 
@@ -143,7 +145,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world.run(race.run(self.world))
         started = list(zip(operations, race.answers, strict=True))
         differences: list[str] = []
-        for order, misses in product(permutations(started), self.misses(operations)):
+        for order, misses in product(self.orders(started), self.misses(operations)):
             reference = self.reference.copy()
             expected: list[object] = []
             for operation, answer in order:
@@ -161,6 +163,15 @@ class LeaseMachine(RuleBasedStateMachine):
                 return
             differences.append(f"{[operation for operation, _ in order]} would leave {difference}")
         raise AssertionError("\n".join([f"no order gives {race.answers}", *differences]))
+
+    @staticmethod
+    def orders(started: Sequence[tuple[Operation, Answer]]) -> Iterator[tuple[tuple[Operation, Answer], ...]]:
+        """In which they may have happened; a condemnation decides before it marks."""
+        decisions = [(op.decision, Answer(None)) for op, _ in started if isinstance(op, Condemn)]
+        for order in permutations([*decisions, *started]):
+            kinds = [type(operation) for operation, _ in order]
+            if not decisions or kinds.index(Decision) < kinds.index(Condemn):
+                yield order
 
     def misses(self, operations: Sequence[Operation]) -> list[frozenset[str]]:
         """What readers may take for absent: nothing, or what a claim among the operations has in hand."""
@@ -183,15 +194,15 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.forget(operation.session)
             case Lose():
                 self.lost.add(operation.version.blob)
-                self.broken |= {pin for holder in self.holders.values() for pin in self.naming(holder, operation)}
+                self.broken |= self.naming({operation.version.key})
             case _:
                 pass
 
-    @staticmethod
-    def naming(holder: Holder, loss: Lose) -> list[bytes]:
-        """Pins whose chain has a chunk under this key, also where they name an earlier blob of it: the row was all there was."""
-        chains = {pin: {key for key, _ in (*targets, *above)} for pin, (targets, above) in holder.pins.items()}
-        return [pin for pin, keys in chains.items() if loss.version.key in keys]
+    def naming(self, keys: set[str]) -> set[bytes]:
+        """Pins whose chain has a chunk under one of these keys, also where they name an earlier blob of it: the row was all there
+        was."""
+        pins = [each for holder in self.holders.values() for each in holder.pins.items()]
+        return {pin for pin, (targets, above) in pins if not keys.isdisjoint(key for key, _ in (*targets, *above))}
 
     @staticmethod
     def deadline(sent_ms: int, ttl_ms: int) -> int:
@@ -399,15 +410,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 4), in_ms=st.sampled_from([0, 0, 1_000]))
     def condemn(self, data: st.DataObject, count: int, in_ms: int) -> None:
+        self.do(self.a_condemnation([self.a_live_key(data) for _ in range(count)], in_ms))
+
+    def a_condemnation(self, keys: Sequence[str], in_ms: int = 0, *, is_large: bool = False) -> Condemn:
         """Children before parents."""
-        keys = [self.a_live_key(data) for _ in range(count)]
         order = sorted(keys, key=lambda key: -len(path_to(key)))
         rows = [self.reference.top(key) for key in order]
-        named = [(row.key, row.blob) for row in rows if row is not None]
-        chunks = [ChunkName(BUCKET, key, blob) for key, blob in named]
-        due_ms = self.now_ms + in_ms
-        done = self.world.run(self.world.catalog.condemn(chunks, not_before_boot_ms=due_ms))
-        assert done == self.reference.condemn(named, due_ms=due_ms)
+        named = tuple((row.key, row.blob) for row in rows if row is not None)
+        return Condemn(named, self.now_ms + in_ms, is_large)
 
     @rule()
     def claim(self) -> None:
@@ -485,18 +495,22 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def lose_memory(self, *, but_live: bool = False) -> None:
         """Class `memory` promises no more: who holds a chain with such a chunk has a miss."""
-        going = {row.blob for row in self.reference.volatile.values() if not (but_live and not row.hidden)}
+        rows = [row for row in self.reference.volatile.values() if not (but_live and not row.hidden)]
+        self.broken |= self.naming({row.key for row in rows})
+        going = {row.blob for row in rows}
         going |= {entry.blob for entry in self.reference.queue if entry.volatile}
         self.lost |= going
 
     # -- what runs beside what -------------------------------------------------------------------------------------
 
-    def an_operation(self, data: st.DataObject) -> Operation:
+    def an_operation(self, data: st.DataObject, *, claims: bool = True) -> Operation:
         """Anything that may run beside something else."""
         makers: list[Callable[[st.DataObject], Operation]] = [
             self.a_commit, self.a_commit, self.a_chain, self.a_delete, self.a_delete, self.a_delete, self.a_match, self.a_look_up,
-            lambda _: Claim(self.now_ms), lambda _: Claim(self.now_ms), lambda _: Beat(self.now_ms),
+            lambda _: Beat(self.now_ms),
         ]  # fmt: skip
+        if claims:
+            makers += [lambda _: Claim(self.now_ms), lambda _: Claim(self.now_ms)]
         if self.stale_rows:
             makers.append(lambda _: WriteDown(tuple(self.stale_rows)))
         if self.holders:
@@ -508,6 +522,9 @@ class LeaseMachine(RuleBasedStateMachine):
         in_memory, parent = data.draw(st.booleans()), data.draw(WILD_PARENTS)
         version = self.version(self.a_free_key(data), in_memory=in_memory, parent=parent)
         return Commit(version, replaces=data.draw(st.sampled_from([False, False, False, True])))
+
+    def a_replacement(self, data: st.DataObject) -> Operation:
+        return Commit(self.version(self.a_live_key(data), in_memory=data.draw(st.booleans())), replaces=True)
 
     def a_chain(self, data: st.DataObject) -> Operation:
         in_memory = data.draw(st.booleans())
@@ -536,7 +553,12 @@ class LeaseMachine(RuleBasedStateMachine):
         return Renew(session, frozenset(holder.pins), holder.grant, (), self.now_ms)
 
     def fight(
-        self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, makes: Callable[[], Sequence[Operation]]
+        self,
+        data: st.DataObject,
+        rounds: tuple[int, int, int],
+        marks: int,
+        makes: Callable[[], Sequence[Operation]],
+        lates: st.SearchStrategy[int] = LATE,
     ) -> None:
         """A race for few keys, among them now and then one that was hidden; some may be condemned before."""
         one, other = self.a_live_key(data), self.a_live_key(data)
@@ -548,7 +570,7 @@ class LeaseMachine(RuleBasedStateMachine):
             if marks:
                 self.condemn(data, marks, 0)
             operations = makes()
-            late = data.draw(LATE)
+            late = data.draw(lates)
             writer_first = data.draw(st.booleans())
         finally:
             self.hot = []
@@ -570,6 +592,21 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=PLACES)
     def others_beside_a_delete(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
         self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: self.a_delete(data)))
+
+    @rule(data=st.data(), rounds=ALL_ROUNDS, claims=st.sampled_from([True, True, False]))
+    def others_beside_a_condemnation(self, data: st.DataObject, rounds: tuple[int, int, int], *, claims: bool) -> None:
+        """A chunk and what hangs on it are other chunks, or somebody's, by the time that they are marked."""
+
+        def all_three() -> list[Operation]:
+            top = self.a_live_key(data)
+            condemnation = self.a_condemnation([key for key in PARENTS if top in path_to(key)], is_large=True)
+            makers = [self.a_replacement, self.a_delete, *([self.a_pin, self.some_tails] if self.holders else [])]
+            first = data.draw(st.sampled_from(makers))(data)
+            return [condemnation, first, self.an_operation(data, claims=False)]
+
+        self.fight(data, rounds, 0, all_three, lates=st.just(0))
+        if claims:
+            self.do(Claim(self.now_ms))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, order=CLAIM_LAST)
