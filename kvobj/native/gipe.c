@@ -449,7 +449,10 @@ static void look_up(gipe_t *g, const char *names, uint32_t count) {
             if (!block) continue;
             name_at(names, at, name);
             if (!is_named(&g->blocks[block], name)) block = g->scratch[at] = gipe_find(g, name);
-            if (block && block_is(&g->blocks[block], LOGGED)) __builtin_prefetch(&g->log[g->blocks[block].position], 1);
+            if (!block) continue;
+            const block_t *b = &g->blocks[block];
+            if (block_is(b, LOGGED)) __builtin_prefetch(&g->log[b->position], 1);
+            if (b->flags & ANY_HOLDING) __builtin_prefetch(&g->holdings[b->held]);
         }
     }
     g->looked_up = count;
@@ -568,15 +571,20 @@ static void take_out(gipe_t *g, uint32_t block, int tier) {
     forget_if_dead(g, block);
 }
 
-/* The next victim is likely the parent, and then its parent, or else the next of its list. What of them is asked for last comes later
- * (`prefetch_holding`): the grandparent is returned for that, 0: there is none. */
-PREFETCHING uint32_t prefetch_grandparent(const gipe_t *g, uint32_t block, int tier) {
+/* Blocks whose holdings will be asked for soon; 0: there is none. */
+typedef struct { uint32_t grandparent, next; } coming_t;
+
+/* The next victim is likely the parent, and then its parent, or else the next of its list, beside which the parent is put in any case.
+ * Their holdings come later (`prefetch_holding`), when their blocks are there. */
+PREFETCHING coming_t prefetch_coming(const gipe_t *g, uint32_t block, int tier) {
     const holding_t *h = holding_of(g, block, tier);
-    if (!h) return 0;
+    if (!h) return (coming_t){0, 0};
+    coming_t coming = {0, h->next};
     __builtin_prefetch(&g->blocks[h->next]);
-    if (!h->parent || (h = holding_of(g, h->parent, tier)) == NULL || !h->parent) return 0;
+    if (!h->parent || (h = holding_of(g, h->parent, tier)) == NULL || !h->parent) return coming;
     __builtin_prefetch(&g->blocks[h->parent]);
-    return h->parent;
+    coming.grandparent = h->parent;
+    return coming;
 }
 
 EXPORT void kvobj_gipe_dropped(gipe_t *g, const char *raw, int tier) {
@@ -732,7 +740,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
     advance(g, now_ms);
     *gone_count = 0;
     uint32_t at = first, before = at ? gipe_find(g, name_at(names, at - 1, name)) : 0, block = 0;
-    uint32_t coming = 0;
+    coming_t coming = {0, 0};
     uint32_t unlisted = 0; /* stored last: no candidate, since its child comes next, until it turns out that none does */
     for (; at < count; at++, before = block) {
         name_at(names, at, name);
@@ -760,7 +768,7 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
             if (!is_taken || *gone_count + found > gone_room) break;
             for (uint32_t u = 0; u < found; u++) {
                 memcpy(gone + (size_t)(*gone_count)++ * 16, g->blocks[victims[u]].name, 16);
-                coming = prefetch_grandparent(g, victims[u], tier);
+                coming = prefetch_coming(g, victims[u], tier);
                 take_out(g, victims[u], tier);
             }
             if (live != g->blocks_live) { /* the last child of a chunk that nobody holds has taken that one with it */
@@ -775,7 +783,8 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
         touch_stored(g, block, parent);
         put_in(g, block, parent, tier, size_bytes, true);
         unlisted = block;
-        prefetch_holding(g, coming, tier);
+        prefetch_holding(g, coming.grandparent, tier);
+        prefetch_holding(g, coming.next, tier);
     }
     if (unlisted) reconsider(g, unlisted, tier, true);
     finish(g);
