@@ -118,12 +118,16 @@ def relink(
             view.put(hidden, _hidden_place(root, after), name, headroom=True)
 
 
-def unlink_durable(view: WriteView, removed: Sequence[tuple[bytes, bytes, ObjectRow]]) -> None:
-    """`relink` of many durable rows that go, (bucket root, key, row) each, where no parent is exposed."""
-    links = [children_place(root, row.parent.encode()) + key_hash(key) for root, key, row in removed if row.parent]
+def unlink_durable(view: WriteView, root: bytes, keys: Sequence[bytes], removed: Sequence[ObjectRow]) -> None:
+    """`relink` of many durable rows of a bucket that go, where no parent is exposed. `keys` are theirs."""
+    links = [
+        children_place(root, row.parent.encode()) + key_hash(key)
+        for key, row in zip(keys, removed, strict=True)
+        if row.parent
+    ]
     if links:
         view.delete_many(CHILDREN, links)
-    hidden = [_hidden_place(root, row) for root, _, row in removed if row.state is ObjectState.CONDEMNED]
+    hidden = [_hidden_place(root, row) for row in removed if row.state is ObjectState.CONDEMNED]
     if hidden:
         view.delete_many(HIDDEN, hidden)
 

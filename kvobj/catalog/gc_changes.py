@@ -155,7 +155,8 @@ class _Claiming:
         gone = self._gone.setdefault(bucket, set())
         keys = [name.encode() for _, name, _ in names]
         pairs = self._tables.objects.pairs(self._view, root, keys, is_durable=not self._has_volatile)
-        taken: list[tuple[bytes, bytes, RowPair]] = []
+        taken_keys: list[bytes] = []
+        taken: list[RowPair] = []
         for (_, name, blob_id), key, before, below in zip(
             names, keys, pairs, self._children.of_many(root, keys), strict=True
         ):
@@ -166,9 +167,10 @@ class _Claiming:
                 continue
             # Not held by its key, so none of its blobs is.
             gone.add(key)
-            taken.append((root, key, before))
-        self._removal.take_all(taken)
-        return [before for _, _, before in taken]
+            taken_keys.append(key)
+            taken.append(before)
+        self._removal.take_all(root, taken_keys, taken)
+        return taken
 
     def finish(self) -> None:
         """After the last claim."""
