@@ -1,10 +1,12 @@
 """How close the nvme tier comes to plain O_DIRECT reads and writes of the same sizes in the same directory.
 
-Rounds are interleaved (plain write, tier put, plain read, tier get), so that a disk that slows down slows both; medians of the
-rounds are compared. Plain is a thread per transfer in flight, each doing one pwrite and one fdatasync, or one pread. It works on
-extents of the same arena, since speed depends on how scattered a buffer's physical pages are (seen: 1.3 GB/s read into memory
-without any two neighbouring pages, 1.8 where runs were ten pages long).
-The tier's put includes its directory commit (0.3 ms here), its get ends when the last byte is there.
+Rounds are interleaved (plain write, tier put, plain read, tier get, tier put with its own commit), so that a disk that slows down
+slows all; medians of the rounds are compared. Plain is a thread per transfer in flight, each doing one pwrite and one fdatasync,
+or one pread. It works on extents of the same arena, since speed depends on how scattered a buffer's physical pages are (seen:
+1.3 GB/s read into memory without any two neighbouring pages, 1.8 where runs were ten pages long).
+`write` is what a PUT of class `local` asks of the tier: every put returns once its bytes are flushed, and directory rows go with
+the next commit, of which each round has one, synced, at its end. `write alone`: each put waits for a commit of its row, which
+nothing else shares (0.3 ms here). The tier's get ends when the last byte is there.
 A short run by default; `--rounds` and `--mebibytes` make it longer.
 """
 
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from rich.table import Table as TextTable
 
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.codec.frame import raw_frame_bytes
-from kvobj.database import Database
+from kvobj.database import Database, WriteView
 from kvobj.ids import BlobId
 from kvobj.record_log import RecordLog
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
@@ -102,23 +105,28 @@ class Plain:
 class TierUnderTest:
     """The tier, fed from frames that are already in the arena."""
 
-    def __init__(self, tier: NvmeTier, frames: list[PinnedFrame]) -> None:
+    def __init__(self, tier: NvmeTier, database: Database, frames: list[PinnedFrame]) -> None:
         self.tier = tier
+        self._database = database
         self._frames = frames
         self._next = 1
         self._held: list[BlobId] = []
 
-    async def write(self, count: int) -> float:
-        """Seconds for `count` puts of new blobs."""
+    async def write(self, count: int, *, rides: bool = True) -> float:
+        """Seconds for `count` puts of new blobs, to the commit that has all their rows."""
         ids = [BlobId.of(1, self._next + number) for number in range(count)]
         self._next += count
         self._held = ids
 
         async def lane(lane: int) -> None:
             for index in range(lane, count, len(self._frames)):
-                await self.tier.put(ids[index], self._frames[lane], NAMES)
+                with self.tier.riding(ids[index]) if rides else nullcontext():
+                    await self.tier.put(ids[index], self._frames[lane], NAMES)
 
-        return await self._timed(lane)
+        start = time.perf_counter()
+        await self._timed(lane)
+        await self._database.write(_nothing)
+        return time.perf_counter() - start
 
     async def read(self) -> float:
         """Seconds for reading all blobs put last, each to its last byte."""
@@ -143,10 +151,15 @@ class TierUnderTest:
         return time.perf_counter() - start
 
 
+def _nothing(_view: WriteView) -> None:
+    """A change that only has the rows go with it."""
+
+
 async def measure(
     directory: Path,
     arena: Arena,
     tier: NvmeTier,
+    database: Database,
     *,
     size_mib: int,
     in_flight: int,
@@ -164,8 +177,8 @@ async def measure(
     for frame in frames:
         frame.writable[:] = (os.urandom(4096) * (frame_bytes // 4096 + 1))[:frame_bytes]
     plain = Plain(directory / "plain", size_bytes, frames)
-    tested = TierUnderTest(tier, frames)
-    seconds: dict[str, tuple[list[float], list[float]]] = {"write": ([], []), "read": ([], [])}
+    tested = TierUnderTest(tier, database, frames)
+    seconds: dict[str, tuple[list[float], list[float]]] = {"write": ([], []), "read": ([], []), "write alone": ([], [])}
     try:
         await asyncio.to_thread(plain.allocate, count)
         await tested.write(count)
@@ -179,6 +192,9 @@ async def measure(
             for pin in pins:
                 pin.release()
             seconds["read"][1].append(await tested.read())
+            await tested.forget()
+            seconds["write alone"][0].append(seconds["write"][0][-1])
+            seconds["write alone"][1].append(await tested.write(count, rides=False))
             await tested.forget()
     finally:
         plain.close()
@@ -220,7 +236,14 @@ async def run(directory: Path, memory: Path, *, rounds: int, mebibytes: int) -> 
             for size_mib in SIZES_MIB
             for in_flight in IN_FLIGHT
             for result in await measure(
-                directory, arena, tier, size_mib=size_mib, in_flight=in_flight, rounds=rounds, mebibytes=mebibytes
+                directory,
+                arena,
+                tier,
+                database,
+                size_mib=size_mib,
+                in_flight=in_flight,
+                rounds=rounds,
+                mebibytes=mebibytes,
             )
         ]
         return (await tier.usage()).mode, results

@@ -4,6 +4,7 @@ See `Database` for the writer, `ReadView` and `WriteView` for what a change may 
 """
 
 from kvobj.database.database import Database, SnapshotSource
+from kvobj.database.group import Rider
 from kvobj.database.opening import remove_volatile
 from kvobj.database.reader_watch import ReaderWatch
 from kvobj.database.reading import ReadDatabase
@@ -15,6 +16,7 @@ __all__ = [
     "ReadDatabase",
     "ReadView",
     "ReaderWatch",
+    "Rider",
     "Snapshot",
     "SnapshotSource",
     "Table",

@@ -11,6 +11,7 @@ change, which nobody was told is over. Does not lock out a second process: the d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,7 +24,7 @@ import lmdb
 from kvobj.clock import Clock
 from kvobj.database.effects import Effects
 from kvobj.database.environment import Environment, translate, translated
-from kvobj.database.group import LOG_END, GroupWriter, Pending, pack_log_end
+from kvobj.database.group import LOG_END, GroupWriter, Pending, Rider, pack_log_end
 from kvobj.database.lmdb_types import Transaction
 from kvobj.database.opening import (
     APPLIED,
@@ -49,6 +50,7 @@ T = TypeVar("T")
 
 _GROUP_LIMIT: Final = 1000
 _PENDING_LIMIT: Final = 65_536
+_RIDERS_MAX: Final = 256
 _ROOM_CHECK_INTERVAL: Final = 64
 _SNAPSHOT_GROUP_ENTRIES: Final = 1000
 _SNAPSHOT_GROUP_BYTES: Final = 4 * 1024 * 1024
@@ -95,6 +97,8 @@ class Database:
         self._settled_position = self._writer.published
         self._queue: deque[Pending] = deque()
         self._in_flight: dict[bytes, int] = {}
+        # In the order they were given, by identity.
+        self._riders: dict[Rider, None] = {}
         self._draining: asyncio.Task[None] | None = None
         self._failure: KvobjError | None = None
         self._writes_since_check = 0
@@ -271,6 +275,39 @@ class Database:
         self._enqueue(Pending(change, keys=keys, synced=synced, future=future))
         return future
 
+    @property
+    def takes_riders(self) -> bool:
+        """Whether `ride` is for who asks now: there was room for what is no part of making room when last looked at, and not too
+        many wait. Else `write` says what is wrong."""
+        return len(self._riders) < _RIDERS_MAX and not self._writer.is_full
+
+    def ride(self, change: Callable[[WriteView], None], *, settled: Callable[[], None]) -> Rider:
+        """Have a durable change made in front of the next group, of those too that wait for it already. What is given to `write`
+        after this is committed with it or later, and not at all while it cannot be.
+
+        For what matters only once another change is made: it costs no commit of its own, and until the next one it is lost with
+        the process. It must not raise and must be good to run again; it puts with `headroom`, where the database `takes_riders`.
+        `settled` is called on the event loop once readers see it. Raises what `write` would where nothing can be written any more.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._writer.has_failed:
+            raise UnavailableError("the database failed earlier", directory=self._durable.directory)
+        rider = Rider(change, settled)
+        self._riders[rider] = None
+        return rider
+
+    def withdraw(self, rider: Rider) -> bool:
+        """Take a rider back; False where it is committed already, or on its way."""
+        if rider not in self._riders:
+            return False
+        del self._riders[rider]
+        return True
+
+    async def land(self) -> None:
+        """Return once all riders of before are committed. Raises what `write` does."""
+        await self.write(_nothing, synced=False)
+
     async def finish_rebuild(self, record_log: RecordLog, *, log_is_whole: bool = True) -> None:
         """Make a rebuilt environment the log's own. From the next open on it is an ordinary database. `log_is_whole=False`: it
         was made from elsewhere, so that the log needs a snapshot (`log_snapshot_due`)."""
@@ -289,6 +326,9 @@ class Database:
         when the last flush fails (`UnavailableError`)."""
         if self._draining is not None:
             await self._draining
+        if self._riders and self._failure is None:
+            with contextlib.suppress(KvobjError):  # of a database that fails: nobody was told that they are there
+                await self.land()
         if isinstance(self._failure, _ClosedError):
             return
         self._failure = _ClosedError("the database is closed", directory=self._durable.directory)
@@ -389,8 +429,10 @@ class Database:
                 group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP_LIMIT))]
                 for started, _ in self._group_watchers:
                     started()
-                effects = await loop.run_in_executor(self._executor, self._writer.commit, group)
+                riders, self._riders = list(self._riders), {}
+                effects = await loop.run_in_executor(self._executor, self._writer.commit, group, riders)
                 self._apply(effects)
+                self._settle_riders(riders)
                 self._settled_position = self._writer.published
                 for _, settled in self._group_watchers:
                     settled()
@@ -417,6 +459,15 @@ class Database:
             self._check_room(transaction, writes=sum(map(len, effects.values.values())))
             effects.apply(transaction, self._volatile.handles)
             transaction.put(APPLIED, number, db=self._handles[META_VOLATILE.name])
+
+    def _settle_riders(self, riders: Sequence[Rider]) -> None:
+        """Those that could not be committed go on waiting, in front of those that came since."""
+        left = [rider for rider in riders if not rider.is_committed]
+        if left:
+            self._riders = dict.fromkeys([*left, *self._riders])
+        for rider in riders:
+            if rider.is_committed:
+                rider.settled()
 
     def _settle(self, group: Sequence[Pending]) -> None:
         in_flight = self._in_flight
@@ -448,6 +499,10 @@ class Database:
 
 class _ClosedError(UnavailableError):
     """The database was closed by its owner."""
+
+
+def _nothing(_view: WriteView) -> None:
+    """A change that only has others go in front of it."""
 
 
 def _clear_snapshot_due(view: WriteView) -> None:

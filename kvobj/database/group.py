@@ -48,6 +48,17 @@ class Pending:
         self.error: Exception | None = None
 
 
+class Rider:
+    """A change that goes in front of the next group (`Database.ride`). `is_committed` is set by the writer thread."""
+
+    __slots__ = ("change", "is_committed", "settled")
+
+    def __init__(self, change: Callable[[WriteView], None], settled: Callable[[], None]) -> None:
+        self.change = change
+        self.settled = settled
+        self.is_committed = False
+
+
 class GroupWriter:
     """Commits groups. One thread at a time; `flusher` runs the log's flush beside LMDB's."""
 
@@ -83,18 +94,28 @@ class GroupWriter:
         """See `OutboxWriter.position_of`; on any thread."""
         return self._outbox.position_of(topic) if isinstance(self._outbox, OutboxWriter) else 0
 
-    def commit(self, group: Sequence[Pending]) -> Effects:
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing can be committed any more; on any thread."""
+        return self._failed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the group before was refused puts for lack of room; on any thread."""
+        return self._durable.is_full or (self._log is not None and self._log.is_short)
+
+    def commit(self, group: Sequence[Pending], riders: Sequence[Rider] = ()) -> Effects:
         """Commit what can be committed; each change gets its value or its error. Returns the effects, which must be applied
-        before the next group (their redo record has number `redo_number`)."""
+        before the next group (their redo record has number `redo_number`). No change is committed without the riders."""
         if self._failed:
             _fail_all(group, UnavailableError("the database failed earlier", directory=self._durable.directory))
             return Effects()
         effects = Effects()
         self._has_published = False
         try:
-            flush = self._attempt(group, effects, may_flush=True)
+            flush = self._attempt(group, effects, riders=riders, may_flush=True)
         except Exception:  # noqa: BLE001 - whatever one change did wrong, the others are entitled to their own try
-            effects, flush = self._attempt_each(group), None
+            effects, flush = self._attempt_each(group, riders), None
         is_promised = self._has_published or any(pending.synced and pending.error is None for pending in group)
         if is_promised and self._sync:
             try:
@@ -111,27 +132,30 @@ class GroupWriter:
             self.redo_number += 1
         return effects
 
-    def _attempt_each(self, group: Sequence[Pending]) -> Effects:
+    def _attempt_each(self, group: Sequence[Pending], riders: Sequence[Rider]) -> Effects:
         effects = Effects()
         for pending in group:
             trial = msgspec.msgpack.decode(_encode(effects), type=Effects)
             try:
-                self._attempt([pending], trial, may_flush=False)
+                self._attempt([pending], trial, riders=riders, may_flush=False)
             except lmdb.Error as error:
                 pending.error = translate(error, self._durable.directory)
             except Exception as error:  # noqa: BLE001 - handed to whoever gave the change
                 pending.error = error
             else:
                 effects = trial
+                riders = ()
         return effects
 
-    def _attempt(self, group: Sequence[Pending], effects: Effects, *, may_flush: bool) -> Future[None] | None:
+    def _attempt(
+        self, group: Sequence[Pending], effects: Effects, *, riders: Sequence[Rider], may_flush: bool
+    ) -> Future[None] | None:
         snapshot = self._volatile.begin()
         transaction = self._durable.begin(write=True)
         log_before = self._log.end if self._log is not None else None
         flush: Future[None] | None = None
         try:
-            entries, published = self._run(group, effects, transaction=transaction, snapshot=snapshot)
+            entries, published = self._run(group, effects, riders=riders, transaction=transaction, snapshot=snapshot)
             if published and self._outbox is not None:
                 mark = self._outbox.write(transaction, published)
                 if mark is not None:
@@ -154,16 +178,22 @@ class GroupWriter:
             raise
         finally:
             snapshot.abort()
+        self._committed(riders, published)
+        return flush
+
+    def _committed(self, riders: Sequence[Rider], published: Sequence[Publication]) -> None:
+        for rider in riders:
+            rider.is_committed = True
         if published and self._outbox is not None:
             self._outbox.committed()
             self._has_published = True
-        return flush
 
     def _run(
         self,
         group: Sequence[Pending],
         effects: Effects,
         *,
+        riders: Sequence[Rider],
         transaction: Transaction,
         snapshot: Transaction,
     ) -> tuple[list[bytes], Sequence[Publication]]:
@@ -178,9 +208,11 @@ class GroupWriter:
             entries=entries,
             published=published,
             handles=self._handles,
-            durable_is_full=self._durable.is_full or (self._log is not None and self._log.is_short),
+            durable_is_full=self.is_full,
             volatile_is_full=self._volatile.is_full,
         )
+        for rider in riders:
+            rider.change(view)
         for pending in group:
             pending.value = pending.error = None
             before = len(entries)

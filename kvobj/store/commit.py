@@ -165,13 +165,19 @@ class CommitStep:
         return coded.of_chunk(request.place.namespace, tokens=request.place.tokens, plain_bytes=request.size_bytes)
 
     async def write_home(
-        self, blob: ReceivedBlob, names: BlobNames, *, keep_cached: bool, coding: Coding | None = None
+        self,
+        blob: ReceivedBlob,
+        names: BlobNames,
+        *,
+        keep_cached: bool,
+        coding: Coding | None = None,
+        rides: bool = False,
     ) -> None:
-        """See `Committer.write_home`."""
+        """See `Committer.write_home`; `rides` as of `Placement.put_home`."""
         hold_home = self._placement.hold_home
         for attempts_left in reversed(range(MAKE_ROOM_MAX + 1)):
             try:
-                await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding)
+                await hold_home(blob.blob_id, blob.frame, names, keep_cached=keep_cached, coding=coding, rides=rides)
             except StoreFullError:
                 # Chunks of KV buckets are a cache, and so is what the remote has: they give way before a writer is refused. More
                 # than once: the room that was made may be in pieces, or another writer's by the time it is asked for.
@@ -351,7 +357,9 @@ class CommitStep:
             await self._placement.hold_dirty(blob.blob_id, blob.frame, transfer.names, sealed=blob.sealed)
         else:
             coding = self._home_coding(transfer)
-            await self.write_home(blob, transfer.names, keep_cached=True, coding=coding)
+            # A part's row may be a volatile one, whatever its class.
+            rides = not in_memory and transfer.request.part is None
+            await self.write_home(blob, transfer.names, keep_cached=True, coding=coding, rides=rides)
         transfer.refs.append(blob.ref())
 
     async def _encode_held(self, transfer: PutTransfer, plain: ReceivedBlob) -> ReceivedBlob:

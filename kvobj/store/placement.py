@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kvobj.arena import PinnedFrame
@@ -71,6 +72,10 @@ class EarlyTier(Protocol):
 
     def begin_put(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyPut | None:
         """Begin; the frame's first `head_bytes` come last. None: the put does it all."""
+        ...
+
+    def riding(self, blob_id: BlobId) -> AbstractContextManager[None]:
+        """Within it, a put may leave what the tier notes of the blob to the catalog's next durable change (`NvmeTier.riding`)."""
         ...
 
 
@@ -169,17 +174,31 @@ class Placement:
         *,
         keep_cached: bool,
         coding: Coding | None = None,
+        rides: bool = False,
     ) -> None:
-        """Class `local`: durable when this returns. A cache without room is no reason to fail."""
-        await self.put_home(blob_id, frame, names, coding)
+        """Class `local`: durable when this returns, `rides` apart (`put_home`). A cache without room is no reason to fail."""
+        await self.put_home(blob_id, frame, names, coding, rides=rides)
         if keep_cached:
             try:
                 await self.cache.put(blob_id, frame, names)
             except CapacityError:
                 return
 
-    async def put_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, coding: Coding | None) -> None:
-        """Put a sealed frame into the home tier, coded so where that makes it smaller. Errors as of `Tier.put`."""
+    async def put_home(
+        self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, coding: Coding | None, *, rides: bool
+    ) -> None:
+        """Put a sealed frame into the home tier, coded so where that makes it smaller. Errors as of `Tier.put`.
+
+        `rides`: the caller's next word about the blob, if any, is a durable change of the catalog, and with that it is durable.
+        A volatile row must not name it: the tier may know of it in this process alone until then.
+        """
+        if rides and self._early is not None:
+            with self._early.riding(blob_id):
+                await self._put_home(blob_id, frame, names, coding)
+        else:
+            await self._put_home(blob_id, frame, names, coding)
+
+    async def _put_home(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, coding: Coding | None) -> None:
         if coding is None or self.coded is None or not await self.coded.put(blob_id, frame, names, coding):
             await self.home.put(blob_id, frame, names)
 

@@ -400,7 +400,7 @@ class WriteBehind:
                 self._lossy[bytes(blob_id)] = copy
                 return msgspec.structs.replace(row, lossy=copy)
             coding = None
-        await self._placement.put_home(blob_id, frame, names, coding)
+        await self._placement.put_home(blob_id, frame, names, coding, rides=True)  # its row is raised next
         return row
 
 

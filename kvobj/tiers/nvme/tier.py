@@ -3,13 +3,15 @@
 Guarantees the order that crashes cannot break: a frame is flushed before its directory row is written, and room is handed
 out again only after the commit that removed the row is synced and the last reader is gone. The directory row of a put is
 committed but not synced: it becomes durable no later than the next synced commit in the same environment, such as the
-catalog's that names the blob and without which nobody asks for it. Frames are not verified here beyond their record page.
+catalog's that names the blob and without which nobody asks for it. Whose next word about the blob is that commit may leave the
+row to it altogether (`riding`). Frames are not verified here beyond their record page.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -136,12 +138,9 @@ class NvmeTier:
         fails with `TierUnavailableError` (medium) or `FrameCorruptError` (another blob's record lies there; whole frames only).
         """
         self._check_open()
-        with self._database.read() as view:
-            row = view.get(BLOBS, blob_id)
-            entry = view.get(INLINE, blob_id) if row is not None and Place.decode(row).inline else None
-        if row is None:
+        place, entry = self._find(blob_id)
+        if place is None:
             return None
-        place = Place.decode(row)
         asked = byte_range or ByteRange(0, place.frame_bytes)
         if asked.stop > place.frame_bytes:
             raise InvalidRangeError("range past the end of the frame", blob_id=blob_id, stop=asked.stop)
@@ -180,26 +179,40 @@ class NvmeTier:
         the same frame. None where nothing is gained or nothing can be begun: the put does it all. Never waits."""
         return None if self._closed else self._placing.begin(blob_id, frame, head_bytes=head_bytes)
 
+    def riding(self, blob_id: BlobId) -> AbstractContextManager[None]:
+        """Within it, a put of the blob may return once the bytes are durable, and leave the directory row to the database's next
+        group of changes. For who names the blob in a durable change of the same database after that, or not at all: no such
+        change is committed without the row. One that wrote a volatile row instead would lose the blob with the process."""
+        return self._placing.riding.allowed(blob_id)
+
     def frame_bytes(self, blob_id: BlobId) -> int | None:
         """How long the blob's frame is here; None if it is not held."""
+        riding = self._placing.riding.get(blob_id)
+        if riding is not None:
+            return riding.place.frame_bytes
         with self._database.read() as view:
             row = view.get(BLOBS, blob_id)
         return None if row is None else Place.decode(row).frame_bytes
 
     async def missing(self, blob_ids: Sequence[BlobId]) -> list[BlobId]:
         """See `Tier.missing`."""
+        riding = self._placing.riding
         with self._database.read() as view:
-            return [blob_id for blob_id in blob_ids if view.get(BLOBS, blob_id) is None]
+            return [blob_id for blob_id in blob_ids if blob_id not in riding and view.get(BLOBS, blob_id) is None]
 
     async def delete(self, blob_ids: Sequence[BlobId]) -> None:
         """See `Tier.delete`. Synced, and noted in the record log. Waits for puts of these ids that are in flight."""
         self._check_open()
         await self._placing.settle(blob_ids)
+        blob_ids = [blob_id for blob_id in dict.fromkeys(blob_ids) if not self._withdrawn(blob_id)]
+        if not blob_ids:
+            return
         # Shielded: the room must come back even if the caller is gone when the commit is through.
         await asyncio.shield(self._tasks.run(self._remove(blob_ids)))
 
     async def scan(self) -> AsyncIterator[BlobId]:
         """See `Tier.scan`. Takes a snapshot per thousand ids, so that a slow caller keeps no old pages alive."""
+        await self._placing.riding.land()
         start = b""
         while True:
             with self._database.read() as view:
@@ -213,7 +226,7 @@ class NvmeTier:
     async def usage(self) -> TierUsage:
         """See `Tier.usage`. `mode` is `O_DIRECT` or `buffered`; record pages and padding count as used."""
         with self._database.read() as view:
-            blobs = view.count(BLOBS)
+            blobs = view.count(BLOBS) + len(self._placing.riding)
         space = self._space
         return TierUsage(space.capacity_bytes, space.used_bytes, blobs, space.mode)
 
@@ -232,6 +245,25 @@ class NvmeTier:
     def _check_open(self) -> None:
         if self._closed:
             raise TierUnavailableError("nvme tier is closed")
+
+    def _find(self, blob_id: BlobId) -> tuple[Place | None, bytes | None]:
+        """Where the blob lies, and the entry of a small one."""
+        riding = self._placing.riding.get(blob_id)
+        if riding is not None:
+            return riding.place, riding.entry
+        with self._database.read() as view:
+            row = view.get(BLOBS, blob_id)
+            if row is None:
+                return None, None
+            place = Place.decode(row)
+            return place, view.get(INLINE, blob_id) if place.inline else None
+
+    def _withdrawn(self, blob_id: BlobId) -> bool:
+        """Whether the blob was held by a row that had not been committed yet, and is gone with it."""
+        place = self._placing.riding.withdraw(blob_id)
+        if place is not None:
+            self._space.free(place)
+        return place is not None
 
     async def _remove(self, blob_ids: Sequence[BlobId]) -> None:
         for start in range(0, len(blob_ids), _DELETED_AT_ONCE):
