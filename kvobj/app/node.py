@@ -82,9 +82,9 @@ from kvobj.tiers.verified import RunOnPool
 HASH_THREADS: Final = 2
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
-UNHASHED_SHARE: Final = 8
+UNHASHED_SHARE: Final = 3
 UNHASHED_BYTES_MIN: Final = 256 * 1024 * 1024
-UNHASHED_BYTES_MAX: Final = 1024 * 1024 * 1024
+UNHASHED_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 """Of dram one byte in so many may be acknowledged and not hashed yet, within these bounds: a burst of large stores is as long as
 the memory that it goes to, and a start after a crash hashes no more than this (ADR 4)."""
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -408,7 +409,7 @@ class Arena:
         region = self._regions[number]
         stop = min(offset + _STEP_BYTES, region.size_bytes)
         if offset == 0:
-            await self._on_thread(region.create)
+            await self._on_thread(partial(region.create, huge_pages=self._huge_pages))
             if region.room is None:
                 region.map(huge_pages=self._huge_pages)
         await self._on_thread(lambda: region.populate(offset, stop, fresh=not self.adopted))

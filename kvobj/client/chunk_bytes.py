@@ -16,7 +16,7 @@ from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
 from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, ReadChunk, StoredBytes, StoredChunk
 from kvobj.client.same_host import Held, SameHost
 from kvobj.client.views import ChunkView
-from kvobj.errors import CorruptionError, KvobjError
+from kvobj.errors import CorruptionError, KvobjError, UnavailableError
 from kvobj.same_host.messages import KEYS_MAX
 
 OPENED_AT_ONCE: Final = 64
@@ -289,6 +289,24 @@ class ChunkBytes:
         if stored is not None:
             return stored
         return self._http.mput(namespace.name, chunks, durability=durability)
+
+    def put_batches(
+        self, namespace: Namespace, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
+    ) -> list[list[StoredChunk | KvobjError] | KvobjError]:
+        """See `KvClient.mput_batches`."""
+        answers: list[list[StoredChunk | KvobjError] | KvobjError] = []
+        away: KvobjError | None = None
+        stored = self._same_host.store_batches(namespace.name, batches, durability=durability)
+        for chunks, told in zip(batches, stored, strict=True):
+            if told is not None or away is not None:
+                answers.append(away if told is None else told)  # type: ignore[arg-type]  # not None, by the line before
+                continue
+            try:
+                answers.append(self._http.mput(namespace.name, chunks, durability=durability))
+            except KvobjError as error:
+                answers.append(error)
+                away = error if isinstance(error, UnavailableError) else None
+        return answers
 
 
 def _check_digest(view: memoryview, digest: bytes | None) -> None:

@@ -374,6 +374,13 @@ class KvClient:
         """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error."""
         return self._bytes.put_many(namespace, chunks, durability=durability)
 
+    def mput_batches(
+        self, batches: Sequence[Sequence[NewChunk]], *, namespace: Namespace = DEFAULT, durability: str | None = None
+    ) -> list[list[StoredChunk | KvobjError] | KvobjError]:
+        """As `mput` of batches that have nothing to do with each other: for each what that answers, or raises. On the same host the
+        server works at one while the bytes of another are copied."""
+        return self._bytes.put_batches(namespace, batches, durability=durability)
+
     # -- events --------------------------------------------------------------------------------------------------
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What was stored and removed after an event's number; with `follow` for ever. `UnavailableError` when nothing, not even a

@@ -11,30 +11,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Self
+from typing import Final
 
 from kvobj.buffers import address_of
 from kvobj.client.call_scope import current_scope
-from kvobj.client.errors import error_of
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
 from kvobj.client.same_host_lane import GrantAnswer, Lane
+from kvobj.client.same_host_stores import StoreBatch, outcome_of, store_in_place, store_in_turn, store_staged
 from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
-from kvobj.same_host.mapping import copy
 from kvobj.same_host.messages import (
     KEYS_MAX,
-    Commit,
-    Committed,
     Extent,
-    NewItem,
     Open,
     Opened,
-    Reserve,
-    Reserved,
     StoredItem,
 )
 
@@ -48,8 +42,6 @@ REFUSED_SECONDS: Final = 60.0
 _FLUSH_SECONDS: Final = 0.02
 _SCOPE_SECONDS: Final = 0.1
 """A call that another thread may end looks so often whether it was, while it waits for a connection."""
-_ALIGNMENT: Final = 64
-_OK: Final = 200
 
 Grant = Callable[[], GrantAnswer]
 Renew = Callable[[bytes], None]
@@ -211,16 +203,16 @@ class SameHost:
             self._fall_back()
             return None
         try:
-            return self._store(_Batch.of(namespace, chunks, durability), deadline)
+            return self._store(StoreBatch.of(namespace, chunks, durability), deadline)
         finally:
             storing.release()
 
-    def _store(self, batch: _Batch, deadline: float) -> list[StoredChunk | KvobjError] | None:
+    def _store(self, batch: StoreBatch, deadline: float) -> list[StoredChunk | KvobjError] | None:
         with self._lane(deadline) as lane:
             if lane is None or not lane.grant.may_write:
                 self._fall_back()
                 return None
-            store = _store_in_place if lane.grant.is_trusted else _store_staged
+            store = store_in_place if lane.grant.is_trusted else store_staged
             try:
                 told = store(lane, batch, deadline)
             except KvobjError:
@@ -230,7 +222,50 @@ class SameHost:
                 lane.close()
                 self._fall_back()
                 return None
-        return [_stored(item) for item in told]
+        return [outcome_of(item) for item in told]
+
+    def store_batches(
+        self, namespace: str, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
+    ) -> list[list[StoredChunk | KvobjError] | None]:
+        """`store` of batches, one after the other; where it can be, the server is asked about one while another is copied."""
+        answers: list[list[StoredChunk | KvobjError] | None] = [None] * len(batches)
+        if not self._store_in_turn([StoreBatch.of(namespace, chunks, durability) for chunks in batches], answers):
+            for index, chunks in enumerate(batches):
+                answers[index] = self.store(namespace, chunks, durability=durability)
+        return answers
+
+    def _store_in_turn(
+        self, batches: Sequence[StoreBatch], answers: list[list[StoredChunk | KvobjError] | None]
+    ) -> bool:
+        """Store batches by two lanes; False, and nothing is done, where there are no two."""
+        is_fit = len(batches) > 1 and all(0 < len(batch.items) <= KEYS_MAX for batch in batches)
+        if not is_fit or not self._may_try:
+            return False
+        deadline = time.monotonic() + self._timeout_seconds
+        with ExitStack() as held:
+            lanes: list[Lane] = []
+            for _ in range(2):
+                lane = self._free_lane(held, deadline)
+                if lane is None or not (lane.grant.may_write and lane.grant.is_trusted):
+                    return False
+                lanes.append(lane)
+            told: list[list[StoredItem] | None] = [None] * len(batches)
+            with suppress(KvobjError):  # what it has not told of goes another way
+                store_in_turn(lanes, batches, told, seconds=self._timeout_seconds)
+        for index, (batch, items) in enumerate(zip(batches, told, strict=True)):
+            if items is not None and len(items) == len(batch.items):
+                answers[index] = [outcome_of(item) for item in items]
+            else:
+                self._fall_back()
+        return True
+
+    def _free_lane(self, held: ExitStack, deadline: float) -> Lane | None:
+        """A lane to store by, for as long as `held` is; None where others store by as many as there may be."""
+        storing = self._storing
+        if not storing.acquire(blocking=False):
+            return None
+        held.callback(storing.release)
+        return held.enter_context(self._lane(deadline))
 
     def _fall_back(self) -> None:
         """Count a call that has to go over HTTP, unless it always does."""
@@ -375,62 +410,3 @@ def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) 
             is_reached = path.renew()
             renew_at = time.monotonic() + (pause if is_reached else pause / RENEWALS_A_LEASE)
         del path
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Chunks to be stored together; `items` says where each is in a staging room, one behind the other."""
-
-    namespace: str
-    bodies: Sequence[memoryview]
-    items: list[NewItem]
-    durability: str | None
-
-    @classmethod
-    def of(cls, namespace: str, chunks: Sequence[NewChunk], durability: str | None) -> Self:
-        bodies = [memoryview(chunk.data).cast("B") for chunk in chunks]
-        items: list[NewItem] = []
-        at = 0
-        for chunk, body in zip(chunks, bodies, strict=True):
-            items.append(NewItem(chunk.id, len(body), chunk.parent, chunk.tokens, chunk.digest, at))
-            at += -(-len(body) // _ALIGNMENT) * _ALIGNMENT
-        return cls(namespace, bodies, items, durability)
-
-
-def _store_staged(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
-    last = batch.items[-1]
-    room = lane.stage(last.at + last.size_bytes, deadline=deadline).room
-    for item, body in zip(batch.items, batch.bodies, strict=True):
-        copy(room[item.at :], body)
-    commit = Commit(0, batch.namespace, batch.items, batch.durability)
-    return lane.call(commit, Committed, deadline=deadline).items
-
-
-def _store_in_place(lane: Lane, batch: _Batch, deadline: float) -> list[StoredItem]:
-    reserved = lane.call(Reserve(batch.namespace, batch.items, batch.durability), Reserved, deadline=deadline)
-    try:
-        _fill(lane, reserved, batch.bodies)
-    except BaseException:
-        lane.abandon(reserved.batch)
-        raise
-    return lane.call(Commit(reserved.batch), Committed, deadline=deadline).items
-
-
-def _fill(lane: Lane, reserved: Reserved, bodies: Sequence[memoryview]) -> None:
-    if len(reserved.rooms) != len(bodies):
-        raise UnavailableError("the server reserves room for other chunks")
-    pieces: list[Piece] = []
-    for room, body in zip(reserved.rooms, bodies, strict=True):
-        if room is None or not body:
-            continue
-        mapping, _ = lane.piece(room.region, room.offset, len(body))
-        pieces.append(Piece(mapping.address(room.offset), address_of(body), len(body), mapping, room.offset))
-    if not lane.is_valid:
-        raise UnavailableError("the reservation does not hold any more")
-    copiers.copy_all(pieces)
-
-
-def _stored(item: StoredItem) -> StoredChunk | KvobjError:
-    if item.status != _OK:
-        return error_of(item.status, item.code, item.message, item.detail)
-    return StoredChunk(existed=item.existed, durability=item.durability, etag=item.etag, digest=item.digest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -44,6 +45,10 @@ from kvobj.same_host.messages import (
 from kvobj.same_host.revocation import is_revoked
 
 _READ_BYTES: Final = 64 * 1024
+_SHARE_SET: Final = 1.05
+_SHARE_LEFT: Final = 0.9
+"""As in `kvobj.client.wire`: a timeout is set a little too long, and again where it does not fit any more."""
+_TIMEVAL: Final = struct.Struct("@ll")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 _ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the module is imported elsewhere, too
 _DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: an enum's operators cost more than the call
@@ -77,6 +82,9 @@ class Lane:
         self._control: memoryview | None = None
         self._leaving: deque[int] = deque()
         self._is_closed = False
+        self._timeout = 0.0
+        self.owes = 0
+        """Answers that have been asked for and are still to come."""
 
     @classmethod
     def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
@@ -86,6 +94,7 @@ class Lane:
         try:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
+            connection.settimeout(None)  # from here on the kernel keeps deadlines: Python polls before each call
             lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline)
             lane._control = lane._take_control()
         except OSError as error:
@@ -125,11 +134,21 @@ class Lane:
     def call(self, request: Request, kind: type[ReplyT], *, deadline: float) -> ReplyT:
         """Ask, and wait for the answer. The typed error that the server answers with leaves the lane in use; `UnavailableError`
         (no answer in time, the server is gone) closes it."""
-        try:
-            reply = self._call(request, deadline)
-        except BaseException:
-            self.close()
-            raise
+        reply = self._exchange(request, deadline)
+        return self._checked(reply, kind)
+
+    def ask(self, request: Request, *, deadline: float) -> None:
+        """Ask, and leave the answer to `answer`: they come in the order of what was asked. `UnavailableError` closes it."""
+        self._exchange(request, deadline, waits=False)
+        self.owes += 1
+
+    def answer(self, kind: type[ReplyT], *, deadline: float) -> ReplyT:
+        """Wait for the oldest answer that is owed. Errors as `call`."""
+        reply = self._exchange(None, deadline)
+        self.owes -= 1
+        return self._checked(reply, kind)
+
+    def _checked(self, reply: Reply | None, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, Failed):
             raise error_of(reply.status, reply.code, reply.message, reply.detail)
         if not isinstance(reply, kind):
@@ -189,15 +208,17 @@ class Lane:
         self._socket.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _call(self, request: Request, deadline: float) -> Reply:
+    def _exchange(self, request: Request | None, deadline: float, *, waits: bool = True) -> Reply | None:
+        """Send what is asked, if anything is, and wait for the next answer unless told not to. What it raises closes the lane."""
         scope = current_scope()
         if scope is not None:
             deadline = min(deadline, scope.deadline)
             scope.guard(self._abort)
         try:
-            self._socket.settimeout(_left(deadline))
-            self._socket.sendall(self._releases() + framed(encode(request)))
-            while True:
+            if request is not None:
+                self._allow(deadline)
+                self._socket.sendall(self._releases() + framed(encode(request)))
+            while waits:
                 message = self._unframer.take()
                 if message is None:
                     self._receive(deadline)
@@ -207,10 +228,15 @@ class Lane:
                     return reply
                 self._map(reply)
         except (OSError, EOFError) as error:
+            self.close()
             raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
+        except BaseException:
+            self.close()
+            raise
         finally:
             if scope is not None:
                 scope.unguard()
+        return None
 
     def _abort(self) -> None:
         try:
@@ -219,7 +245,7 @@ class Lane:
             return
 
     def _receive(self, deadline: float) -> None:
-        self._socket.settimeout(_left(deadline))
+        self._allow(deadline)
         data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -230,6 +256,15 @@ class Lane:
         if not data:
             raise EOFError("the server has ended the connection")
         self._unframer.feed(data)
+
+    def _allow(self, deadline: float) -> None:
+        """Have the kernel end a wait at the deadline, or a little later."""
+        left = _left(deadline)
+        if not self._timeout * _SHARE_LEFT <= left <= self._timeout:
+            self._timeout = left * _SHARE_SET
+            timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def _map(self, told: Regions) -> None:
         for region in told.regions:

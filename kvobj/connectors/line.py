@@ -10,8 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -50,6 +49,13 @@ BYTES_A_THREAD: Final = 4 * 1024 * 1024
 """Less than this for each is moved by one thread."""
 STORED_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 """A batch may take up a quarter of the server's arena at most; a chunk may always."""
+
+STORED_BYTES_AT_LEAST: Final = 8 * 1024 * 1024
+STORED_IN_TURN: Final = 3
+"""What one call stores on the same host goes in at least so many batches, if they are of so many bytes: the server's work on one is
+done while the next is copied, but for the first one's beginning and the last one's end."""
+_SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
+"""How a batch is refused that one of its chunks spoils, or that is too large."""
 
 _RETRY: Final = RetryRule(tries=2, burst=4.0)
 """One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
@@ -212,7 +218,10 @@ class Line:
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
 
         def put(start: int, stop: int) -> None:
-            for index, told in enumerate(self._put_piece(chunks[start:stop]), start=start):
+            note(start, self._put_piece(chunks[start:stop]))
+
+        def note(start: int, answers: Sequence[StoredChunk | KvobjError]) -> None:
+            for index, told in enumerate(answers, start=start):
                 if isinstance(told, StoredChunk):
                     outcomes[index] = Outcome.EXISTED if told.existed else Outcome.STORED
                 elif isinstance(told, ConflictError):
@@ -220,14 +229,14 @@ class Line:
                 else:
                     self._tally.failed(told)
 
-        pieces = cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE)
         if any(chunk.parent is not None for chunk in chunks):  # a child waits for its parent
-            for start, stop in pieces:
+            for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
                 put(start, stop)
         elif self.is_same_host:
-            self._in_turn(pieces, put)
+            size_bytes = min(max(sum(sizes) // STORED_IN_TURN, STORED_BYTES_AT_LEAST), STORED_BYTES_AT_ONCE)
+            self._put_in_turn(list(cut(sizes, size_bytes, MOVED_AT_ONCE)), chunks, note)
         else:
-            for start, stop in pieces:
+            for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
                 self._divided(sizes, start, stop, put)
 
     def delete(self, names: Sequence[Name]) -> bool:
@@ -353,20 +362,28 @@ class Line:
         bounds = shared_out(sizes, start, stop, taken + 1)
         self._helpers.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
 
-    def _in_turn(self, pieces: Iterable[tuple[int, int]], move: Callable[[int, int], None]) -> None:
-        """Move pieces by two threads, so that the one's are copied while the server is asked about the other's."""
-        left = deque(pieces)
-
-        def move_some() -> None:
-            while left:
-                try:
-                    start, stop = left.popleft()
-                except IndexError:
-                    return
-                move(start, stop)
-
-        taken = self._helpers.take(min(1, len(left) - 1))
-        self._helpers.run([move_some] * (taken + 1), taken=taken)
+    def _put_in_turn(
+        self,
+        pieces: Sequence[tuple[int, int]],
+        chunks: Sequence[NewChunk],
+        note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
+    ) -> None:
+        """Store pieces as batches, each told of once it is stored. Raises what one of them was refused with as a whole."""
+        answers = self._client.mput_batches(
+            [chunks[start:stop] for start, stop in pieces],
+            namespace=self._space(),
+            durability=self._settings.durability,
+        )
+        refused: KvobjError | None = None
+        for (start, stop), told in zip(pieces, answers, strict=True):
+            if not isinstance(told, KvobjError):
+                note(start, told)
+            elif isinstance(told, _SPOILED):
+                note(start, [self._put(chunk) for chunk in chunks[start:stop]])
+            else:
+                refused = refused or told
+        if refused is not None:
+            raise refused
 
     def _read_pinned(self, pin: Pin, name: Name, view: memoryview | None) -> memoryview | None:
         """A chunk that is held: a DELETE may have hidden it from those who hold it not."""
@@ -381,9 +398,7 @@ class Line:
     def _put_piece(self, chunks: Sequence[NewChunk]) -> list[StoredChunk | KvobjError]:
         """One batch: for each chunk what a PUT of it tells, or its error."""
         if len(chunks) > 1:
-            with suppress(
-                InvalidRequestError, LayoutMismatchError
-            ):  # one of them spoils it, or together they are too large
+            with suppress(*_SPOILED):
                 return self._client.mput(chunks, namespace=self._space(), durability=self._settings.durability)
         return [self._put(chunk) for chunk in chunks]
 

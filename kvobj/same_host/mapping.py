@@ -6,7 +6,6 @@ A region is mapped once in a process, however many connections were handed it; t
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import threading
 import weakref
@@ -15,6 +14,7 @@ from typing import Final
 from kvobj.buffers import address_of
 from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.touching import toucher
+from kvobj.shared_maps import map_shared
 
 _MADV_POPULATE_READ: Final = 22  # Linux 5.14
 UNLOCKED_BYTES: Final = 128 * 1024
@@ -47,14 +47,12 @@ class Mapping:
         if size_bytes <= 0 or os.fstat(descriptor).st_size < size_bytes:
             # To touch what is past the end would be the end of this process.
             raise UnavailableError("a descriptor has less memory than was said", size_bytes=size_bytes)
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
         try:
-            memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED, protection)
+            self.room = map_shared(descriptor, size_bytes, is_writable=is_writable)
         except OSError as error:
             raise UnavailableError("memory cannot be mapped", reason=str(error), size_bytes=size_bytes) from error
-        self.room = memoryview(memory)
         self.size_bytes = size_bytes
-        self._address = address_of(memory)
+        self._address = address_of(self.room)
         self._touched = bytearray(-(-size_bytes // _BLOCK_BYTES))
 
     def piece(self, offset: int, size_bytes: int) -> memoryview:

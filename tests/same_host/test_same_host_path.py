@@ -32,6 +32,7 @@ from kvobj.errors import (
     AccessDeniedError,
     ImmutableChunkError,
     InvalidRequestError,
+    KvobjError,
     ParentNotFoundError,
     UnavailableError,
 )
@@ -166,6 +167,59 @@ def test_a_chain_is_stored_in_one_step_and_read_by_layers(server: ServerProcess,
         assert all(isinstance(each, StoredChunk) and each.existed for each in again)
         assert client.is_same_host
         assert client.same_host_fallbacks == 0
+
+
+@pytest.mark.parametrize("user", KINDS, ids=KIND_NAMES)
+def test_batches_are_stored_one_after_the_other_and_a_spoiled_one_alone_is_not(
+    server: ServerProcess, user: UserSetting | None
+) -> None:
+    with client_of(server, user) as client:
+        namespace = client.namespace("shared")
+        ids = [namespace.chunk_ids([secrets.randbelow(2**31) for _ in range(16)])[0] for _ in range(9)]
+        data = {name: noise(CHUNK_BYTES) for name in ids}
+        spoiled = NewChunk(ids[5], data[ids[5]], parent="root", digest=bytes(32))
+        fine = [NewChunk(name, data[name], parent="root") for name in ids]
+        told = client.mput_batches(
+            [fine[0:2], [fine[2]], [fine[3], fine[4]], [spoiled, fine[6]], fine[7:9]], namespace=namespace
+        )
+        stored = [each for answer in told if not isinstance(answer, KvobjError) for each in answer]
+        assert [isinstance(answer, KvobjError) for answer in told] == [False, False, False, True, False]
+        assert isinstance(told[3], InvalidRequestError)
+        assert len(stored) == 7
+        assert all(isinstance(each, StoredChunk) and not each.existed for each in stored)
+        expected = [None if name in {ids[5], ids[6]} else data[name] for name in ids]
+        assert [item.data for item in client.mget(ids, namespace=namespace)] == expected
+        again = client.mput_batches([fine[0:4], fine[4:9]], namespace=namespace)
+        existed = [
+            each.existed
+            for answer in again
+            if isinstance(answer, list)
+            for each in answer
+            if isinstance(each, StoredChunk)
+        ]
+        assert existed == [True] * 5 + [False] * 2 + [True] * 2
+        assert client.is_same_host
+        assert client.same_host_fallbacks == 1  # the spoiled batch, for its reason
+    wait_for_nothing_held(server)
+
+
+def test_threads_that_store_batches_at_once_never_wait_for_each_other(root: KvClient) -> None:
+    names = [[fresh() for _ in range(6)] for _ in range(5)]
+    failed: list[object] = []
+
+    def store(mine: list[str]) -> None:
+        batches = [[NewChunk(name, payload(name, 2 * MIB))] for name in mine]
+        failed.extend(answer for answer in root.mput_batches(batches) if isinstance(answer, KvobjError))
+
+    threads = [threading.Thread(target=store, args=(mine,)) for mine in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    assert root.same_host_fallbacks == 0
+    for mine in names:
+        assert [item.data for item in root.mget(mine)] == [payload(name, 2 * MIB) for name in mine]
 
 
 def test_many_chunks_fill_their_rooms_in_one_call(root: KvClient) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvobj.arena import ALIGNMENT, Arena, Extent, Pin, orphaned_arenas
+from kvobj.arena.location import SHARED_MEMORY
 from kvobj.arena.region import Region
 from kvobj.errors import BusyError, CorruptionError, StoreFullError, UnavailableError
 
@@ -224,6 +225,26 @@ async def test_room_is_handed_out_as_it_is_populated(tmp_path: Path) -> None:
     first.release()
     second.release()
     await arena.aclose(remove=True)
+
+
+def test_a_new_region_is_backed_whole_whatever_its_pages_are_and_one_that_is_there_keeps_its_bytes() -> None:
+    path = SHARED_MEMORY / f"kvobj-test-{os.getpid()}-region"
+    try:
+        region = Region(path, 5 * MIB)
+        region.create(huge_pages=True)
+        assert path.stat().st_blocks * 512 == 5 * MIB
+        region.map(huge_pages=True)
+        region.populate(0, 5 * MIB, fresh=True)
+        assert region.room is not None
+        assert not any(region.room)
+        region.room[-4:] = b"keep"
+        again = Region(path, 5 * MIB)
+        again.create(huge_pages=True)
+        again.map(huge_pages=True)
+        assert again.room is not None
+        assert bytes(again.room[-4:]) == b"keep"
+    finally:
+        path.unlink()
 
 
 async def test_pages_are_touched_where_the_kernel_cannot_populate(tmp_path: Path) -> None:

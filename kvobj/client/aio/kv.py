@@ -101,6 +101,7 @@ class AsyncKvClient(OnThreads[KvClient]):
     match = awaited(KvClient.match)
     mget = iterated(KvClient.mget)
     mput = awaited(KvClient.mput)
+    mput_batches = awaited(KvClient.mput_batches)
     events = iterated(KvClient.events, is_endless=True)
 
     open_session = awaited(KvClient.open_session, is_lease=True)
