@@ -41,6 +41,8 @@ from kvobj.ids import BlobIdAllocator
 from kvobj.store.commit import kv_etag
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
 from kvobj.store.places import ChunkPlace
+from kvobj.store.reader import HotRead
+from kvobj.store.representation import Accepted, choose
 from kvobj.store.requests import PutRequest, PutResult
 
 
@@ -265,11 +267,19 @@ class FakeReader:
         self.closed = True
 
 
+class NothingArrives:
+    """Where `Following` is asked for: bodies come whole here, and there is nothing to follow."""
+
+    async def find(self, bucket: str, key: str) -> None:
+        del bucket, key
+
+
 class FakeStore:
     """See the module's text. `blob_bytes`: bodies are received in pieces of this size."""
 
     def __init__(self, *, now_ms: Callable[[], int], blob_bytes: int = 1 << 20) -> None:
         self.catalog = FakeCatalog()
+        self.following = NothingArrives()
         self.blobs: dict[bytes, bytes] = {}
         self.open_transfers = 0
         self.blob_bytes = blob_bytes
@@ -350,6 +360,9 @@ class FakeStore:
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
 
+    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
+        return None
+
     async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:  # noqa: ARG002 - as the protocol has it
         return self.catalog.objects.get((bucket, key))
 
@@ -359,6 +372,9 @@ class FakeStore:
 
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:  # noqa: ARG002 - nothing is pending here
         return row
+
+    async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
+        return choose(row, [None], accepts)
 
     async def delete(
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()

@@ -1,14 +1,16 @@
 """Fuzz targets for bodies: the aws-chunked decoder and the framing of Transfer-Encoding: chunked.
 
 A case's first line says how it is to be read, the rest are the bytes that arrive. What must hold: only typed refusals; the verdict
-does not depend on how the bytes were cut into reads; unsigned framing is read as a decoder that sees all of it at once reads it; and
-of signed framing nothing ever comes out but what was signed.
+does not depend on how the bytes were cut into reads; unsigned framing is read as a decoder that sees all of it at once reads it, and
+so it is by the body that receives through a connection's wire, in place, with the framing of many chunks taken out in native code;
+and of signed framing nothing ever comes out but what was signed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -18,8 +20,10 @@ from fuzz_signing import SCOPE, SIGNING_KEY, STAMP, signed_chunks, unsigned_chun
 from kvobj.api.aws_chunked import AwsChunkedSource
 from kvobj.api.errors import describe
 from kvobj.api.http.chunked_framing import ChunkedFraming
+from kvobj.api.http.request_body import ChunkedBody
 from kvobj.api.sigv4 import ChunkSigning
 from kvobj.errors import IncompleteBodyError, InvalidRequestError, KvobjError
+from kvobj.wire.body_handover import ReceiveMode, Wire
 
 T = TypeVar("T")
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n").match
@@ -206,11 +210,17 @@ class AwsChunkedTarget:
         return f"{mode.decode()} {'refused' if result is None else 'read'}"
 
 
+def chunked(sizes: Iterable[int]) -> bytes:
+    """A chunked body of so many bytes a chunk, no two alike."""
+    random = Random(2)
+    return b"".join(b"%x\r\n%s\r\n" % (size, random.randbytes(size)) for size in sizes) + b"0\r\n\r\n"
+
+
 class HttpChunkedTarget:
-    """Transfer-Encoding: chunked."""
+    """Transfer-Encoding: chunked: the framing by itself, and the body that is received from a wire."""
 
     name = "http-chunked"
-    modules = ("kvobj/api/http/chunked_framing.py",)
+    modules = ("kvobj/api/http/chunked_framing.py", "kvobj/api/http/request_body.py:ChunkedBody._receive_in_place")
     _SEEDS: Final = (
         b"0\r\n\r\n",
         b"5\r\nhello\r\n0\r\n\r\n",
@@ -225,24 +235,86 @@ class HttpChunkedTarget:
         b"5\nhello\n0\n\n",
         b"5\r\nhello0\r\n\r\n",
         b"-1\r\n\r\n",
+        chunked(range(1, 60, 3)),
+        chunked([1, 200, 1, 1, 300, 16, 7] * 3) + b"GET / HTTP/1.1\r\n\r\n",
     )
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.close()  # its futures are waited for by hand
 
     def seeds(self) -> list[bytes]:
         return [b"%d\n" % step + seed for seed in self._SEEDS for step in (1, 3, 100_000)]
 
     def make(self, random: Random) -> bytes:
-        data = Mutator(random, _TOKENS).change(random.choice(self._SEEDS), self._SEEDS)
-        return b"%d\n" % random.choice((1, 2, 3, 17, 100, 4096)) + data
+        seed = random.choice(self._SEEDS)
+        data = Mutator(random, _TOKENS).change(seed, self._SEEDS) if random.random() < 0.9 else seed
+        return b"%d %d\n" % (random.choice((1, 2, 3, 17, 100, 4096)), random.choice((1, 20, 150, 1000, 65536))) + data
 
     def run(self, case: bytes) -> str:
         line, _, data = case.partition(b"\n")
-        step = int(line) if line.isdigit() and len(line) < 7 else 1
+        words = [*line.split(), b"65536"][:2]
+        step, buffer = (int(word) if word.isdigit() and len(word) < 7 else 1 for word in words)
         step = max(1, step, len(data) // 2000)
+        buffer = max(1, buffer, len(data) // 200)
         result, other = self._read(data, step), self._read(data, len(data) + 1)
         assert result == other, "the verdict depends on how the bytes were cut"
         whole = None if isinstance(result, str) else result
         assert whole == self._read_at_once(data), "another decoder reads it otherwise"
+        for mode in ReceiveMode:
+            assert whole == self._receive(data, step, buffer, whole, mode), "received, it is read otherwise"
         return result if isinstance(result, str) else "whole"
+
+    def _receive(
+        self, data: bytes, step: int, buffer: int, whole: tuple[bytes, bytes] | None, mode: ReceiveMode
+    ) -> tuple[bytes, bytes] | None:
+        """What a wire that `step` bytes at a time come from gives, in pieces of `buffer`; None where it is refused."""
+        expected = b"" if whole is None else whole[0]
+        size = len(data) + 1 if whole is None else len(expected)
+        wire = Wire(self._loop, lambda _: None, shared=memoryview(bytearray(4096)), mode=mode)
+        body = ChunkedBody(wire, expects_continue=False)
+        content = memoryview(bytearray(size))
+
+        async def receive_all() -> None:
+            for start in range(0, size, buffer):
+                piece, told = content[start : start + buffer], [0]
+
+                def tell(count: int, piece: memoryview = piece, start: int = start, told: list[int] = told) -> None:
+                    assert told[-1] <= count <= len(piece), "told of more or less than there is"
+                    told.append(count)
+                    assert whole is None or piece[:count] == expected[start : start + count], "told too early"
+
+                await body.receive_into(piece, tell)
+                assert told[-1] == len(piece), "not told of all"
+            assert not await body.read_some(1)
+
+        try:
+            at = self._feed(receive_all(), wire, data, step)
+        except (InvalidRequestError, IncompleteBodyError):
+            return None
+        assert body.is_finished
+        assert body.received == size
+        return bytes(content), wire.take_unread() + data[at:]
+
+    @staticmethod
+    def _feed(work: Coroutine[Any, Any, None], wire: Wire, data: bytes, step: int) -> int:
+        """Run what waits for bytes to its end; returns how many of them it was given."""
+        at = 0
+        while True:
+            try:
+                waiter = work.send(None)
+            except StopIteration:
+                return at
+            while not waiter.done():
+                room = wire.get_buffer(-1)
+                count = min(step, len(room), len(data) - at)
+                if not count:
+                    assert at == len(data), "no room for what comes"
+                    wire.eof_received()
+                    continue
+                room[:count] = data[at : at + count]
+                at += count
+                wire.buffer_updated(count)
 
     @staticmethod
     def _read(data: bytes, step: int) -> tuple[bytes, bytes] | str:

@@ -1,7 +1,8 @@
 """Fuzz target for request heads: what arrives on a socket, to one head or a refusal.
 
 What must hold: only typed refusals; the verdict does not depend on how the bytes were cut into reads, but that what is refused early
-may be incomplete; what is read is what stands there, name by name and byte by byte, and there is one reading of its length.
+may be incomplete; a plain head, which is read in one match, reads as by the parser that knows all; what is read is what stands there,
+name by name and byte by byte, and there is one reading of its length.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TOKENS: Final = (
     *(name + b": " + values[0] + b"\r\n" for name, values in FIELDS.items()),
 )  # fmt: skip
 _HEADS: Final = (
+    b"GET /b/k HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
     b"GET http://a/ HTTP/1.0\r\n\r\n",
     b"GET http://a:1?x HTTP/1.1\r\nHost: a:1\r\n\r\n",
     b"PUT https://A/b HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\nExpect: 100-Continue\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
@@ -51,18 +53,27 @@ _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _DIGITS: Final = re.compile(r"\d{1,19}", re.ASCII).fullmatch
 
 
+class _CarefulReader(HeadReader):
+    """Reads no head the short way."""
+
+    __slots__ = ()
+
+    def _plain(self, head: bytes) -> None:
+        del head
+
+
 class HeadTarget:
-    """`HeadReader`, fed at once and in pieces."""
+    """`HeadReader`, fed at once and in pieces, and without the short way of plain heads."""
 
     name = "heads"
-    modules = ("kvobj/api/http/request_head.py",)
+    modules = ("kvobj/api/http/request_head.py", "kvobj/api/http/plain_head.py")
 
     def __init__(self) -> None:
         self._heads = [*(case.partition(_END)[0] + _END for case in recorded()), *_HEADS]
         self._loop = asyncio.new_event_loop()
         self._loop.close()  # the parser wants one, and never runs anything on it
         self._settings = HttpSettings()
-        self._names: dict[str, str] = {}
+        self._names = {f"x-known-{number}": f"x-known-{number}" for number in range(500)}  # nearly as many as are kept
 
     def seeds(self) -> list[bytes]:
         return [b"%d\n" % step + head for head in self._heads for step in (1000, 100_000)]
@@ -80,8 +91,9 @@ class HeadTarget:
     def run(self, case: bytes) -> str:
         line, _, data = case.partition(b"\n")
         step = int(line) if line.isdigit() and len(line) < 7 else 1
-        whole = self._read(data, len(data) + 1)
-        pieces = self._read(data, max(1, step, len(data) // 300))
+        whole = self._read(data, len(data) + 1, HeadReader)
+        assert whole == self._read(data, len(data) + 1, _CarefulReader), "a plain head is read otherwise"
+        pieces = self._read(data, max(1, step, len(data) // 300), HeadReader)
         if isinstance(whole, tuple) and isinstance(pieces, tuple):
             assert whole == pieces, "the verdict depends on how the bytes were cut"
             self._check(whole[0], data)
@@ -90,9 +102,9 @@ class HeadTarget:
         assert not isinstance(pieces, tuple), f"refused only at once: {whole}"
         return whole
 
-    def _read(self, data: bytes, step: int) -> tuple[ParsedHead, bytes] | str:
+    def _read(self, data: bytes, step: int, kind: type[HeadReader]) -> tuple[ParsedHead, bytes] | str:
         """The head and what follows it, or the word for why there is none."""
-        reader = HeadReader(self._loop, self._settings, names=self._names)
+        reader = kind(self._loop, self._settings, names=self._names)
         try:
             for start in range(0, len(data), step):
                 head, rest = reader.feed(data[start : start + step])

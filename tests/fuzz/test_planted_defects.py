@@ -11,7 +11,8 @@ from fuzz_targets import TARGETS
 
 from kvobj.api import aws_chunked, multipart, object_headers, ranges, request, sigv4, xml
 from kvobj.api.access import policy_document
-from kvobj.api.http import chunked_framing, request_head
+from kvobj.api.http import chunked_framing, plain_head, request_body, request_head
+from kvobj.wire.joined_chunks import JoinedChunks, native_joiner
 
 MOST_CASES = 4000
 
@@ -43,6 +44,20 @@ def forget_the_length(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def lose_a_byte_of_joined_chunks(patch: pytest.MonkeyPatch) -> None:
+    join = native_joiner()
+    if join is None:
+        pytest.skip("no native library")
+
+    def join_wrongly(window: memoryview, before: JoinedChunks, limit: int, minimum: int) -> JoinedChunks:
+        joined = join(window, before, limit, minimum)
+        if joined.chunk_left and joined.chunks:
+            joined.chunk_left -= 1
+        return joined
+
+    patch.setattr(request_body, "native_joiner", lambda: join_wrongly)
+
+
 def always(module: object, name: str, answer: object) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(module, name, lambda *_, **__: answer)
 
@@ -52,7 +67,9 @@ def always(module: object, name: str, answer: object) -> Callable[[pytest.Monkey
     [
         ("aws-chunked", lambda patch: patch.setattr(aws_chunked, "_require_signature", lambda _key, _text, given: given)),
         ("http-chunked", lambda patch: patch.setattr(chunked_framing, "_SIZE_LINE", re.compile(rb"[0-9a-f]{1,16};?\s*\n"))),
+        ("http-chunked", lose_a_byte_of_joined_chunks),
         ("heads", forget_the_length),
+        ("heads", lambda patch: patch.setattr(plain_head, "_OTHERS", frozenset())),
         ("signatures", always(hmac, "compare_digest", True)),  # noqa: FBT003 - what it answers
         ("signatures", always(sigv4, "_check_signed_headers", None)),
         ("signatures", merge_slashes),

@@ -86,17 +86,48 @@ async def test_what_waits_goes_on_in_its_task() -> None:
 
 async def test_a_deadline_that_was_set_before_the_hand_over_ends_it_after() -> None:
     parked = Parked()
+    deadlines: list[asyncio.Timeout] = []
 
     async def answer() -> str:
         try:
-            async with asyncio.timeout(0.001):
+            async with asyncio.timeout(None) as deadline:
+                deadlines.append(deadline)
                 await asyncio.Event().wait()
         except TimeoutError:
             return "too late"
         return "answered"
 
     parked.give(await within(parked, answer()))
+    deadlines[0].reschedule(asyncio.get_running_loop().time())
     assert await parked.task == "too late"
+
+
+async def test_what_waited_may_go_on_before_its_task_and_be_over() -> None:
+    parked, loop = Parked(), asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
+
+    async def answer() -> str:
+        assert await first == 1
+        assert asyncio.current_task() is parked.task
+        await second
+        return "answered"
+
+    begun = await within(parked, answer())
+    assert isinstance(begun, Begun)
+    assert begun.waits_for is first
+    gone_on: list[str | Begun[str]] = []
+    for future in (first, second):
+        assert isinstance(begun, Begun)
+        future.set_result(1)
+
+        def go_on(waiting: Begun[str] = begun) -> None:
+            gone_on.append(waiting.go_on(parked.task, parked.context))
+
+        loop.call_soon(go_on)
+        await asyncio.sleep(0)
+        begun = gone_on[-1]
+    assert begun == "answered"
+    parked.task.cancel()
 
 
 async def test_cancelling_the_task_cancels_what_was_begun_for_it() -> None:
@@ -132,6 +163,23 @@ async def test_an_error_takes_the_place_of_what_is_waited_for() -> None:
     begun = await within(parked, answer())
     assert isinstance(begun, Begun)
     assert await begun.fail(ConnectionResetError()) == "lost"
+    parked.task.cancel()
+
+
+async def test_a_cancellation_that_takes_its_place_ends_what_is_waited_for() -> None:
+    parked = Parked()
+    children: list[asyncio.Task[bool]] = []
+
+    async def answer() -> str:
+        children.extend(asyncio.create_task(asyncio.Event().wait()) for _ in range(2))
+        await asyncio.gather(*children)
+        return "answered"
+
+    begun = await within(parked, answer())
+    assert isinstance(begun, Begun)
+    with pytest.raises(asyncio.CancelledError):
+        await begun.fail(asyncio.CancelledError())
+    assert [child.cancelled() for child in children] == [True, True]
     parked.task.cancel()
 
 

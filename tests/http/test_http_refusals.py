@@ -56,6 +56,7 @@ REFUSED = {
     "Host twice": (put(b"Host: i"), 400, "BadRequest"),
     "the same Host twice": (put(b"host: h"), 400, "BadRequest"),
     "no Host": (b"PUT /b/k HTTP/1.1\r\n\r\n", 400, "BadRequest"),
+    "other fields than Host alone": (b"GET /b/k HTTP/1.1\r\nUser-Agent: x\r\n\r\n", 400, "BadRequest"),
     "a Host of two words": (b"PUT /b/k HTTP/1.1\r\nHost: a b\r\n\r\n", 400, "BadRequest"),
     "a Host with a path": (b"PUT /b/k HTTP/1.1\r\nHost: a/b\r\n\r\n", 400, "BadRequest"),
     "a Host with a user": (b"PUT /b/k HTTP/1.1\r\nHost: a@b\r\n\r\n", 400, "BadRequest"),

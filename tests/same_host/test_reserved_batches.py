@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,3 +181,31 @@ async def test_a_writer_that_goes_once_it_is_told_leaves_its_chunks_whole_and_no
     for row in await node.catalog.lookup("cache", ["c", "d"]):
         assert row is not None
         assert (await node.store.settled(row)).digest == blake3(bytes(SIZE)).digest()
+
+
+async def test_room_is_kept_for_a_copy_that_is_under_way_however_often_its_writer_is_cancelled(
+    node: Node, writer: Writer
+) -> None:
+    before = node.arena.reserved_bytes
+    budget = StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB)
+    may_copy = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(may_copy.wait, 30)
+        writes = ExtentWrites(node.kv.chunks, pool, budget)
+        writes.stage(MIB, writer.rights)
+        request = Commit(0, "default", [NewItem("k", MIB)])
+        committing = asyncio.create_task(writes.commit(request, writer.rights, writer.told.append))
+        try:
+            async with asyncio.timeout(10):
+                while not pool._work_queue.qsize():  # noqa: ASYNC110 - a pool tells nobody
+                    await asyncio.sleep(0)
+            for _ in range(2):
+                committing.cancel()
+                await asyncio.wait([committing], timeout=0.02)
+            assert node.arena.reserved_bytes > before
+        finally:
+            may_copy.set()
+            await asyncio.wait([committing])
+        assert committing.cancelled()
+        assert node.arena.reserved_bytes == before
+        await writes.aclose()

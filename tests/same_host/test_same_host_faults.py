@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from same_host_world import (
     READER,
+    STRANGER,
     Holder,
     client_of,
     gauge,
@@ -22,9 +23,9 @@ from same_host_world import (
 )
 from server_process import MIB, ServerProcess, wait_until
 
-from kvobj.client import KvClient
-from kvobj.errors import NoSuchSessionError
-from kvobj.same_host.messages import VERSION, Hello, Open, Opened, Welcome
+from kvobj.client import KvClient, NewChunk
+from kvobj.errors import NoSuchSessionError, UnavailableError
+from kvobj.same_host.messages import VERSION, Failed, Hello, Open, Opened, Welcome
 
 SIZE = 3 * MIB
 ENTRY = payload("k", 8).hex()
@@ -97,6 +98,8 @@ def test_a_client_falls_back_while_its_server_is_away_and_comes_back_with_it(ser
         assert view.is_valid
         server.kill()
         assert not view.is_valid
+        told = client.mput_batches([[NewChunk(f"gone-{batch}", payload("k", SIZE))] for batch in range(3)])
+        assert [type(answer) for answer in told] == [UnavailableError] * 3
         server.start()
         assert not view.is_valid
         view.release()
@@ -128,6 +131,27 @@ def test_a_client_that_does_not_renew_loses_its_connection(server: ServerProcess
         assert peer.is_ended()  # it asks for nothing, and a lease passes
         assert os.pread(control, 1, 0) == b"\1"
     wait_for_nothing_held(server)
+
+
+def test_nothing_is_held_for_a_client_that_could_not_be_shown_the_memory(server: ServerProcess) -> None:
+    with client_of(server, STRANGER, bucket="apart", same_host=False) as client:
+        client.put_chunk("k", payload("k", SIZE))
+    grant = grant_of(server, STRANGER, bucket="apart")
+    regions = list(server.shared_memory.rglob("region-*"))
+    with raw_peer(grant.socket) as peer:
+        assert isinstance(peer.ask(Hello(VERSION, grant.token)), Welcome)
+        for region in regions:
+            region.rename(f"{region}.away")
+        try:
+            failed = peer.ask(Open(["k"]))
+            held = pinned_bytes(server)
+        finally:
+            for region in regions:
+                region.with_name(f"{region.name}.away").rename(region)
+        assert isinstance(failed, Failed)
+        assert failed.status == 503
+        assert held == 0
+        assert isinstance(peer.ask(Open(["k"])), Opened)
 
 
 def test_a_token_is_of_no_use_after_its_connection_has_ended(server: ServerProcess) -> None:

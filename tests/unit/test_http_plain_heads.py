@@ -107,6 +107,7 @@ def verdict(reader: HeadReader, head: bytes) -> tuple[ParsedHead | None, bytes] 
 )
 @example(line="GET /b/k HTTP/1.1", fields=[("Host", ": ", "h"), ("host", ": ", "g")])
 @example(line="GET /b/k HTTP/1.1", fields=[("Host", ": ", "h"), ("Connection", ": ", "close")])
+@example(line="GET /b/k HTTP/1.1", fields=[("x-a", ": ", "h")])
 def test_the_short_way_reads_a_head_as_the_parser_does(
     loop: asyncio.AbstractEventLoop, line: str, fields: list[tuple[str, str, str]]
 ) -> None:

@@ -151,12 +151,11 @@ class HeadReader:
     def _plain(self, head: bytes) -> ParsedHead | None:
         """The head, if it is a plain one."""
         read = read_plain(head, self._names)
-        if read is None or len(read[2]) > self._fields_max:
+        if read is None or len(read[2]) > self._fields_max or "host" not in read[2]:
             return None
         method, target, fields = read
         length = 0
-        if "host" in fields:
-            _check_field("host", fields["host"])
+        _check_field("host", fields["host"])
         if "content-length" in fields:
             value = fields["content-length"]
             if not value.isdigit():

@@ -24,7 +24,7 @@ from kvobj.api.kv_store import ChunkStore
 from kvobj.api.same_host.hot_opens import HotOpened, HotOpens
 from kvobj.api.same_host.message_socket import MessageSocket
 from kvobj.api.same_host.reads import ExtentReads
-from kvobj.api.same_host.rights import Grant, Grants
+from kvobj.api.same_host.rights import Grant, Grants, Rights
 from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
@@ -60,8 +60,9 @@ HELLO_SECONDS: Final = 5.0
 AHEAD_REGIONS: Final = 16
 """A trusted writer is shown so many at once, 4 GiB, before it is given room in any: less than half a second of its background, and
 8 MiB of page tables. Who has to look at pages for the first time while it copies takes twice as long."""
-_AT_ONCE: Final = frozenset({bytes((0x90 | fields, tag)) for fields in range(16) for tag in (2, 3)})
-"""How `Open` and `Release` begin (msgpack: an array of so many fields, the tag)."""
+_OPEN: Final = frozenset({bytes((0x90 | fields, 2)) for fields in range(16)})
+_RELEASE: Final = frozenset({bytes((0x90 | fields, 3)) for fields in range(16)})
+"""How messages begin (msgpack: an array of so many fields, the tag)."""
 _STALL_SECONDS: Final = 1.0
 """A stop waits so long for a writer that stalls."""
 
@@ -92,9 +93,10 @@ class Connection:
         self._peer = peer
         self._task: asyncio.Task[None] | None = None
         self._messages = MessageSocket(
-            connection, on_end=self.end, answer_now=self._answer_now, answered=self._note_opened
+            connection, on_end=self.end, answer_now=self._answer_now, answered=self._catch_up
         )
         self._opened: HotOpened | None = None
+        self._releases: list[bytes] = []
         self._grant: Grant | None = None
         self._ledger: ExtentLedger | None = None
         self._writes: ExtentWrites | None = None
@@ -178,17 +180,14 @@ class Connection:
 
     def _answer_now(self, raw: bytes) -> bytes | None:
         """The answer to what needs no task (`Release`: an empty one); None for all else."""
-        grant, ledger = self._grant, self._ledger
-        if grant is None or ledger is None or self._is_ending or raw[:2] not in _AT_ONCE:
+        begins = raw[:2]
+        if self._is_ending or self._grant is None:
             return None
+        if begins in _RELEASE:
+            self._releases.append(raw)  # who opens is not to wait for that
+            return b""
         try:
-            request = decode_request(raw)
-            if isinstance(request, Release):
-                ledger.release(request.handles)
-                return b""
-            if not isinstance(request, Open):
-                return None
-            self._opened = self._parts.hot.open(request, grant.rights, ledger, self._regions)
+            self._opened = self._open_now(raw, self._grant.rights) if begins in _OPEN else None
             return None if self._opened is None else encode(self._opened.reply)
         except InvalidRequestError:
             return None  # the task ends the connection
@@ -197,10 +196,34 @@ class Connection:
             self.end()
             return b""
 
-    def _note_opened(self) -> None:
+    def _open_now(self, raw: bytes, rights: Rights) -> HotOpened | None:
+        request, ledger, hot = decode_request(raw), self._ledger, self._parts.hot
+        if ledger is None or not isinstance(request, Open):
+            return None
+        opened = hot.open(request, rights, ledger, self._regions)
+        if opened is None and self._releases:  # there may have been no room
+            self._let_go()
+            opened = hot.open(request, rights, ledger, self._regions)
+        return opened
+
+    def _catch_up(self) -> None:
+        """Do what an answer did not wait for."""
         opened, self._opened = self._opened, None
         if opened is not None:
             self._parts.hot.note(opened)
+        if self._releases:
+            try:
+                self._let_go()
+            except InvalidRequestError as error:
+                self._parts.log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error))
+                self.end()
+
+    def _let_go(self) -> None:
+        releases, self._releases = self._releases, []
+        for raw in releases:
+            request = decode_request(raw)
+            if isinstance(request, Release) and self._ledger is not None:
+                self._ledger.release(request.handles)
 
     async def _serve(self, request: Request) -> None:
         assert self._ledger is not None
@@ -248,14 +271,24 @@ class Connection:
         match request:
             case Open():
                 opened = await self._parts.reads.open(request, rights, ledger)
-                await self._show([extent.region for extent in opened.extents if extent is not None])
+                extents = [extent for extent in opened.extents if extent is not None]
+                try:
+                    await self._show([extent.region for extent in extents])
+                except KvobjError:
+                    # The client is told of a failure and of no handle: it could not let go.
+                    ledger.release([extent.handle for extent in extents])
+                    raise
                 return opened, ()
             case Stage():
                 descriptor, size_bytes = writes.stage(request.size_bytes, rights)
                 return Staged(size_bytes), (descriptor,)
             case Reserve():
                 batch, rooms = await writes.reserve(request, rights)
-                await self._show([room.region for room in rooms if room is not None])
+                try:
+                    await self._show([room.region for room in rooms if room is not None])
+                except KvobjError:
+                    await writes.abandon(batch)
+                    raise
                 return Reserved(batch, rooms), ()
             case _:
                 raise InvalidRequestError("not a call that is answered here")

@@ -38,6 +38,7 @@ from kvobj.store.extents import FilledElsewhere, room_of
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.requests import PutRequest
+from kvobj.task_endings import to_their_end
 
 STAGING_BYTES_MIN: Final = 1024 * 1024
 BATCHES_MAX: Final = 8
@@ -226,9 +227,9 @@ class _Staged:
                 try:
                     count = await asyncio.shield(reading)
                 finally:
-                    # Whoever is cancelled here gives the buffer away next.
+                    # Whoever is cancelled here, or twice, gives the buffer away next.
                     if not reading.done():
-                        await asyncio.wait([reading])
+                        await to_their_end([reading])
             if count <= 0:
                 raise IncompleteBodyError("the staging room ends before the chunk does")
             filled += count
