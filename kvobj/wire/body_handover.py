@@ -27,6 +27,9 @@ from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders, Sending, SendOu
 # Pieces in which transports that copy (TLS, the stock loop) are fed: bounds what they hold.
 _COPIED_PIECE_BYTES = 256 * 1024
 _FIRST_BYTES = 4096
+# What a head is read with on a connection whose latest body was long: the rest that comes with it would be copied three times.
+_LEAD_BYTES = 4096
+_LONG_BODY_BYTES = 128 * 1024
 _FULL_SEGMENT_BYTES = 32 * 1024
 _TCP_INFO_SEGMENTS = struct.Struct("20xI60xI")  # rcv_mss and advmss of linux/tcp.h, struct tcp_info
 _LONG_VIEW_BYTES = 4 * 1024 * 1024
@@ -52,10 +55,12 @@ class Wire(asyncio.BufferedProtocol):
         "_eof",
         "_fill_waiter",
         "_flush_waiter",
+        "_has_full_segments",
         "_held",
         "_held_from",
         "_is_reading",
         "_is_tls",
+        "_lead",
         "_long_send_bytes",
         "_loop",
         "_lost",
@@ -66,9 +71,12 @@ class Wire(asyncio.BufferedProtocol):
         "_on_connected",
         "_pauses_after",
         "_read_waiter",
+        "_reads_on",
         "_senders",
         "_sending",
         "_shared",
+        "_sift",
+        "_sleeper",
         "_target",
         "_transport",
         "_write_paused",
@@ -90,6 +98,7 @@ class Wire(asyncio.BufferedProtocol):
         self._loop = loop
         self._on_connected = on_connected
         self._shared = shared
+        self._lead = shared
         self._direct = mode is ReceiveMode.DIRECT
         self._transport: asyncio.Transport | None = None
         self._is_tls = False
@@ -104,8 +113,12 @@ class Wire(asyncio.BufferedProtocol):
         self._needed = 0
         self._pauses_after = False
         self._on_bytes: Callable[[int], None] | None = None
+        self._sift: Callable[[int], tuple[int, int]] | None = None
         self._read_waiter: asyncio.Future[None] | None = None
         self._at_once: Callable[[], bool] | None = None
+        self._sleeper: tuple[asyncio.Future[None], Callable[[], bool]] | None = None
+        self._reads_on = False
+        self._has_full_segments = False
         self._fill_waiter: asyncio.Future[None] | None = None
         self._flush_waiter: asyncio.Future[SendOutcome | None] | None = None
         self._senders = senders
@@ -141,23 +154,24 @@ class Wire(asyncio.BufferedProtocol):
         target = self._target
         if target is not None and self._direct:
             return target[self.filled :]
-        return self._shared
+        return self._lead if target is None else self._shared
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
         self.bytes_in += nbytes
         target = self._target
         if target is None:
+            # The event loop reads on at once where a read was as long as it could be.
+            self._reads_on = self._direct and nbytes == len(self._lead)
             self._hold(self._shared[:nbytes])
+            self._reads_on = False
             return
         if not self._direct:
-            taken = min(nbytes, len(target) - self.filled)
-            target[self.filled : self.filled + taken] = self._shared[:taken]
-            if taken < nbytes:
-                self._hold(self._shared[taken:nbytes])
-            nbytes = taken
+            nbytes = self._copied(target, nbytes)
         self.filled += nbytes
         waiter, on_bytes = self._fill_waiter, self._on_bytes
+        if self._sift is not None and not self._sifted(self._sift, waiter):
+            return
         remaining = self._needed - self.filled
         if remaining < self._low_water_now:
             self._set_low_water(0)
@@ -172,9 +186,34 @@ class Wire(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - the filler's own callback failed: he gets it, not the event loop
             self._target = None
             waiter.set_exception(error)
+            self._fill_ended()
             return
         if self._target is None:
             waiter.set_result(None)
+            self._fill_ended()
+
+    def _copied(self, target: memoryview, nbytes: int) -> int:
+        """Copy what has come into the shared buffer; how much of it that is, the rest is held."""
+        taken = min(nbytes, len(target) - self.filled)
+        target[self.filled : self.filled + taken] = self._shared[:taken]
+        if taken < nbytes:
+            self._hold(self._shared[taken:nbytes])
+        return taken
+
+    def _sifted(self, sift: Callable[[int], tuple[int, int]], waiter: asyncio.Future[None] | None) -> bool:
+        """Have framing taken out of what has come; False where the fill is over by that."""
+        if waiter is None or waiter.done():
+            return False
+        try:
+            self.filled, self._needed = sift(self.filled)
+        except Exception as error:  # noqa: BLE001 - as that of `on_bytes`
+            self._target = None
+            waiter.set_exception(error)
+            self._fill_ended()
+            return False
+        if self._held:  # received by way of the shared buffer: it comes first
+            self._needed = self.filled
+        return True
 
     def _end_fill(self) -> None:
         self._target = None
@@ -216,6 +255,11 @@ class Wire(asyncio.BufferedProtocol):
     def is_awaiting_bytes(self) -> bool:
         """Whether somebody waits for the client to send."""
         return self._read_waiter is not None or self._fill_waiter is not None
+
+    @property
+    def filling(self) -> asyncio.Future[None] | None:
+        """What the present `fill` waits for, if there is one."""
+        return self._fill_waiter
 
     @property
     def has_unread(self) -> bool:
@@ -270,7 +314,8 @@ class Wire(asyncio.BufferedProtocol):
         """Wait until there is something unread; False when the client sends no more.
 
         `at_once` is called where bytes arrive, before who waits is woken. It may take them and have the wait go on (True), and may
-        read and write as one who has been woken; it does not raise.
+        read and write as one who has been woken; it does not raise. Where it leaves a `fill` that waits for more, it is called
+        again when that has all its bytes, or none can be put there; where no more come, who waits here is woken instead.
         """
         if not self._held and not self._eof:
             self._resume_reading()
@@ -281,7 +326,7 @@ class Wire(asyncio.BufferedProtocol):
             finally:
                 if self._read_waiter is waiter:
                     self._read_waiter = None
-                self._at_once = None
+                self._at_once = self._sleeper = None
         return bool(self._held)
 
     async def fill(
@@ -291,10 +336,12 @@ class Wire(asyncio.BufferedProtocol):
         *,
         at_least: int | None = None,
         has_more: bool = False,
+        sift: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         """Fill `buffer` (bytes, not empty) from what is held, then from the socket. `on_bytes(n)`: the first n are there.
 
         `at_least`: it is enough when so many bytes are there (1 or more), though it takes what else has come; None: all.
+        `sift(n)`: told of the same before, it may take bytes out of them, and answers how many it leaves, and how many are enough.
         `has_more`: another `fill` follows, so nothing is read ahead of it (uvloop would, since it asks again after a full buffer).
         Once it has returned, raised or been cancelled nothing writes to the buffer; `filled` says how far it got.
         Raises `IncompleteBodyError` when the client goes before that.
@@ -304,28 +351,37 @@ class Wire(asyncio.BufferedProtocol):
         if taken:
             buffer[:taken] = held if taken == len(held) else held[start : start + taken]
             self.advance(start + taken)
-            on_bytes(taken)
+            if sift is None:
+                on_bytes(taken)
         needed = len(buffer) if at_least is None else at_least
+        if taken and sift is not None:
+            self.filled, needed = sift(taken)
+            taken = self.filled
+            if self._held:
+                return
         if taken >= needed:
             return
         if self._eof:
             raise IncompleteBodyError("the client went in the middle of the body", received=taken, expected=needed)
         self._on_bytes = on_bytes
+        self._sift = sift
         self._needed = needed
         self._pauses_after = has_more
         self._target = buffer
         self._fill_waiter = waiter = self._loop.create_future()
-        self._await_much(needed - taken)
+        self._lead = self._shared[:_LEAD_BYTES] if self._direct and len(buffer) >= _LONG_BODY_BYTES else self._shared
+        if not self._reads_on:
+            self._await_much(needed - taken)
         self._resume_reading()
         try:
             await waiter
         finally:
-            self._target = self._on_bytes = self._fill_waiter = None
+            self._target = self._on_bytes = self._sift = self._fill_waiter = None
             if self._low_water_now:
                 self._set_low_water(0)
-        if self.filled < needed:
+        if self.filled < self._needed:
             raise IncompleteBodyError(
-                "the client went in the middle of the body", received=self.filled, expected=needed
+                "the client went in the middle of the body", received=self.filled, expected=self._needed
             )
 
     def fail_reader(self, error: Exception) -> None:
@@ -333,6 +389,7 @@ class Wire(asyncio.BufferedProtocol):
         for waiter in (self._read_waiter, self._fill_waiter):
             if waiter is not None and not waiter.done():
                 waiter.set_exception(error)
+        self._wake_sleeper()
 
     def _hold(self, segment: memoryview) -> None:
         self._held = self.take_unread() + segment if self._held else bytes(segment)
@@ -341,13 +398,32 @@ class Wire(asyncio.BufferedProtocol):
         waiter, at_once = self._read_waiter, self._at_once
         if waiter is None or waiter.done():
             return
-        if at_once is not None:
-            self._read_waiter = self._at_once = None  # it may wait for bytes of its own
-            if at_once():
-                self._read_waiter, self._at_once = waiter, at_once
-                self._resume_reading()
-                return
-        waiter.set_result(None)
+        if at_once is None:
+            waiter.set_result(None)
+            return
+        self._read_waiter = self._at_once = None  # it may wait for bytes of its own
+        self._go_on(waiter, at_once)
+
+    def _go_on(self, waiter: asyncio.Future[None], at_once: Callable[[], bool]) -> None:
+        if not at_once():
+            if not waiter.done():
+                waiter.set_result(None)
+        elif self._fill_waiter is not None:
+            self._sleeper = waiter, at_once
+        else:
+            self._read_waiter, self._at_once = waiter, at_once
+            self._resume_reading()
+
+    def _fill_ended(self) -> None:
+        """Where `at_once` had left the fill: go on there."""
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None and not sleeper[0].done():
+            self._go_on(*sleeper)
+
+    def _wake_sleeper(self) -> None:
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None and not sleeper[0].done():
+            sleeper[0].set_result(None)
 
     def _pause_reading(self) -> None:
         if self._is_reading and self._transport is not None and not self._transport.is_closing():
@@ -363,6 +439,7 @@ class Wire(asyncio.BufferedProtocol):
         for waiter in (self._read_waiter, self._fill_waiter):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
+        self._wake_sleeper()
 
     # Writing.
 
@@ -504,10 +581,12 @@ class Wire(asyncio.BufferedProtocol):
         # of the size that it has seen: after small ones, sender and reader would wait for each other until the sender's probe,
         # 200 ms later (awscrt: HEAD, then PUT, on one connection).
         if self._low_water and remaining > self._low_water and self._transport is not None:
-            connection = self._transport.get_extra_info("socket")
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
-            seen, full = _TCP_INFO_SEGMENTS.unpack(told)
-            if seen >= full:
+            if not self._has_full_segments:
+                connection = self._transport.get_extra_info("socket")
+                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
+                seen, full = _TCP_INFO_SEGMENTS.unpack(told)
+                self._has_full_segments = seen >= full  # what it has seen never shrinks
+            if self._has_full_segments:
                 self._set_low_water(self._low_water)
 
     def _set_low_water(self, size: int) -> None:

@@ -17,6 +17,10 @@ from kvobj.native import library
 
 NO_LIMIT: Final = 2**64 - 1
 
+Sift = Callable[[int], tuple[int, bool]]
+"""What takes framing out of a buffer while it fills. It is told how many bytes lie there, and answers how many it leaves, the rest
+moved up, and whether more is to come behind them."""
+
 
 class JoinedChunks(ctypes.Structure):
     """`joining` in joined_chunks.c. How far the bytes were looked at, how many bytes of data lie in front of them, what is still to
@@ -60,3 +64,9 @@ def native_joiner() -> JoinChunks | None:
         return joined
 
     return join
+
+
+def is_cut_off(rest: bytes, bytes_max: int) -> bool:
+    """Whether what was left behind a chunk's data may still become the framing in front of the next chunk: no line but the first,
+    which ends the data, is whole yet, and it has fewer than `bytes_max` bytes."""
+    return len(rest) < bytes_max and rest.find(b"\r\n", 2) < 0

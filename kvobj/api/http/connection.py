@@ -205,17 +205,23 @@ class Connection:
         return await begun if isinstance(begun, Begun) else begun
 
     def _serve_at_once(self) -> bool:
-        """Take in what has arrived, where it arrives; whether no more is to be done about it, so that the task may sleep on."""
+        """Take in what has arrived, where it arrives; whether no more is to be done about it, so that the task may sleep on: all is
+        answered, or the rest of a body is to come first, with which this is called again."""
         assert self._task is not None
+        begun, self._begun = self._begun, None
         try:
-            begun = begin(self._take_in(), self._task, self.context)
+            if isinstance(begun, Begun):
+                begun = begun.go_on(self._task, self.context)
+            else:
+                begun = begin(self._take_in(), self._task, self.context)
         except BaseException as error:  # noqa: BLE001 - the task's own
             self._failure = error
             return False
-        if begun is True and not self.wire.has_unread:
+        wire = self.wire
+        if begun is True and not wire.has_unread:
             return True
         self._begun = begun
-        return False
+        return isinstance(begun, Begun) and begun.waits_for is wire.filling is not None
 
     async def _take_in(self) -> bool:
         """Serve the request that is completed by what has arrived, if one is; False when the connection is to be closed."""
