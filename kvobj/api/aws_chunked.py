@@ -1,7 +1,7 @@
 """Takes the aws-chunked framing off a body: a `ByteSource` of the payload, and the trailers after its end.
 
 Guarantees: payload goes straight into the receiver's buffer, and so does the framing between chunks, which is taken out of it in
-place: of long chunks a few bytes are moved, of short ones (under 1 MiB) each at most once, while still in the cache; every line,
+place: of unsigned chunks whenever more has come, of signed ones when they are whole; each byte is moved at most once; every line,
 chunk and trailer is bounded; signed chunks are announced to the receiver only after their signature was checked; exactly the
 declared length arrives, with nothing after the end. Strict: what the grammar does not have is refused.
 Source: S3 API reference, "Signature calculations: transferring payload in multiple chunks" and "including trailing headers".
@@ -19,10 +19,10 @@ from hashlib import sha256
 from typing import Final
 
 from kvobj.api.errors import S3Error
-from kvobj.api.message import RequestBody
+from kvobj.api.message import RequestBody, SiftedBody
 from kvobj.api.sigv4 import ChunkSigning
 from kvobj.errors import IncompleteBodyError
-from kvobj.wire.joined_chunks import JoinChunks, JoinedChunks, native_joiner
+from kvobj.wire.joined_chunks import JoinChunks, JoinedChunks, is_cut_off, native_joiner
 
 MAX_LINE_BYTES: Final = 8192 + 64
 MAX_TRAILER_BYTES: Final = 16 * 1024
@@ -73,6 +73,10 @@ class AwsChunkedSource:
         self._with_trailer = with_trailer
         self._executor = executor
         self._is_small = (size_bytes if body.length is None else body.length) <= _SMALL_BODY_BYTES
+        self._sifted: tuple[SiftedBody, JoinChunks] | None = None
+        if signing is None and not self._is_small and isinstance(body, SiftedBody):
+            join = native_joiner()
+            self._sifted = None if join is None else (body, join)
         self._pending = b""
         self._position = 0
         self._chunk_left_bytes = 0
@@ -93,6 +97,8 @@ class AwsChunkedSource:
             before = filled
             if self._is_small or self._position < len(self._pending):
                 filled = await self._take_pending(buffer, filled, on_bytes)
+            elif self._sifted is not None and self._chunk_bytes is not None:
+                filled = await self._receive_sifted(*self._sifted, buffer, filled, on_bytes)
             else:
                 filled = await self._receive_in_place(buffer, filled, on_bytes)
             if self._signing is None and filled > before:
@@ -129,6 +135,39 @@ class AwsChunkedSource:
         await self._took(buffer, filled, end, on_bytes)
         return end
 
+    async def _receive_sifted(
+        self,
+        body: SiftedBody,
+        join: JoinChunks,
+        buffer: memoryview,
+        filled: int,
+        on_bytes: Callable[[int], None],
+    ) -> int:
+        """As `_receive_in_place`, of unsigned chunks behind the first one's header: their framing goes as soon as it arrives, while
+        it is in the cache, and nobody is woken before the buffer is full."""
+        window = buffer[filled:]
+        done = 0
+
+        def sift(end: int) -> tuple[int, bool]:
+            nonlocal done
+            assert self._chunk_bytes is not None
+            before = JoinedChunks(0, 0, self._chunk_left_bytes, self._chunk_bytes, self._chunk_count)
+            joined = join(window[done:end], before, self._left_bytes, MINIMUM_CHUNK_BYTES)
+            self._chunk_left_bytes, self._chunk_bytes = joined.chunk_left, joined.chunk_bytes
+            self._chunk_count = joined.chunks
+            self._left_bytes -= joined.filled
+            rest = bytes(window[done + joined.at : end])
+            done += joined.filled
+            end = done + len(rest)
+            window[done:end] = rest
+            on_bytes(filled + done)
+            return end, is_cut_off(rest, _FRAMING_BYTES)
+
+        end = await body.receive_sifted(window, join, sift)
+        self._pending = bytes(window[done:end])
+        self._position = 0
+        return filled + done
+
     async def _receive_in_place(self, buffer: memoryview, filled: int, on_bytes: Callable[[int], None]) -> int:
         """Receive what comes next, framing and payload, to where the payload belongs, and close the gaps that the framing leaves;
         returns how far the buffer is filled then. A chunk's header that is not whole stays pending.
@@ -141,7 +180,6 @@ class AwsChunkedSource:
         is_told = left and self._signing is None
         await self._body.receive_into(window, partial(_report, on_bytes, filled, left) if is_told else _tell_nobody)
         start, at = filled, 0
-        join = native_joiner() if self._signing is None else None
         while at < len(window):
             if not self._chunk_left_bytes:
                 self._pending = bytes(window[at : at + _FRAMING_BYTES])
@@ -155,9 +193,6 @@ class AwsChunkedSource:
                     raise self._ended_early()
                 at += self._position
                 self._position = len(self._pending)
-            if join is not None and len(window) - at > self._chunk_left_bytes + _FRAMING_BYTES:
-                at, filled = self._take_joined(join, window, at, start, filled)
-                continue
             end = filled + min(self._chunk_left_bytes, len(window) - at)
             if start + at > filled:
                 buffer[filled:end] = window[at : at + end - filled]
@@ -165,17 +200,6 @@ class AwsChunkedSource:
             await self._took(buffer, filled, end, on_bytes)
             filled = end
         return filled
-
-    def _take_joined(self, join: JoinChunks, window: memoryview, at: int, start: int, filled: int) -> tuple[int, int]:
-        """Take the framing out of many chunks at once; where in the window that ended, and how far the buffer is filled then."""
-        assert self._chunk_bytes is not None
-        before = JoinedChunks(at, filled - start, self._chunk_left_bytes, self._chunk_bytes, self._chunk_count)
-        joined = join(window, before, self._left_bytes, MINIMUM_CHUNK_BYTES)
-        self._chunk_left_bytes, self._chunk_bytes = joined.chunk_left, joined.chunk_bytes
-        self._chunk_count = joined.chunks
-        filled_now = start + joined.filled
-        self._left_bytes -= filled_now - filled
-        return joined.at, filled_now
 
     async def _took(self, buffer: memoryview, start: int, end: int, on_bytes: Callable[[int], None]) -> None:
         """Note that payload lies in the buffer from `start` to `end`. A signed chunk's end is told once its signature is right."""

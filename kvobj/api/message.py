@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from kvobj.wire.joined_chunks import JoinChunks, Sift
+
 
 class RequestHead(msgspec.Struct, frozen=True):
     """A request without its body. `headers` keeps order and repeats; `target` is the raw origin-form request target."""
@@ -61,6 +63,18 @@ class RequestBody(ByteSource, Protocol):
 
     async def accept(self) -> None:
         """Say that the body is wanted: sends `100 Continue` if the client waits for it. Reading does this by itself."""
+        ...
+
+
+@runtime_checkable
+class SiftedBody(Protocol):
+    """A `RequestBody` whose content may be looked at, and shortened, as it arrives."""
+
+    async def receive_sifted(self, buffer: memoryview, join: JoinChunks, sift: Sift) -> int:
+        """Fill the buffer, of at least one byte, and have `sift` look at what is there whenever more has come; what it takes out
+        makes room for more. Returns how many bytes it left: fewer than the buffer has where it wants no more, or where what
+        comes next has to be asked for again. `join` is what takes out the framing of HTTP. Raises as `receive_into` does, also
+        where what is left of the content cannot fill the buffer."""
         ...
 
 

@@ -46,6 +46,11 @@ class ChunkedFraming:
         """Whether the last chunk and the trailers are through."""
         return self._expect is _Expect.NOTHING
 
+    @property
+    def is_within_chunks(self) -> bool:
+        """Whether data is next, or the whole of what stands between two chunks."""
+        return self._expect is _Expect.DATA or (self._expect is _Expect.DATA_END and not self._line)
+
     def took(self, count: int) -> None:
         """Note that `count` bytes of data, at most `data_left`, have been taken."""
         self.data_left -= count
@@ -53,8 +58,8 @@ class ChunkedFraming:
             self._expect = _Expect.DATA_END
 
     def skipped(self, data_left: int) -> None:
-        """Note that data was next, and that somebody else has read on from there: into a chunk of which `data_left` bytes are still
-        to come, 0 for its end."""
+        """Note that it was within chunks, and that somebody else has read on from there: into a chunk of which `data_left` bytes
+        are still to come, 0 for its end."""
         self.data_left = data_left
         self._expect = _Expect.DATA if data_left else _Expect.DATA_END
 

@@ -12,7 +12,7 @@ from functools import partial
 from kvobj.api.http.chunked_framing import ChunkedFraming
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
 from kvobj.wire.body_handover import Wire
-from kvobj.wire.joined_chunks import NO_LIMIT, JoinedChunks, native_joiner
+from kvobj.wire.joined_chunks import NO_LIMIT, JoinChunks, JoinedChunks, Sift, is_cut_off, native_joiner
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # How much of many short chunks is received at once: enough for few calls, and still in the cache when its gaps are closed.
@@ -95,15 +95,41 @@ class LengthBody(_Body):
         try:
             await wire.fill(buffer, on_bytes, has_more=len(buffer) < self._remaining)
         finally:
-            self._remaining -= wire.filled
-            self.received += wire.filled
+            self._took(wire.filled)
+
+    async def receive_sifted(self, buffer: memoryview, join: JoinChunks, sift: Sift) -> int:  # noqa: ARG002 - no framing here
+        """See `SiftedBody.receive_sifted`."""
+        if len(buffer) > self._remaining:
+            raise IncompleteBodyError(
+                "the body is shorter than expected", remaining=self._remaining, expected=len(buffer)
+            )
+        await self.accept()
+        wire = self._wire
+        filled = 0
+
+        def sifted(end: int) -> tuple[int, int]:
+            nonlocal filled
+            self._took(end - filled)
+            filled = end  # also where that fails
+            filled, goes_on = sift(end)
+            # Where content is short of what is asked for, the bytes behind it are the next request's.
+            return filled, len(buffer) if goes_on and len(buffer) - filled <= self._remaining else filled
+
+        try:
+            await wire.fill(buffer, _tell_nobody, has_more=True, sift=sifted)
+        finally:
+            self._took(wire.filled - filled)
+        return filled
+
+    def _took(self, count: int) -> None:
+        self._remaining -= count
+        self.received += count
 
     async def _read_some(self, limit: int) -> bytes:
         segment = await self._wire.read_some(min(limit, self._remaining))
         if not segment:
             raise IncompleteBodyError("the client went in the middle of the body", remaining=self._remaining)
-        self._remaining -= len(segment)
-        self.received += len(segment)
+        self._took(len(segment))
         return segment
 
 
@@ -160,6 +186,42 @@ class ChunkedBody(_Body):
             # Of many small chunks that came together the receiver is told once, or each would cost it a call.
             if filled > before:
                 on_bytes(filled)
+
+    async def receive_sifted(self, buffer: memoryview, join: JoinChunks, sift: Sift) -> int:
+        """See `SiftedBody.receive_sifted`. Framing of HTTP is taken out first, in the same turn."""
+        framing, wire = self._framing, self._wire
+        if not framing.is_within_chunks or self._awaits_continue or self._is_expired:
+            await self._reach_data()
+        if self._is_broken:
+            raise InvalidRequestError("malformed chunked body")
+        if framing.is_ended:
+            raise IncompleteBodyError("the body is shorter than expected", expected=len(buffer))
+        filled, rest = 0, b""
+
+        def sifted(end: int) -> tuple[int, int]:
+            nonlocal filled, rest
+            joined = join(buffer[filled:end], JoinedChunks(0, 0, framing.data_left, framing.data_left, 0), NO_LIMIT, 0)
+            framing.skipped(joined.chunk_left)
+            self.received += joined.filled
+            rest = bytes(buffer[filled + joined.at : end])
+            filled += joined.filled
+            goes_on = is_cut_off(rest, _LINE_BYTES)
+            if joined.filled:
+                filled, wants_more = sift(filled)
+                goes_on = goes_on and wants_more
+            end = filled + len(rest)
+            buffer[filled:end] = rest
+            return end, len(buffer) if goes_on else end
+
+        try:
+            await wire.fill(buffer, _tell_nobody, has_more=True, sift=sifted)
+        except BaseException:
+            self._is_broken = True  # bytes came of which nobody knows what they are
+            raise
+        # What is cut off, or left by the joiner, is read line by line: asked again, it would leave the same.
+        wire.push_back(rest)
+        self._look_ahead()
+        return filled
 
     async def _receive_in_place(self, buffer: memoryview, filled: int, on_bytes: Callable[[int], None]) -> int:
         """Receive the next bytes, framing and data, to where the data belongs, and close the gaps that the framing leaves; returns
