@@ -24,7 +24,8 @@ _READ_BYTES: Final = 64 * 1024
 class MessageSocket:
     """Owns a connected socket. Event-loop-only; one task reads. `on_end` is called at once when the peer is gone, also while a
     message is being served. `answer_now` is asked about each message that arrives while the task waits for one: its answer, empty
-    for none, or None where the task is to have the message. `answered` is called when such an answer is on its way."""
+    for none, or None where the task is to have the message. `answered` is called when such an answer is on its way, and when all
+    that came at once has been asked about."""
 
     def __init__(
         self,
@@ -157,6 +158,8 @@ class MessageSocket:
         except UnavailableError:
             self._end()
             self._on_end()
+        finally:
+            self._answered()
         return self._is_reading
 
     def _end(self) -> None:
