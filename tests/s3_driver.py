@@ -95,7 +95,7 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        return dict(self.reply.headers)
+        return dict(self.reply.all_headers)
 
     @property
     def xml(self) -> ET.Element:

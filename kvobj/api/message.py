@@ -6,9 +6,9 @@ values are str decoded as latin-1 exactly as they arrived; the target is the raw
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -118,7 +118,8 @@ class Reply(msgspec.Struct, frozen=True):
     """A whole answer. Content-Length, Date, Server and Connection are added by the HTTP layer.
 
     `content_length` overrides the body's length in the header (HEAD replies carry the object's length and no body).
-    `close` asks for the connection to be closed after the reply. `log` fields are added to the request's log line.
+    `close` asks for the connection to be closed after the reply. `log` fields are added to the request's log line. `ready` are more
+    header fields, as text (`ready_fields`): for replies that say the same again and again.
     """
 
     status: int
@@ -127,6 +128,22 @@ class Reply(msgspec.Struct, frozen=True):
     content_length: int | None = None
     close: bool = False
     log: dict[str, object] = {}
+    ready: str = ""
+
+    @property
+    def all_headers(self) -> tuple[tuple[str, str], ...]:
+        """`headers`, and those that are ready."""
+        pairs = [line.split(": ", 1) for line in self.ready.split("\r\n")[:-1]]
+        return (*self.headers, *((name, value) for name, value in pairs))
+
+
+def ready_fields(headers: Iterable[tuple[str, str]]) -> str:
+    """Header fields as they are sent, each with its line break. ValueError where one is impossible."""
+    lines = list(map(": ".join, headers))
+    text = "\r\n".join([*lines, ""])
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
+        raise ValueError("a reply's header field holds a line break or a NUL")
+    return text
 
 
 Handler = Callable[[RequestHead, RequestBody], Awaitable[Reply]]

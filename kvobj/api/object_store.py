@@ -24,6 +24,7 @@ from kvobj.store.following import Followed
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
+from kvobj.store.reader import HotRead
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 
@@ -118,6 +119,13 @@ class ObjectStore(Protocol):
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
         """The bytes `[start, stop)`, or None where they are lost."""
+        ...
+
+    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+        """The whole of a live object as `look_up` and `open` give it, at once, where its bytes lie in memory as they are read.
+
+        None where they do not, where something has to be waited for, or where there is no such object: nothing was done then. The
+        caller has seen to it that who asks may do all with the bucket."""
         ...
 
     async def delete(

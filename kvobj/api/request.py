@@ -20,6 +20,8 @@ from kvobj.catalog.rows import MAX_KEY_BYTES
 MAX_QUERY_FIELDS: Final = 64
 _REMEMBERED_HOSTS: Final = 256
 _REMEMBERED_HOST_CHARACTERS: Final = 128
+_REMEMBERED_TARGETS: Final = 2048
+_REMEMBERED_TARGET_CHARACTERS: Final = 1024
 
 _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.~/\-]*\Z").match
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_.~\-]*\Z").match
@@ -103,14 +105,14 @@ class Target:
     has any of its names.
     """
 
-    __slots__ = ("_raw_query", "bucket", "canonical_path", "key", "parameters", "presigned", "query", "raw_path")
+    __slots__ = ("bucket", "canonical_path", "key", "parameters", "presigned", "query", "raw_path", "raw_query")
 
     def __init__(self, raw_path: str, canonical_path: str, bucket: str, key: str, raw_query: str) -> None:
         self.raw_path = raw_path
         self.canonical_path = canonical_path
         self.bucket = bucket
         self.key = key
-        self._raw_query = raw_query
+        self.raw_query = raw_query
         self.presigned = presigned = _presigned(raw_query) if raw_query else None
         self.query = query = parse_query(raw_query) if raw_query and presigned is None else []
         self.parameters: dict[str, str] = dict(query) if query else {}
@@ -119,11 +121,11 @@ class Target:
         """Pairs encoded, sorted by encoded name, then value; duplicates kept; every pair named `without` left out."""
         if self.presigned is not None and without == SIGNATURE_PARAMETER:
             return self.presigned.canonical
-        if not self._raw_query:
+        if not self.raw_query:
             return ""
-        query = self.query if self.presigned is None else parse_query(self._raw_query)
+        query = self.query if self.presigned is None else parse_query(self.raw_query)
         pairs: list[tuple[str, str]] = []
-        pieces = [piece for piece in self._raw_query.split("&") if piece]
+        pieces = [piece for piece in self.raw_query.split("&") if piece]
         for piece, (name, value) in zip(pieces, query, strict=True):
             if name == without:
                 continue
@@ -179,6 +181,28 @@ def parse_target(target: str, host: str, rules: HostRules) -> Target:
     if key:
         check_key(key)
     return Target(raw_path, canonical, bucket, key, raw_query)
+
+
+class TargetParser:
+    """`parse_target`, which remembers targets that ask for an object and nothing else, as URLs that are used again do. Bounded."""
+
+    __slots__ = ("_known", "_rules")
+
+    def __init__(self, rules: HostRules) -> None:
+        self._rules = rules
+        self._known: dict[tuple[str, str], Target] = {}
+
+    def parse(self, target: str, host: str) -> Target:
+        """See `parse_target`. What it gives may be given again, and is nobody's to change."""
+        known = self._known.get((target, host))
+        if known is not None:
+            return known
+        parsed = parse_target(target, host, self._rules)
+        if parsed.key and not parsed.query and len(target) + len(host) <= _REMEMBERED_TARGET_CHARACTERS:
+            if len(self._known) >= _REMEMBERED_TARGETS:
+                self._known.clear()
+            self._known[target, host] = parsed
+        return parsed
 
 
 def _presigned(raw_query: str) -> PresignedQuery | None:

@@ -21,6 +21,7 @@ from kvobj.api.cross_origin import CrossOrigin
 from kvobj.api.deletes import ObjectDeletes
 from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
+from kvobj.api.hot_reads import HotReads, is_plain_read
 from kvobj.api.kv.errors import kv_error_reply
 from kvobj.api.kv.matching import Matching
 from kvobj.api.kv.mget import BatchReads
@@ -36,7 +37,7 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.objects_read import ObjectReads
 from kvobj.api.objects_write import ObjectWrites
 from kvobj.api.query_headers import with_query_headers
-from kvobj.api.request import Target, parse_fields, parse_target
+from kvobj.api.request import Target, TargetParser, parse_fields
 from kvobj.api.routing import parse_operation
 from kvobj.api.same_host.calls import SameHostCalls
 from kvobj.api.same_host.rights import Granting, Levels
@@ -99,9 +100,11 @@ class S3Service:
         self._log = log
         self._executor = executor
         self._users = UserDirectory(store.catalog, clock)
+        self._targets = TargetParser(settings.host_rules)
         self._credentials = CredentialParser(settings.regions)
         self._verifier = SignatureVerifier(clock, explain=settings.explain_signatures)
         self._cross_origin = CrossOrigin(store.catalog)
+        self._hot_reads = HotReads(store, host_id=settings.host_id)
         self._handlers = _handlers(store, chunks, upload_ids) | _kv_handlers(store, chunks)
         self._handlers[ops.Preflight] = self._cross_origin.preflight
         if read_events is not None:
@@ -118,26 +121,17 @@ class S3Service:
         log: dict[str, object] = {}
         try:
             fields = parse_fields(head)
-            target = parse_target(head.target, fields.get("host", ""), self._settings.host_rules)
+            target = self._targets.parse(head.target, fields.get("host", ""))
             if target.bucket:
                 log["bucket"], log["key"] = target.bucket, target.key
             authentication = await self._authenticate(head.method, target, fields)
             log["user"] = authentication.user.id
-            if authentication.is_presigned:
-                fields = with_query_headers(fields, target)
-            exchange = Exchange(
-                head,
-                body,
-                fields=fields,
-                overrides=target.parameters,
-                authentication=authentication,
-                settings=self._settings,
-                users=self._users,
-                clock=self._clock,
-                executor=self._executor,
-            )
-            if self._settings.unsigned_payload_needs_tls and body.length != 0 and not exchange.is_secure:
-                check_payload_is_signed(authentication)
+            if body.length == 0 and is_plain_read(head, target, fields):
+                hot = self._hot_reads.reply(head, target, fields, authentication.user, log)
+                if hot is not None:
+                    return hot
+            exchange = self._exchange(head, body, target, fields, authentication)
+            fields = exchange.fields
             operation = parse_operation(head.method, target, fields)
             log["operation"] = type(operation).__name__
             reply = await self._handlers[type(operation)](exchange, operation)
@@ -166,6 +160,30 @@ class S3Service:
             reply = await self._cross_origin.let_read(reply, head, target, fields)
         reply.log.update(log)
         return reply
+
+    def _exchange(
+        self,
+        head: RequestHead,
+        body: RequestBody,
+        target: Target,
+        fields: dict[str, str],
+        authentication: Authentication,
+    ) -> Exchange:
+        """What the handler is given. Raises `S3Error`."""
+        exchange = Exchange(
+            head,
+            body,
+            fields=with_query_headers(fields, target) if authentication.is_presigned else fields,
+            overrides=target.parameters,
+            authentication=authentication,
+            settings=self._settings,
+            users=self._users,
+            clock=self._clock,
+            executor=self._executor,
+        )
+        if self._settings.unsigned_payload_needs_tls and body.length != 0 and not exchange.is_secure:
+            check_payload_is_signed(authentication)
+        return exchange
 
     def _refusal(
         self, error: KvobjError, head: RequestHead, target: Target | None, fields: dict[str, str], *, close: bool

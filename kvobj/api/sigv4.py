@@ -27,6 +27,8 @@ from kvobj.clock import Clock
 SKEW_SECONDS: Final = 900
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _KEY_CACHE_ENTRIES: Final = 1024
+_SIGNED_URLS: Final = 4096
+_SIGNED_URL_CHARACTERS: Final = 1024
 _DUMMY_SECRET: Final = "no such user: the work must not tell"  # noqa: S105 - is nobody's secret
 _BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -161,6 +163,7 @@ class SignatureVerifier:
         self._keys: dict[tuple[str, str, str], _SigningKey] = {}
         self._midnights: dict[str, int] = {}
         self._latest: tuple[str, int] = ("", 0)
+        self._signed_urls: set[tuple[str, ...]] = set()
 
     def verify(
         self, credential: Credential, user: UserRow | None, *, method: str, target: Target, fields: dict[str, str]
@@ -179,6 +182,32 @@ class SignatureVerifier:
         if stamp[:8] != signer.day:
             raise _another_day(stamp, signer, is_presigned=is_presigned)
         _check_signed_headers(signer, fields, is_presigned=is_presigned)
+        url = None if user is None else _url_of(user, signer, method, target, fields, content_hash)
+        if url not in self._signed_urls:
+            self._check_signature(credential, user, method, target, fields, content_hash, stamp)
+            self._remember(url)
+        assert user is not None
+        if "x-amz-security-token" in fields:
+            raise S3Error("InvalidToken")
+        chunk_signing = None
+        if mode in _SIGNED_MODES:
+            key = self._signing_key(user.secret_key, signer).key
+            chunk_signing = ChunkSigning(key, credential.signature, stamp, signer.scope)
+        payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
+        return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
+
+    def _check_signature(  # noqa: PLR0917 - what is signed
+        self,
+        credential: Credential,
+        user: UserRow | None,
+        method: str,
+        target: Target,
+        fields: dict[str, str],
+        content_hash: str,
+        stamp: str,
+    ) -> None:
+        """Raise `S3Error` where there is no such user, or another signature."""
+        signer = credential.signer
         key = self._signing_key(_DUMMY_SECRET if user is None else user.secret_key, signer)
         canonical_request = _canonical_request(method, target, fields, credential, content_hash)
         request_hash = sha256(canonical_request).hexdigest()
@@ -199,13 +228,12 @@ class SignatureVerifier:
                 SignatureProvided=credential.signature,
                 **explanation,
             )
-        if "x-amz-security-token" in fields:
-            raise S3Error("InvalidToken")
-        chunk_signing = None
-        if mode in _SIGNED_MODES:
-            chunk_signing = ChunkSigning(key.key, credential.signature, stamp, signer.scope)
-        payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
-        return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
+
+    def _remember(self, url: tuple[str, ...] | None) -> None:
+        if url is not None:
+            if len(self._signed_urls) >= _SIGNED_URLS:
+                self._signed_urls.clear()
+            self._signed_urls.add(url)
 
     def _signing_key(self, secret: str, signer: Signer) -> _SigningKey:
         name = (secret, signer.day, signer.region)
@@ -267,6 +295,18 @@ class SignatureVerifier:
                     "ServerTime": _iso_seconds(now_ms // 1000),
                 },
             )
+
+
+def _url_of(  # noqa: PLR0917 - what is signed
+    user: UserRow, signer: Signer, method: str, target: Target, fields: dict[str, str], content_hash: str
+) -> tuple[str, ...] | None:
+    """All that a presigned URL's signature depends on, and the signature: what was found of it once holds for good, while its time,
+    its user, and the headers beside it are looked at each time. None where other headers are signed, or nothing is presigned: no
+    such request comes twice."""
+    raw_query = target.raw_query
+    if target.presigned is None or signer.signed_headers_text != "host" or len(raw_query) > _SIGNED_URL_CHARACTERS:
+        return None
+    return user.secret_key, method, target.raw_path, raw_query, fields.get("host", ""), content_hash
 
 
 def _content_hash(credential: Credential, fields: dict[str, str]) -> str:

@@ -73,7 +73,7 @@ from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
 from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.in_use import BlobsInUse
-from kvobj.tiers.instruments import TierInstruments
+from kvobj.tiers.instruments import HotHits, TierInstruments
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.rebuild import live_inline_entries
 from kvobj.tiers.protocol import Tier
@@ -415,14 +415,29 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         home_demotion.look()
         collector.look_at_quotas()
 
-    hits, hit_bytes = instruments.gets.labels("dram", "hit"), instruments.bytes.labels("dram", "out")
+    hits = HotHits(instruments)
 
     def hot_frame(blob_id: BlobId) -> PinnedFrame | None:
         frame = dram.get_hot(blob_id)
         if frame is not None:
-            hits.inc()
-            hit_bytes.inc(frame.size)
+            hits.reads += 1
+            hits.size_bytes += frame.size
         return frame
+
+    def hot_bytes(blob_id: BlobId, start: int, stop: int) -> bytes | None:
+        found = dram.copy_hot(blob_id, start, stop)
+        if found is not None:
+            hits.reads += 1
+            hits.size_bytes += stop
+        return found
+
+    def on_hot_read(row: ObjectRow) -> None:
+        if tiering.hbm is not None:
+            tiering.hbm_codings.note(row)
+        collector.held_and_touched(row)
+        dram_transcoding.touched(row)
+        if writing is not None:
+            writing.note_read(row)
 
     store = Store(
         catalog=catalog,
@@ -442,6 +457,8 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         on_removed=on_removed,
         corrupt=corrupt,
         hot_frame=hot_frame,
+        hot_bytes=hot_bytes,
+        on_hot_read=on_hot_read,
         named_profiles=profiles.named,
         shared=shared,
     )

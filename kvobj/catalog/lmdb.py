@@ -267,6 +267,8 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         if len(keys) > INLINE_ROWS:
             rows = await self._on_thread(self._lookup, bucket, keys)
             claiming |= marks.absent(bucket, keys)
+        elif len(keys) == 1 and bucket in self._roots:
+            rows = [self._objects.live_once(self._database.read(), self._roots[bucket], keys[0].encode())]
         else:
             rows = self._lookup(bucket, keys)
         if claiming:

@@ -8,7 +8,7 @@ and log entries change together, in the caller's transaction; a live key counts 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import (
@@ -30,7 +30,7 @@ from kvobj.catalog.listing import merged
 from kvobj.catalog.log_entries import encode_object_value, encode_row_removed
 from kvobj.catalog.remote_rows import RemoteRows
 from kvobj.catalog.rows import BucketUsage, Durability, ObjectRow, ObjectState, QueueEntry
-from kvobj.database import ReadView, Table, WriteView
+from kvobj.database import ReadView, Snapshot, Table, WriteView
 
 
 class RowPair(NamedTuple):
@@ -63,13 +63,15 @@ class RowPair(NamedTuple):
 
 NO_ROWS = RowPair(None, None)
 _NOTHING = (0, 0)
+_REMEMBERED_ROWS: Final = 2048
+_REMEMBERED_ROW_BYTES: Final = 1024
 
 
 class ObjectRows:
-    """The object tables. `remote`: the queue that rows may wait in. Stateless but for its guard's quiet time: every call works on
+    """The object tables. `remote`: the queue that rows may wait in. Every call works on
     the given view."""
 
-    __slots__ = ("allocate", "durable", "guard", "remote", "volatile")
+    __slots__ = ("_decoded", "allocate", "durable", "guard", "remote", "volatile")
 
     def __init__(
         self, allocate: Callable[[], int], guard: PinGuard | None = None, remote: RemoteRows | None = None
@@ -79,11 +81,30 @@ class ObjectRows:
         self.remote = remote
         self.durable = KeyTree(OBJECTS, allocate)
         self.volatile = KeyTree(OBJECTS_VOLATILE, allocate)
+        # By what they are encoded as, so that none is ever out of date. What is read again is the same object, too.
+        self._decoded: dict[bytes, ObjectRow] = {}
 
     def live(self, view: ReadView, root: bytes, key: bytes) -> ObjectRow | None:
         """The live row of a key."""
         row = self.any(view, root, key)
         return row if row is not None and row.state is ObjectState.LIVE else None
+
+    def live_once(self, snapshot: Snapshot, root: bytes, key: bytes) -> ObjectRow | None:
+        """`live` in a snapshot that was not entered. Event loop only."""
+        if len(key) > STRIDE_BYTES:
+            with snapshot as view:
+                return self.live(view, root, key)
+        value = snapshot.get_once(OBJECTS_VOLATILE, OBJECTS, root + key)
+        if value is None:
+            return None
+        row = self._decoded.get(value)
+        if row is None:
+            row = decode_object(value)
+            if len(value) <= _REMEMBERED_ROW_BYTES:
+                if len(self._decoded) >= _REMEMBERED_ROWS:
+                    self._decoded.clear()
+                self._decoded[value] = row
+        return row if row.state is ObjectState.LIVE else None
 
     def any(self, view: ReadView, root: bytes, key: bytes) -> ObjectRow | None:
         """The row of a key that counts, hidden or not."""

@@ -19,6 +19,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kvobj.codec.checksums import crc32c
@@ -73,6 +74,7 @@ def frame_head_bytes(plain_bytes: int) -> int:
     return HEADER_BYTES + DIRECTORY_ENTRY_BYTES * block_count(plain_bytes)
 
 
+@lru_cache(maxsize=1024)
 def raw_payload_offset(plain_bytes: int) -> int:
     """Where the plain bytes start in a `raw` frame; block i is at this + i * `BLOCK_PLAIN_BYTES`."""
     return aligned(frame_head_bytes(plain_bytes))

@@ -273,13 +273,13 @@ class Collector(BackgroundWorker):
 
     def held_and_touched(self, row: ObjectRow) -> None:
         """`hold` and `touched` of one read, in two thirds of their time."""
-        self._pace.note_request()
+        now_ms = int(1000 * self._pace.note_request())
         kind = self._kinds.get(row.bucket)
         if kind is BucketKind.ORDINARY:
             if self._objects is not None:
                 self._objects.used((row.bucket, row.key))
             return
-        name, now_ms = chunk_name(row.bucket, row.key), boot_ms(self._clock)
+        name = chunk_name(row.bucket, row.key)
         self._holds.hold(name, row.size_bytes, now_boot_ms=now_ms)
         if kind is BucketKind.KV:
             self._tell_names(row, name)

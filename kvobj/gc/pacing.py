@@ -32,9 +32,10 @@ class Pace:
         self._sleep = sleep
         self._last_request = float("-inf")
 
-    def note_request(self) -> None:
-        """Somebody is being served."""
-        self._last_request = self._clock.monotonic()
+    def note_request(self) -> float:
+        """Somebody is being served. The clock's monotonic time."""
+        self._last_request = now = self._clock.monotonic()
+        return now
 
     @property
     def is_idle(self) -> bool:

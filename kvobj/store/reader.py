@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from kvobj.arena import PinnedFrame
-from kvobj.catalog.rows import BlobRef
+from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import BLOCK_PLAIN_BYTES, FrameHeader, frame_head_bytes, parse_frame, raw_payload_offset
 from kvobj.errors import KvobjError, TierUnavailableError
@@ -205,6 +205,13 @@ async def _decoded_views(frame: PinnedFrame, part: BlobSlice) -> AsyncIterator[m
         low = max(part.start - block_start, 0)
         high = min(part.stop - block_start, block_plain_bytes)
         yield plain[low:high]
+
+
+class HotRead(NamedTuple):
+    """An object that lies in memory: its row, and its bytes, or a reader over all of them, to be closed, where they are many."""
+
+    row: ObjectRow
+    body: bytes | ObjectReader
 
 
 class ReaderSource:

@@ -332,6 +332,15 @@ class DramTier:
             self._policy.touch(blob_id)
         return entry.pin.share(), entry.frame_bytes
 
+    def copy_hot(self, blob_id: BlobId, start: int, stop: int) -> bytes | None:
+        """Encoded bytes `[start, stop)` of the frame, copied, where `get_hot` would give it: for a few bytes."""
+        entry = self._entries.get(blob_id)
+        if entry is None or not entry.verified or blob_id in self._coded or stop > entry.frame_bytes:
+            return None
+        if entry.sealed and not entry.dirty:
+            self._policy.touch(blob_id)
+        return entry.pin.copy(start, stop)
+
     def needs_verification(self, blob_id: BlobId) -> bool:
         """Whether the blob was adopted and nobody has checked its bytes since."""
         entry = self._entries.get(blob_id)

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 from kvobj.metrics import Metrics
+
+
+class HotHits:
+    """Hits of the dram tier and their bytes, in plain numbers that only grow: the event loop adds to them, who looks may be any
+    thread."""
+
+    __slots__ = ("_bytes", "_hits", "_lock", "_told", "reads", "size_bytes")
+
+    def __init__(self, instruments: TierInstruments) -> None:
+        """Tell `instruments` from now on."""
+        self.reads = 0
+        self.size_bytes = 0
+        self._told = (0, 0)
+        self._lock = Lock()
+        self._hits = instruments.gets.labels("dram", "hit")
+        self._bytes = instruments.bytes.labels("dram", "out")
+        instruments.gets.tell = instruments.bytes.tell = self._tell
+
+    def _tell(self) -> None:
+        with self._lock:
+            before, self._told = self._told, (self.reads, self.size_bytes)
+            self._hits.inc(self._told[0] - before[0])
+            self._bytes.inc(self._told[1] - before[1])
 
 
 class TierInstruments:
     """Counters and histograms labelled by tier. Made once in the composition root and handed to every wrapper."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.gets = metrics.counter(
+        self.gets = metrics.told_counter(
             "kvobj_tier_gets", "Gets by tier and outcome (hit, miss, error).", ["tier", "outcome"]
         )
         self.puts = metrics.counter("kvobj_tier_puts", "Puts by tier and outcome (done, error).", ["tier", "outcome"])
-        self.bytes = metrics.counter(
+        self.bytes = metrics.told_counter(
             "kvobj_tier_bytes", "Encoded bytes handed out and taken in, by tier.", ["tier", "direction"]
         )
         self.deleted_blobs = metrics.counter(

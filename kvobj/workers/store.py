@@ -23,7 +23,7 @@ from kvobj.errors import KvobjError
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
-from kvobj.store.reader import ObjectReader, slices_of
+from kvobj.store.reader import HotRead, ObjectReader, slices_of
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls
@@ -145,6 +145,10 @@ class WorkerStore:
     async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
         """See `ObjectStore.represent`."""
         return await self._calls.represent(row, list(accepts))
+
+    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.read_hot`
+        """See `ObjectStore.read_hot`: what is in memory is told of by the store process, which has to be waited for."""
+        return None
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """See `ObjectStore.open`."""

@@ -9,6 +9,7 @@ import json
 from time import gmtime, strftime
 from urllib.parse import quote
 
+import msgspec
 import pytest
 from s3_driver import ALICE, HOST, Answer, Driver, WallClock, chunk_key, presign
 
@@ -16,6 +17,7 @@ from kvobj.api.credential import CredentialParser
 from kvobj.api.errors import S3Error
 from kvobj.api.query_headers import with_query_headers
 from kvobj.api.request import HostRules, parse_target
+from kvobj.api.users import REFRESH_SECONDS
 from kvobj.catalog.setting_rows import BucketUpdate
 
 DATA = b"0123456789" * 3000
@@ -74,6 +76,36 @@ async def test_a_presigned_get_gives_no_head_no_put_and_no_delete(driver: Driver
     for method in ("HEAD", "PUT", "DELETE", "POST"):
         assert (await visit(driver, method, target)).status == 403
     assert (await driver.get("/bucket/key")).body == DATA
+
+
+async def test_a_url_that_was_used_holds_no_longer_than_its_user_and_its_time(driver: Driver) -> None:
+    await driver.put("/bucket/key", DATA)
+    target = presign("GET", "/bucket/key", expires_seconds=60)
+    for _ in range(2):
+        assert (await visit(driver, "GET", target)).body == DATA
+    signature = target[-64:]
+    for other in (
+        target[:-64] + signature[::-1],
+        target.replace("/bucket/key", "/bucket/kez"),
+        target.replace("Expires=60", "Expires=61"),
+    ):
+        assert (await visit(driver, "GET", other)).code == "SignatureDoesNotMatch"
+    assert (await driver.send("GET", target, [("host", f"other.{HOST}")])).code == "SignatureDoesNotMatch"
+    assert (await visit(driver, "DELETE", target)).code == "SignatureDoesNotMatch"
+    assert (await visit(driver, "GET", target, headers=[("x-amz-checksum-mode", "ENABLED")])).status == 403
+    digest = [("x-amz-content-sha256", hashlib.sha256(b"").hexdigest())]
+    assert (await visit(driver, "GET", target, headers=digest)).status == 403
+    assert (await visit(driver, "GET", target)).body == DATA
+    driver.fake.catalog.user_rows[ALICE.id] = msgspec.structs.replace(
+        ALICE, secret_key="another secret, forty characters long .."
+    )
+    driver.clock.offset_ms += int(REFRESH_SECONDS * 1000)
+    assert (await visit(driver, "GET", target)).code == "SignatureDoesNotMatch"
+    driver.fake.catalog.user_rows[ALICE.id] = ALICE
+    driver.clock.offset_ms += int(REFRESH_SECONDS * 1000)
+    assert (await visit(driver, "GET", target)).body == DATA
+    driver.clock.offset_ms += 61_000
+    assert (await visit(driver, "GET", target)).code == "AccessDenied"
 
 
 async def test_the_names_of_a_presigned_url_may_be_of_either_case(driver: Driver) -> None:

@@ -52,7 +52,7 @@ class ReplyWriter:
         text = "\r\n".join(lines)
         if text.count("\n") != count - 1 or text.count("\r") != count - 1 or "\0" in text:
             raise ValueError("a reply's header field holds a line break or a NUL")
-        return f"{text}\r\n{self._date_and_server()}\r\n".encode("latin-1")
+        return f"{text}\r\n{reply.ready}{self._date_and_server()}\r\n".encode("latin-1")
 
     async def send(self, wire: Wire, reply: Reply, head: bytes, *, is_head: bool, is_http_10: bool = False) -> bool:
         """Send it; False when it could not be sent whole, and the connection is then gone.

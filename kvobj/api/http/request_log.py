@@ -77,6 +77,7 @@ class RequestLog:
             self._write_line(encoded + b"\n")
 
 
+@lru_cache(maxsize=1024)
 def without_secrets(target: str) -> str:
     """A target fit for a log: signature values replaced, over-long targets cut."""
     path, mark, query = target.partition("?")

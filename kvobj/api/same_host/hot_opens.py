@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from kvobj.api.kv.bodies import SHORT_ID_BYTES
 from kvobj.api.same_host.rights import Rights
@@ -19,6 +19,7 @@ from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import KvobjError
 from kvobj.same_host.messages import Extent, Open, Opened
+from kvobj.store.at_once import at_once
 from kvobj.store.extents import ExtentLedger
 
 KEYS_AT_ONCE: Final = 64
@@ -26,8 +27,6 @@ KEYS_AT_ONCE: Final = 64
 DIGESTS_MAX: Final = 16_384
 """Digests that are remembered of chunks whose rows have none yet: to read one out of its frame takes a third of an open."""
 _TIER: Final = "dram"
-
-T = TypeVar("T")
 
 
 class Rows(Protocol):
@@ -155,14 +154,3 @@ class HotOpens:
                 del digests[next(iter(digests))]
             digests[row.blobs[0].blob_id] = digest
         return digest
-
-
-def at_once(call: Coroutine[Any, Any, T]) -> T | None:
-    """What a call answers that waits for nothing; None where it has to wait: then it is given up, as if it were cancelled there."""
-    try:
-        call.send(None)
-    except StopIteration as ended:
-        value: T = ended.value
-        return value
-    call.close()
-    return None

@@ -1,0 +1,103 @@
+"""The GET that nearly all clients send, of an object that lies in memory: answered at once, without steps that it does not need.
+
+What asks for anything else goes the way of all requests (`objects_read`), which answers the same; a test holds the two against
+each other. Only what is known to change nothing about a read may stand in its head, and only who may do all with the bucket is
+answered here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvobj.api.exchange import Header
+from kvobj.api.message import Reply, RequestHead, ready_fields
+from kvobj.api.object_headers import object_headers
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.operations import GetObject
+from kvobj.api.request import Target
+from kvobj.api.sigv4 import ANONYMOUS
+from kvobj.catalog.rows import BucketRow, ObjectRow, UserRow
+from kvobj.store.at_once import at_once
+
+_CHECKSUM_MODE: Final = "x-amz-checksum-mode"
+# Of what SDKs send, and of what proxies add, all that no read looks at; and the checksum mode, which this one looks at.
+_TAKEN: Final = frozenset(
+    {
+        _CHECKSUM_MODE,
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "authorization",
+        "cache-control",
+        "connection",
+        "content-length",
+        "content-type",
+        "date",
+        "host",
+        "pragma",
+        "user-agent",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-user-agent",
+        "x-forwarded-for",
+        "x-forwarded-proto",
+    }
+)
+_TIER: Final = "dram"
+_REMEMBERED_ROWS: Final = 2048
+
+
+def is_plain_read(head: RequestHead, target: Target, fields: dict[str, str]) -> bool:
+    """Whether the request, which has no body, is a GET of a whole object and says nothing else that counts."""
+    return head.method == "GET" and target.key != "" and not target.parameters and fields.keys() <= _TAKEN
+
+
+class HotReads:
+    """Answers plain reads of what is in memory. Event-loop-only."""
+
+    __slots__ = ("_host_id", "_known", "_store")
+
+    def __init__(self, store: ObjectStore, *, host_id: str) -> None:
+        self._store = store
+        self._host_id: Header = ("x-amz-id-2", host_id)
+        # What a row's reply says, by the row itself: one that is read again is the same object where the catalog remembers it.
+        self._known: dict[tuple[int, bool], tuple[ObjectRow, str]] = {}
+
+    def reply(
+        self, head: RequestHead, target: Target, fields: dict[str, str], user: UserRow, log: dict[str, object]
+    ) -> Reply | None:
+        """The reply to a plain read (`is_plain_read`) of a user whose signature was verified, or of `ANONYMOUS`; None: nothing was
+        done, and the handlers are to answer. Raises what they would. `log` becomes the reply's."""
+        store, name = self._store, target.bucket
+        bucket = at_once(store.catalog.bucket(name))
+        if (
+            bucket is None
+            or bucket.policy
+            or bucket.lifecycle
+            or user is ANONYMOUS
+            or not (user.is_root or bucket.owner == user.id)
+        ):
+            return None
+        found = store.read_hot(bucket, target.key)
+        if found is None:
+            return None
+        row = found.row
+        with_checksums = _CHECKSUM_MODE in fields and fields[_CHECKSUM_MODE].upper() == "ENABLED"
+        known = self._known.get((id(row), with_checksums))
+        ready = self._remember(row, bucket, with_checksums=with_checksums) if known is None else known[1]
+        log["operation"] = GetObject.__name__
+        headers = (("x-amz-request-id", head.request_id), self._host_id)
+        return Reply(200, headers, found.body, log=log, ready=ready)
+
+    def _remember(self, row: ObjectRow, bucket: BucketRow, *, with_checksums: bool) -> str:
+        headers = object_headers(row, bucket, overrides={}, with_checksums=with_checksums)
+        if row.tags:
+            headers.append(("x-amz-tagging-count", str(len(row.tags))))
+        headers.append(("x-kvobj-tier", _TIER))
+        ready = ready_fields(headers)
+        if len(self._known) >= _REMEMBERED_ROWS:
+            self._known.clear()
+        self._known[id(row), with_checksums] = (row, ready)  # the row, so that its id stays its own
+        return ready
