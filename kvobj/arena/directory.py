@@ -41,7 +41,8 @@ def prepare_directory(directory: Path, wanted: Geometry) -> tuple[Geometry, bool
             lent=previous.lent if previous is not None and adopted else [],
         )
         free = os.statvfs(directory)
-        have_bytes = sum(file.stat().st_size for file in files)
+        # What is behind the files, not how long they are: one whose making was cut short has holes.
+        have_bytes = sum(file.stat().st_blocks * 512 for file in files)
         if have_bytes + free.f_bavail * free.f_frsize < geometry.capacity_bytes:
             raise StoreFullError(
                 "no room for the arena", directory=str(directory), capacity_bytes=wanted.capacity_bytes

@@ -1,6 +1,6 @@
 """One region: a file in shared memory, fully allocated, mapped shared, and populated piece by piece.
 
-`create` never leaves a hole (posix_fallocate), so touching the mapping cannot end in SIGBUS; `populate` makes page faults
+`create` leaves no hole when it returns (posix_fallocate): touching the mapping cannot end in SIGBUS; `populate` makes page faults
 happen here and not under a request. Both block and are called on a thread. Mapping alone is quick and done anywhere.
 Measured on tmpfs with 4 KiB pages: allocate 0.1 s/GiB, populate fresh 0.4 to 2.6 s/GiB, populate existing 0.05 to 0.1 s/GiB. With
 huge pages, which are asked for one by one since few systems give them to shared memory unasked: all of it fresh 0.06 s/GiB (memory

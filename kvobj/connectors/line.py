@@ -368,20 +368,23 @@ class Line:
         chunks: Sequence[NewChunk],
         note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
     ) -> None:
-        """Store pieces as batches, each told of once it is stored. Raises what one of them was refused with as a whole."""
+        """Store pieces as batches, and tell of those that were stored. Raises what one of them was refused with as a whole."""
         answers = self._client.mput_batches(
             [chunks[start:stop] for start, stop in pieces],
             namespace=self._space(),
             durability=self._settings.durability,
         )
         refused: KvobjError | None = None
-        for (start, stop), told in zip(pieces, answers, strict=True):
+        spoiled: list[tuple[int, int]] = []
+        for piece, told in zip(pieces, answers, strict=True):
             if not isinstance(told, KvobjError):
-                note(start, told)
+                note(piece[0], told)
             elif isinstance(told, _SPOILED):
-                note(start, [self._put(chunk) for chunk in chunks[start:stop]])
+                spoiled.append(piece)
             else:
                 refused = refused or told
+        for start, stop in spoiled:
+            note(start, [self._put(chunk) for chunk in chunks[start:stop]])
         if refused is not None:
             raise refused
 

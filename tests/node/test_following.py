@@ -88,7 +88,7 @@ async def test_a_stored_chunk_is_followed_as_it_is_read(world: World) -> None:
     assert (await world.kv.put(KEY, DATA, namespace="plain", parent="root")).status == 200
     followed = await world.kv.driver.get(f"/cache/{KEY}?follow")
     read = await world.kv.driver.get(f"/cache/{KEY}")
-    assert (followed.status, followed.body, followed.reply.headers[1:]) == (200, DATA, read.reply.headers[1:])
+    assert (followed.status, followed.body, followed.reply.all_headers[1:]) == (200, DATA, read.reply.all_headers[1:])
     ranged = await world.kv.driver.get(f"/cache/{KEY}?follow&layers=3-3")
     assert (ranged.status, ranged.body) == (206, layer(3))
 

@@ -202,21 +202,24 @@ class Connection:
             return None
         opened = hot.open(request, rights, ledger, self._regions)
         if opened is None and self._releases:  # there may have been no room
-            self._let_go()
-            opened = hot.open(request, rights, ledger, self._regions)
+            self._catch_up()
+            opened = None if self._is_ending else hot.open(request, rights, ledger, self._regions)
         return opened
 
     def _catch_up(self) -> None:
         """Do what an answer did not wait for."""
         opened, self._opened = self._opened, None
-        if opened is not None:
-            self._parts.hot.note(opened)
-        if self._releases:
-            try:
+        try:
+            if opened is not None:
+                self._parts.hot.note(opened)
+            if self._releases:
                 self._let_go()
-            except InvalidRequestError as error:
-                self._parts.log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error))
-                self.end()
+        except InvalidRequestError as error:
+            self._parts.log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error))
+            self.end()
+        except Exception:
+            self._parts.log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
+            self.end()
 
     def _let_go(self) -> None:
         releases, self._releases = self._releases, []

@@ -138,8 +138,6 @@ class BlobPlacing:
         place = Place.in_database(len(frame))
         entry = encode_inline_put(blob_id, names, frame)
         self._space.take_inline(len(frame))
-        if self._rides(blob_id, place, entry):
-            return
 
         def change(view: WriteView) -> bool:
             if view.get(BLOBS, blob_id) is not None:
@@ -200,12 +198,12 @@ class BlobPlacing:
         early.take()
         return early
 
-    def _rides(self, blob_id: BlobId, place: Place, entry: bytes | None = None) -> bool:
+    def _rides(self, blob_id: BlobId, place: Place) -> bool:
         """Whether the row is on its way with the next commit."""
         if not self.riding.takes(blob_id):
             return False
         try:
-            self.riding.add(blob_id, place, entry)
+            self.riding.add(blob_id, place)
         except KvobjError:
             self._space.free(place)
             raise

@@ -2,6 +2,9 @@
 
 For blobs that nobody asks for before a durable change names them, such as the catalog's: that change is then committed with
 the row or behind it, and not without it. Until then this is where the row is found. Event loop only.
+
+Rows of segments alone: hundreds of them have room where anything has. Small blobs, which lie in the database themselves, could fill
+it, and nothing is committed, removals neither, while what rides does not fit.
 """
 
 from __future__ import annotations
@@ -12,15 +15,14 @@ from dataclasses import dataclass
 
 from kvobj.database import Database, Rider, WriteView
 from kvobj.ids import BlobId
-from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place
+from kvobj.tiers.nvme.directory import BLOBS, Place
 
 
 @dataclass(frozen=True, slots=True)
 class RidingRow:
-    """Where the blob lies, and the entry of a small one."""
+    """Where the blob lies."""
 
     place: Place
-    entry: bytes | None
     rider: Rider
 
 
@@ -61,21 +63,17 @@ class RidingRows:
         """Whether who puts the blob needs no committed row."""
         return blob_id in self._allowed
 
-    def add(self, blob_id: BlobId, place: Place, entry: bytes | None = None) -> None:
+    def add(self, blob_id: BlobId, place: Place) -> None:
         """Send the row on its way. Errors as of `Database.ride`."""
 
         def change(view: WriteView) -> None:
-            if view.get(BLOBS, blob_id) is not None:
-                return
-            if entry is not None:
-                view.put(INLINE, blob_id, entry, headroom=True)
-                view.log(entry)
-            view.put(BLOBS, blob_id, place.encode(), headroom=True)
+            if view.get(BLOBS, blob_id) is None:
+                view.put(BLOBS, blob_id, place.encode(), headroom=True)
 
         def settled() -> None:
             del self._rows[blob_id]
 
-        self._rows[blob_id] = RidingRow(place, entry, self._database.ride(change, settled=settled))
+        self._rows[blob_id] = RidingRow(place, self._database.ride(change, settled=settled))
 
     def withdraw(self, blob_id: BlobId) -> Place | None:
         """Take the blob's row back, so that no directory ever had it: its room is the caller's to free. None where it has none, or

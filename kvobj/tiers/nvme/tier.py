@@ -180,9 +180,10 @@ class NvmeTier:
         return None if self._closed else self._placing.begin(blob_id, frame, head_bytes=head_bytes)
 
     def riding(self, blob_id: BlobId) -> AbstractContextManager[None]:
-        """Within it, a put of the blob may return once the bytes are durable, and leave the directory row to the database's next
-        group of changes. For who names the blob in a durable change of the same database after that, or not at all: no such
-        change is committed without the row. One that wrote a volatile row instead would lose the blob with the process."""
+        """Within it, a put of a blob that goes to a segment may return once the bytes are durable, and leave the directory row to
+        the database's next group of changes. For who names the blob in a durable change of the same database after that, or not at
+        all: no such change is committed without the row. One that wrote a volatile row instead would lose the blob with the
+        process."""
         return self._placing.riding.allowed(blob_id)
 
     def frame_bytes(self, blob_id: BlobId) -> int | None:
@@ -250,7 +251,7 @@ class NvmeTier:
         """Where the blob lies, and the entry of a small one."""
         riding = self._placing.riding.get(blob_id)
         if riding is not None:
-            return riding.place, riding.entry
+            return riding.place, None
         with self._database.read() as view:
             row = view.get(BLOBS, blob_id)
             if row is None:
