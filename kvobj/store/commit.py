@@ -40,6 +40,7 @@ from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PutResult
 from kvobj.store.sealed import with_header_digest
 from kvobj.store.write_behind import WriteBehind
+from kvobj.task_endings import to_their_end
 from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
@@ -52,7 +53,8 @@ SEAL_DELAY_SECONDS_MAX: Final = 0.5
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
-"""Batches that are sealed at a time once writers will have to wait for it soon; until then one, and the cores are others'."""
+"""Batches that are sealed at a time once writers will have to wait for it soon, and while no chunk comes; until then one, and the
+cores are others'."""
 
 
 def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
@@ -427,8 +429,18 @@ class CommitStep:
         """Hash and seal what is waiting, many small bodies in one job: once no more comes, unless somebody waits or it is much."""
         await self._burst_ends()
         while self._unsealed:
-            await self._seal_batch()
+            beside = asyncio.create_task(self._seal_in_quiet(self._followed))
+            try:
+                while self._unsealed:
+                    await self._seal_batch()
+            finally:
+                await to_their_end([beside])
         self._hurry.clear()
+
+    async def _seal_in_quiet(self, followed: int) -> None:
+        """The same on another core, for as long as none comes that would want it."""
+        while self._unsealed and followed == self._followed:
+            await self._seal_batch()
 
     async def _burst_ends(self) -> None:
         deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
