@@ -203,6 +203,7 @@ class Wire(asyncio.BufferedProtocol):
     def _sifted(self, sift: Callable[[int], tuple[int, int]], waiter: asyncio.Future[None] | None) -> bool:
         """Have framing taken out of what has come; False where the fill is over by that."""
         if waiter is None or waiter.done():
+            self._end_fill()  # nobody takes more, and no buffer may be empty: what comes is held
             return False
         try:
             self.filled, self._needed = sift(self.filled)
@@ -585,7 +586,7 @@ class Wire(asyncio.BufferedProtocol):
                 connection = self._transport.get_extra_info("socket")
                 told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
                 seen, full = _TCP_INFO_SEGMENTS.unpack(told)
-                self._has_full_segments = seen >= full  # what it has seen never shrinks
+                self._has_full_segments = seen >= full  # it may shrink again; the window stays larger than one
             if self._has_full_segments:
                 self._set_low_water(self._low_water)
 
