@@ -114,6 +114,15 @@ async def test_a_read_at_once_sees_what_was_written_last(kv: KvDriver) -> None:
     assert (await kv.driver.get("/files/a")).code == "NoSuchKey"
 
 
+async def test_short_heads_are_remembered_and_long_ones_made_anew(kv: KvDriver) -> None:
+    long = dict.fromkeys(("content-disposition", "content-language"), "x" * 1000)
+    for key, headers, is_remembered in (("short", {}, True), ("long", long, False)):
+        assert (await kv.driver.request("PUT", f"/files/{key}", body=b"x", headers=headers)).status == 200
+        first, second = [await kv.driver.get(f"/files/{key}") for _ in range(2)]
+        assert first.reply.ready == second.reply.ready != ""
+        assert (first.reply.ready is second.reply.ready) == is_remembered
+
+
 async def test_a_chunk_that_policy_condemned_is_rescued_by_a_read_and_absent_while_it_is_claimed(kv: KvDriver) -> None:
     await kv.driver.put("/cache/a", b"x" * 1000)
     (row,) = await kv.node.catalog.lookup("cache", ["a"])

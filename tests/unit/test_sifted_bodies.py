@@ -291,3 +291,35 @@ async def _rest_of(body: LengthBody) -> bytes:
     while some := await body.read_some(1 << 20):
         rest += some
     return rest
+
+
+class _OpenTransport(asyncio.Transport):
+    """Takes every call and moves nothing."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def test_a_fill_that_failed_and_is_filled_in_the_same_turn_leaves_no_empty_buffer() -> None:
+    wire = Wire(
+        asyncio.get_running_loop(), lambda _: None, shared=memoryview(bytearray(65536)), mode=ReceiveMode.DIRECT
+    )
+    wire.connection_made(_OpenTransport())
+    target = memoryview(bytearray(1000))
+    filling = asyncio.ensure_future(wire.fill(target, lambda _: None, has_more=True, sift=lambda count: (count, 1000)))
+    await asyncio.sleep(0)
+    wire.fail_reader(KvobjError("stalled"))
+    assert len(wire.get_buffer(-1)) == 1000
+    wire.buffer_updated(1000)
+    assert len(wire.get_buffer(-1)) > 0
+    with pytest.raises(KvobjError, match="stalled"):
+        await filling
