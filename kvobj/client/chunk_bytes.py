@@ -298,8 +298,9 @@ class ChunkBytes:
         away: KvobjError | None = None
         stored = self._same_host.store_batches(namespace.name, batches, durability=durability)
         for chunks, told in zip(batches, stored, strict=True):
-            if told is not None or away is not None:
-                answers.append(away if told is None else told)  # type: ignore[arg-type]  # not None, by the line before
+            known = away if told is None else told
+            if known is not None:
+                answers.append(known)
                 continue
             try:
                 answers.append(self._http.mput(namespace.name, chunks, durability=durability))
