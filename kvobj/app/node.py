@@ -55,6 +55,7 @@ from kvobj.policy.choose import chunk_policy
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
 from kvobj.policy.dram_view import DramView
 from kvobj.record_log import RecordLog
+from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
 from kvobj.store.profile_shelf import ProfileShelf
@@ -390,11 +391,13 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         )
         catalog.on_settings_changed = writing.rules.look
     shared = None if writing is None else writing.shared
+    arriving = ArrivingKeys()
     commit_step = CommitStep(
         arena=arena,
         catalog=catalog,
         placement=placement,
         write_behind=write_behind,
+        arriving=arriving,
         clock=clock,
         hash_executor=hash_executor,
         make_room=collector.make_room,
@@ -443,6 +446,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         catalog=catalog,
         placement=placement,
         commit_step=commit_step,
+        arriving=arriving,
         blob_ids=blob_ids,
         clock=clock,
         hash_executor=hash_executor,

@@ -34,6 +34,7 @@ from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
 from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError
 from kvobj.ids import BlobId
+from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.remote_class import SharedWrites, Sharing
@@ -46,10 +47,12 @@ from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
 SEAL_DELAY_SECONDS: Final = 0.05
-"""How long no further chunk must come before digests that nobody waits for are made: a burst of chunks is stored, and read, before
-their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and half of what may be dirty."""
-SEAL_DELAY_SECONDS_MAX: Final = 0.5
-"""How long a burst that does not end puts them off."""
+"""How long no further chunk must come, and none be on its way at its end, before digests that nobody waits for are made: a burst of
+chunks is stored, and read, before their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and
+half of what may be dirty."""
+SEAL_DELAY_SECONDS_MAX: Final = 2.0
+"""How long a burst that does not end puts them off: what may be unhashed bounds it in bytes, and write-behind, which needs them,
+leaves an object alone for as long."""
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
@@ -83,6 +86,7 @@ class CommitStep:
         catalog: Catalog,
         placement: Placement,
         write_behind: WriteBehind,
+        arriving: ArrivingKeys,
         clock: Clock,
         hash_executor: Executor,
         make_room: Callable[[int], Awaitable[int]],
@@ -92,11 +96,12 @@ class CommitStep:
         log: logging.Logger,
         shared: SharedWrites | None = None,
     ) -> None:
-        """`shared`: where there is a remote, what class `shared` takes."""
+        """`arriving`: the writes under way, which `Store` keeps. `shared`: where there is a remote, what class `shared` takes."""
         self._arena = arena
         self._catalog = catalog
         self._placement = placement
         self._write_behind = write_behind
+        self._arriving = arriving
         self._clock = clock
         self._executor = hash_executor
         self._make_room = make_room
@@ -429,7 +434,7 @@ class CommitStep:
         """Hash and seal what is waiting, many small bodies in one job: once no more comes, unless somebody waits or it is much."""
         await self._burst_ends()
         while self._unsealed:
-            beside = asyncio.create_task(self._seal_in_quiet(self._followed))
+            beside = asyncio.create_task(self._seal_in_quiet())
             try:
                 while self._unsealed:
                     await self._seal_batch()
@@ -437,9 +442,9 @@ class CommitStep:
                 await to_their_end([beside])
         self._hurry.clear()
 
-    async def _seal_in_quiet(self, followed: int) -> None:
-        """The same on another core, for as long as none comes that would want it."""
-        while self._unsealed and followed == self._followed:
+    async def _seal_in_quiet(self) -> None:
+        """The same on another core, for as long as nobody sends what would want it."""
+        while self._unsealed and not self._arriving:
             await self._seal_batch()
 
     async def _burst_ends(self) -> None:
@@ -450,7 +455,9 @@ class CommitStep:
                 async with asyncio.timeout(SEAL_DELAY_SECONDS):
                     await self._hurry.wait()
                     return
-            if followed == self._followed or self._clock.monotonic() >= deadline:
+            # Between two of a few large chunks that come side by side passes longer than the delay.
+            is_quiet = followed == self._followed and not self._arriving
+            if is_quiet or self._clock.monotonic() >= deadline:
                 return
 
     async def _seal_batch(self) -> None:

@@ -94,6 +94,7 @@ class Store:
         catalog: Catalog,
         placement: Placement,
         commit_step: CommitStep,
+        arriving: ArrivingKeys,
         blob_ids: BlobIdAllocator,
         clock: Clock,
         hash_executor: Executor,
@@ -127,7 +128,7 @@ class Store:
         self._hot_bytes = hot_bytes
         self._on_hot_read = on_hot_read
         self._named_profiles = named_profiles
-        self.arriving = ArrivingKeys()
+        self.arriving = arriving
         self._uploads = UploadEnds(
             catalog=catalog,
             commit_step=commit_step,
@@ -453,6 +454,17 @@ class Store:
             return None
         self._on_hot_read(row)
         return HotRead(row, body)
+
+    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+        """See `ObjectStore.look_up_hot`."""
+        is_kv = bucket.kind is BucketKind.KV
+        rows = at_once(self.catalog.lookup(bucket.name, [key], rescue=is_kv))
+        row = rows[0] if rows else None
+        if row is None or (is_kv and row.digest is None):
+            return None
+        if is_kv:
+            self._on_asked(row)
+        return HotRead(row, b"")
 
     async def frame_of(self, row: ObjectRow) -> PinnedFrame | None:
         """The whole frame of an object of one blob, every byte of it there, pinned for the caller; None as from `open`, as which it

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from following_world import OpenBody
 from kv_driver import KvDriver, kv_node
 from tier_codecs import wait_for
 
@@ -99,6 +100,29 @@ async def test_a_long_body_is_hashed_while_it_arrives_where_much_was_put_off_or_
             told = await kv.driver.request("HEAD", f"/cache/{key}")
             assert told.headers["x-kvobj-digest"] == blake3(body).hexdigest()
         assert put_off == [1, 0, 0]
+
+
+async def test_hashing_that_was_put_off_waits_for_the_chunk_that_is_on_its_way(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS_MAX", 60.0)
+    body = OpenBody(INLINE_BYTES + 1)
+    async with kv_node(tmp_path, shm_path) as kv:
+        slow = asyncio.create_task(
+            kv.driver.request(
+                "PUT", "/cache/slow", body=body, headers={"x-kvobj-durability": "memory"}, payload="UNSIGNED-PAYLOAD"
+            )
+        )
+        body.send(b"x")
+        await wait_for(lambda: len(kv.node.store.arriving) == 1, timeout_seconds=5.0)
+        await put_unhashed(kv, "first")
+        (first,) = kv.node.commit_step._follow_ups.values()
+        await asyncio.wait([first], timeout=0.1)
+        assert not first.done()
+        body.send(b"x" * INLINE_BYTES)
+        assert (await asyncio.wait_for(slow, 5.0)).status == 200
+        await asyncio.wait_for(first, 5.0)
 
 
 async def test_a_burst_that_does_not_end_is_hashed_all_the_same(
