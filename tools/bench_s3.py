@@ -84,6 +84,7 @@ class Bench:
     server: ServerProcess
     bare_ports: dict[str, int]
     keeping_port: int
+    hashing_port: int
     nginx_port: int | None
     redis_port: int | None
     radosgw: RemoteTarget | None
@@ -245,6 +246,8 @@ def bench_digested_put(bench: Bench, connections: int) -> None:
         measure(bench, f"bare {kind} {name}", [Load(port, (plain,) * (count + 1), body_bytes=size)] * connections)
     kept = [Load(bench.keeping_port, (plain,) * (count + 1), body_bytes=size)] * connections
     measure(bench, f"bare keeping {name}", kept)
+    hashed = [Load(bench.hashing_port, (plain,) * (count + 1), body_bytes=size)] * connections
+    measure(bench, f"bare hashing {name}", hashed)
     put_new_objects(bench, f"kvobj {name}", size, connections, count, meanwhile=until_digested)
 
 
@@ -341,6 +344,7 @@ def rows_of(bench: Bench) -> list[Row]:
         name = f"put digested 32 MiB x{connections}"
         rows += row_of(figures, name, better_bare(figures, name), DIGESTED_TARGETS[connections])
         rows += row_of(figures, name, "bare keeping", None)
+        rows += row_of(figures, name, "bare hashing", None)
         rows += row_of(figures, f"put local 4 MiB x{connections}", "disk", LOCAL_TARGETS[connections])
         for peer, target in (("nginx", SMALL_TARGET), ("radosgw", None)):
             rows += row_of(figures, f"get 4 KiB x{connections}", peer, target)
@@ -435,6 +439,7 @@ def main() -> int:
             server=stack.enter_context(own_server(directory / "kvobj", settings)),
             bare_ports={kind: stack.enter_context(bare_server(kind)) for kind in BARE_KINDS},
             keeping_port=stack.enter_context(bare_server("keeping")),
+            hashing_port=stack.enter_context(bare_server("hashing")),
             nginx_port=stack.enter_context(nginx_server(directory / "nginx", [*SIZES, SMALL_BYTES])),
             redis_port=stack.enter_context(redis_server(directory / "redis")),
             radosgw=radosgw_target(arguments),

@@ -2,8 +2,9 @@
 
 Two bare blocking-socket servers (a thread or a process for each connection; the better one is the limit), nginx with
 sendfile, Redis. A third bare server keeps what it receives, in a gigabyte of shared memory used in turn: writing to memory
-that no cache holds is what any store has to do, and the other two never do it. They check nothing and are no servers for
-anything else. Each listens on 127.0.0.1 only.
+that no cache holds is what any store has to do, and the other two never do it. A fourth also makes the BLAKE3 digest of each
+body, in a second thread as it arrives, and answers when that is known: what digests leave of the rate where two cores send,
+receive and hash. They check nothing and are no servers for anything else. Each listens on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from blake3 import blake3
 from free_ports import free_port
 
 if TYPE_CHECKING:
@@ -60,10 +63,35 @@ class _Ring:
         return self._memory[start : start + size]
 
 
+def _receive_body(
+    connection: socket.socket, body: memoryview, filled: int, *, step: int, hasher: Executor | None
+) -> bool:
+    """Fill what is left of the body, and digest it in `hasher`'s one thread as it arrives; False if the peer closes."""
+    digest, hashed, last = blake3(), 0, None
+    while filled < len(body):
+        count = connection.recv_into(body[filled : filled + step])
+        if not count:
+            return False
+        filled += count
+        if hasher is not None and (filled - hashed >= _SLICE_BYTES or filled == len(body)):
+            last = hasher.submit(digest.update, body[hashed:filled])
+            hashed = filled
+    if last is not None:
+        last.result()
+        digest.digest()
+    return True
+
+
 def _serve_connection(
-    connection: socket.socket, memory: memoryview, *, is_sliced: bool, ring: _Ring | None = None
+    connection: socket.socket,
+    memory: memoryview,
+    *,
+    is_sliced: bool,
+    ring: _Ring | None = None,
+    hasher: Executor | None = None,
 ) -> None:
-    """Answer `GET /SIZE` with that many bytes and take the body of a PUT, until the peer closes."""
+    """Answer `GET /SIZE` with that many bytes and take the body of a PUT, until the peer closes. `hasher`: one thread, which
+    digests each body."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         unread = b""
@@ -82,18 +110,13 @@ def _serve_connection(
                     connection.sendall(memory[start : min(size, start + step)])
                 continue
             size = int(head.lower().rpartition(b"content-length:")[2].split(b"\r\n", 1)[0])
-            filled = len(unread)
             if ring is not None:
                 memory = ring.take(size)
-            memory[:filled] = unread
+            memory[: len(unread)] = unread
+            step = _SLICE_BYTES if is_sliced else size
+            if not _receive_body(connection, memory[:size], len(unread), step=step, hasher=hasher):
+                return
             unread = b""
-            while filled < size:
-                count = connection.recv_into(
-                    memory[filled : size if not is_sliced else min(size, filled + _SLICE_BYTES)]
-                )
-                if not count:
-                    return
-                filled += count
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -111,6 +134,16 @@ def _serve_keeping(listener: socket.socket) -> None:
         arguments = (connection, prefaulted(MIB))
         keywords = {"is_sliced": True, "ring": ring}
         threading.Thread(target=_serve_connection, args=arguments, kwargs=keywords, daemon=True).start()
+
+
+def _serve_hashing(listener: socket.socket) -> None:
+    ring = _Ring()
+    while True:
+        connection, _ = listener.accept()
+        keywords = {"is_sliced": True, "ring": ring, "hasher": ThreadPoolExecutor(1)}
+        threading.Thread(
+            target=_serve_connection, args=(connection, prefaulted(MIB)), kwargs=keywords, daemon=True
+        ).start()
 
 
 def _serve_processes(listener: socket.socket) -> None:
@@ -133,7 +166,12 @@ def bare_server(kind: str) -> Iterator[int]:
     context: ForkContext = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = int(listener.getsockname()[1])
-        target = {"threads": _serve_threads, "processes": _serve_processes, "keeping": _serve_keeping}[kind]
+        target = {
+            "threads": _serve_threads,
+            "processes": _serve_processes,
+            "keeping": _serve_keeping,
+            "hashing": _serve_hashing,
+        }[kind]
         process: ForkProcess = context.Process(target=target, args=(listener,), daemon=True)
         process.start()
     try:
