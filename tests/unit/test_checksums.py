@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.codec.checksums import ALGORITHMS, CRC_BYTES, Digester, blake3_digest, combine_crc, crc32c
+from kvobj.codec.native_crc32 import native_crc32
 
 CHECK = b"123456789"
 
@@ -69,6 +70,22 @@ def test_crcs_combine_to_that_of_both(first: bytes, second: bytes, algorithm: st
 @given(first=st.binary(max_size=200), second=st.binary(max_size=200))
 def test_crc32c_goes_on_from_an_earlier_value(first: bytes, second: bytes) -> None:
     assert crc32c(memoryview(second), crc32c(memoryview(first))) == crc32c(memoryview(first + second))
+
+
+@given(
+    size=st.one_of(st.integers(0, 1100), st.integers(1, 40).map(lambda blocks: 256 * blocks), st.integers(0, 70_000)),
+    start=st.integers(0, 63),
+    previous=st.integers(0, 2**32 - 1),
+    seed=st.integers(0, 255),
+)
+def test_crc32_is_that_of_zlib_for_any_length_start_and_earlier_value(
+    size: int, start: int, previous: int, seed: int
+) -> None:
+    crc32 = native_crc32()
+    if crc32 is None:
+        pytest.skip("no native library, or no instruction for it")
+    content = random.Random(seed).randbytes(start + size)
+    assert crc32(memoryview(content)[start:], previous) == zlib.crc32(content[start:], previous)
 
 
 def test_a_read_only_view_will_do() -> None:
