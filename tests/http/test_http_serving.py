@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import socket
@@ -11,21 +12,32 @@ from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 
 import pytest
-from http_peers import Answer, Peer, Views, echo, pattern, receive_all, serving, until
+from http_peers import Answer, Peer, Served, Views, echo, pattern, receive_all, serving, until
 
 from kvobj.api.http import HttpSettings
-from kvobj.api.message import Reply, RequestBody, RequestHead
+from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
 from kvobj.wire.body_handover import ReceiveMode
 from kvobj.wire.receive_check import choose_receive_mode
 
 MIB = 1024 * 1024
 NEXT = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
+SHORT_BYTES, SHORT_REPLIES = 48 * 1024, 400
 
 
 def put(body: bytes, *fields: str, target: str = "/a") -> bytes:
     lines = [f"PUT {target} HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *fields]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def numbered_replies() -> Handler:
+    """Answers with a short body, another one each time."""
+    numbers = itertools.count()
+
+    async def handle(_head: RequestHead, _body: RequestBody) -> Reply:
+        return Reply(200, (), pattern(SHORT_BYTES, next(numbers)))
+
+    return handle
 
 
 def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
@@ -332,6 +344,35 @@ async def test_a_stream_that_fails_resets_the_connection(failing: Views) -> None
         assert b"kvobj_s3_cut_replies_total 1.0" in served.metrics.render()
 
 
+async def short_replies_that_nobody_takes(served: Served) -> Peer:
+    """A client that has asked for more short replies than the sockets hold, and reads none: the server waits for it."""
+    peer = await served.connect()
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await peer.send(NEXT * SHORT_REPLIES)
+    await until(lambda: any(each.wire.is_flushing for each in served.server._connections))
+    return peer
+
+
+async def test_short_replies_that_a_client_is_slow_to_take_arrive_whole_and_in_order() -> None:
+    async with serving(numbered_replies()) as served:
+        peer = await short_replies_that_nobody_takes(served)
+        assert len(served.lines) < SHORT_REPLIES
+        peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for number in range(SHORT_REPLIES):
+            assert (await peer.answer()).body == pattern(SHORT_BYTES, number)
+        await until(lambda: len(served.lines) == SHORT_REPLIES)
+        assert not any("cut" in json.loads(line) for line in served.lines)
+
+
+async def test_a_client_that_goes_before_it_has_a_short_reply_has_it_cut_and_its_connection_ended() -> None:
+    async with serving(numbered_replies()) as served:
+        peer = await short_replies_that_nobody_takes(served)
+        peer.vanish()
+        await until(lambda: not served.server._connections)
+        assert json.loads(served.lines[-1])["cut"]
+        assert b"kvobj_s3_cut_replies_total 1.0" in served.metrics.render()
+
+
 async def test_a_client_that_goes_mid_reply_frees_the_stream() -> None:
     stream = Views([pattern(8 * MIB)] * 4)
 
@@ -444,7 +485,7 @@ async def test_http_10_closes_unless_it_asks_to_stay() -> None:
 async def test_the_request_log_has_one_line_each_and_no_signature() -> None:
     async def handle(_head: RequestHead, body: RequestBody) -> Reply:
         await receive_all(body)
-        return Reply(201, (), b"made", log={"bucket": "b"})
+        return Reply(201, (), b"made", log={"bucket": "b", "status": "of the handler"})
 
     async with serving(handle) as served:
         peer = await served.connect()
