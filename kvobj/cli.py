@@ -8,6 +8,7 @@ and the arguments read.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, st
 
 
 def _run(settings: Settings, environment: Mapping[str, str]) -> int:
+    # The server's modules and a start's objects all stay: collections that walk them again and again took a seventh of the
+    # former's time and a third of the latter's. `serve` lets them run again.
+    gc.disable()
     # Imported here, so that a wrong configuration is told at once and `--help` does not load the server.
     try:
         from kvobj.app.serve import run  # noqa: PLC0415 - see above

@@ -62,8 +62,7 @@ def run(settings: Settings, environment: Mapping[str, str]) -> int:
     """Serve until a signal says to stop; the process's exit status. `environment` may name sockets to take over."""
     log = start_logging(settings.log)
     allow_open_files(settings.limits, log)
-    # A start makes a million objects that all stay: collections that walk them again and again took a third of its time.
-    gc.disable()
+    gc.disable()  # until the start is done: see `cli`, which has done so too where it was the one that called
     with DataDirectory.open(settings.server.data) as data, uvloop_runner() as runner:
         runner.run(_serve(settings, data, environment, log))
     return 0

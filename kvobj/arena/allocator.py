@@ -8,7 +8,7 @@ Masmano, Ripoll, Crespo, Real: "TLSF: a new dynamic memory allocator for real-ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvobj.errors import CorruptionError
@@ -129,11 +129,11 @@ class ExtentAllocator:
         for offset, length in gaps:
             self._add_segments(offset, length)
 
-    def record(self, offset: int, length: int) -> None:
-        """Note an extent in a span that was never added (an adopted one): `free` will turn it into room. Checks nothing: the
-        caller has, for all of them at once."""
-        self._allocated[offset] = length
-        self.allocated_bytes += length
+    def record(self, extents: Sequence[tuple[int, int]]) -> None:
+        """Note (offset, length) of extents in spans that were never added (adopted ones): `free` will turn them into room. Checks
+        nothing: the caller has, for all of them at once."""
+        self._allocated.update(extents)
+        self.allocated_bytes += sum(length for _, length in extents)
 
     def add(self, offset: int, length: int) -> None:
         """Make room of a span that belongs to nobody yet. It joins its free neighbours."""

@@ -7,14 +7,14 @@ Pins are counted by hand, never by the garbage collector: a forgotten release is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Self
+
+import msgspec
 
 ALIGNMENT: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True, gc=False):
     """A piece of a region file: `[offset, offset + length)` of region number `region`, all multiples of `ALIGNMENT`.
 
     `generation` is new for every reservation, over restarts too, so a name kept too long never means another's bytes.
@@ -26,19 +26,14 @@ class Extent:
     generation: int
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False):
     """One reserved extent and the number of pins on it. Made by the arena, shared by the pins; not for others."""
 
-    __slots__ = ("extent", "on_released", "pins", "requested_bytes", "room")
-
-    def __init__(
-        self, extent: Extent, room: memoryview, requested_bytes: int, on_released: Callable[[Hold], None]
-    ) -> None:
-        self.extent = extent
-        self.room = room
-        self.requested_bytes = requested_bytes
-        self.on_released = on_released
-        self.pins = 0
+    extent: Extent
+    room: memoryview
+    requested_bytes: int
+    on_released: Callable[[Hold], None]
+    pins: int = 0
 
 
 class Pin:

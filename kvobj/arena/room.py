@@ -8,6 +8,7 @@ in it is freed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -131,11 +132,15 @@ class Room:
         self._pool_of(region).add(start, stop - start)
         self._undedicate_if_empty(region)
 
-    def record(self, offset: int, length: int) -> None:
-        """An adopted extent, in room that was never added. The caller has checked that it overlaps nothing."""
-        region = offset // self.region_bytes
-        self.extents[region][offset] = length
-        self._pool_of(region).record(offset, length)
+    def record(self, extents: Sequence[tuple[int, int]]) -> None:
+        """Offset and length of adopted extents, ascending, in room that was never added. The caller has checked that none overlaps
+        another."""
+        first = 0
+        for region, held in enumerate(self.extents):
+            behind = bisect_left(extents, ((region + 1) * self.region_bytes,), first)
+            own, first = extents[first:behind], behind
+            held.update(own)
+            self._pool_of(region).record(own)
 
     def mark_used(self) -> None:
         """Nobody knows what was in any region before."""

@@ -12,7 +12,8 @@ from kvobj.catalog.rows import BucketKind, Durability, ObjectRow
 from kvobj.gc.home_chunks import HomeChunks, lasting_blob
 from kvobj.ids import BlobId
 
-LOAD_STEP: Final = 1000
+LOAD_STEP: Final = 100
+"""A millisecond of the event loop: the first requests of a start come while this goes on."""
 _FOUND: Final = struct.Struct(">Q16s")  # commit number, name: sorts in commit order
 
 Absent = Callable[[Sequence[BlobId]], Awaitable[Sequence[BlobId]]]

@@ -77,6 +77,10 @@ class ChunkPolicy(Protocol):
         """The tier holds the chunk from now on (again: only its size is taken)."""
         ...
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: CacheTier, *, now_ms: int) -> None:
+        """`stored` of each name and size, without parents, in this order."""
+        ...
+
     def dropped(self, name: bytes, tier: CacheTier) -> None:
         """The tier holds it no longer. Unknown names are fine."""
         ...

@@ -58,6 +58,25 @@ class DramView:
         noted_name, parent = self._notes.pop(blob_id, (bytes(blob_id), None))
         self._take(blob_id, noted_name, parent, size_bytes)
 
+    def insert_many(self, blobs: Sequence[tuple[BlobId, int]]) -> None:
+        """See `EvictionPolicy.insert_many`: of blobs that nothing is known about, as at a start, a third of the time."""
+        names, by_name, notes = self._names, self._blobs, self._notes
+        fresh: list[tuple[bytes, int]] = []
+        for blob_id, size_bytes in blobs:
+            if blob_id in names or blob_id in notes or blob_id in by_name:
+                self._store_many(fresh)
+                fresh = []
+                self.insert(blob_id, size_bytes)
+                continue
+            name = names[blob_id] = bytes(blob_id)
+            by_name[name] = blob_id
+            fresh.append((name, size_bytes))
+        self._store_many(fresh)
+
+    def _store_many(self, chunks: Sequence[tuple[bytes, int]]) -> None:
+        if chunks:
+            self._policy.stored_many(chunks, CacheTier.DRAM, now_ms=self._now_ms())
+
     def _take(self, blob_id: BlobId, name: bytes, parent: bytes | None, size_bytes: int) -> None:
         earlier = self._blobs.get(name)
         if earlier is not None:  # a chunk stored anew while the bytes of its last life are still here

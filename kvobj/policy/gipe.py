@@ -85,6 +85,13 @@ class GipePolicy:
         if name in self._pins:
             self._core.set_pinned(name, is_pinned=True)
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: CacheTier, *, now_ms: int) -> None:
+        """See `ChunkPolicy.stored_many`. `MemoryError` as `stored`."""
+        self._core.stored_many(chunks, tier, now_ms)
+        if self._pins:
+            for name in self._pins.keys() & {name for name, _ in chunks}:
+                self._core.set_pinned(name, is_pinned=True)
+
     def dropped(self, name: bytes, tier: CacheTier) -> None:
         """See `ChunkPolicy.dropped`."""
         self._core.dropped(name, tier)

@@ -56,6 +56,10 @@ class GipeCore(Protocol):
         """See `ChunkPolicy.stored`."""
         ...
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: int, now_ms: int) -> None:
+        """See `ChunkPolicy.stored_many`."""
+        ...
+
     def dropped(self, name: bytes, tier: int) -> None:
         """See `ChunkPolicy.dropped`."""
         ...

@@ -106,6 +106,13 @@ class NativeCore:
         if self._stored(self._handle, name, tier, parent, min(size_bytes, _SIZE_MAX), now_ms):
             raise MemoryError("no memory for the eviction policy's tables")
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: int, now_ms: int) -> None:
+        """See `GipeCore.stored_many`."""
+        stored, handle = self._stored, self._handle
+        for name, size_bytes in chunks:
+            if stored(handle, name, tier, None, min(size_bytes, _SIZE_MAX), now_ms):
+                raise MemoryError("no memory for the eviction policy's tables")
+
     def dropped(self, name: bytes, tier: int) -> None:
         """See `GipeCore.dropped`."""
         self._dropped(self._handle, name, tier)

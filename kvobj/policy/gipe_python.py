@@ -317,6 +317,11 @@ class PythonCore:
         if tier == DRAM:
             self._reconsider(chunk, NVME)
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: int, now_ms: int) -> None:
+        """See `GipeCore.stored_many`."""
+        for name, size_bytes in chunks:
+            self.stored(name, tier, size_bytes, None, now_ms)
+
     def dropped(self, name: bytes, tier: int) -> None:
         """See `GipeCore.dropped`."""
         chunk = self._chunks.get(name)

@@ -37,6 +37,11 @@ class LruPolicy:
         self._sizes[blob_id] = size_bytes
         self._sizes.move_to_end(blob_id)
 
+    def insert_many(self, blobs: Sequence[tuple[BlobId, int]]) -> None:
+        """See `EvictionPolicy.insert_many`."""
+        for blob_id, size_bytes in blobs:
+            self.insert(blob_id, size_bytes)
+
     def touch(self, blob_id: BlobId) -> None:
         """See `EvictionPolicy.touch`."""
         if blob_id in self._sizes:

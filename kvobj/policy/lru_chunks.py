@@ -124,6 +124,11 @@ class LruChunks:
             ahead.put_before(into.end)
         held.put_before(into.end if ahead is None else ahead)
 
+    def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: CacheTier, *, now_ms: int) -> None:
+        """See `ChunkPolicy.stored_many`."""
+        for name, size_bytes in chunks:
+            self.stored(name, tier, parent=None, size_bytes=size_bytes, now_ms=now_ms)
+
     def dropped(self, name: bytes, tier: CacheTier) -> None:
         """See `ChunkPolicy.dropped`."""
         out_of = self._tiers[tier]

@@ -24,6 +24,10 @@ class EvictionPolicy(Protocol):
         """Know a blob from now on; of one known already, take the new size and count it as used now."""
         ...
 
+    def insert_many(self, blobs: Sequence[tuple[BlobId, int]]) -> None:
+        """`insert` of each, in this order."""
+        ...
+
     def touch(self, blob_id: BlobId) -> None:
         """Count the blob as used now; an unknown one is ignored (it was evicted while being read)."""
         ...

@@ -112,9 +112,10 @@ class Recovery:
 
     async def _settle_marks(self) -> set[bytes]:
         """Compare the marks with the home tier and the frames; the blobs that are known to be whole, here and only here."""
-        doubtful = sorted(self._cache.unsealed().union(self._cache.dirty()))
+        # What is dirty was adopted in the order of ids: there is next to nothing left to sort.
+        doubtful = sorted(dict.fromkeys([*self._cache.dirty(), *self._cache.unsealed()]))
         not_home = set(await self._home.missing(doubtful))
-        self._cache.mark_written_down(blob_id for blob_id in doubtful if blob_id not in not_home)
+        self._cache.mark_written_down([blob_id for blob_id in doubtful if blob_id not in not_home])
         await self._note_seals(not_home & self._cache.unsealed())
         return set(not_home.intersection(self._cache.dirty()) - self._cache.unsealed())
 

@@ -34,7 +34,7 @@ REST_FACTOR: Final = 1.0
 """After each chunk it rests so many times as long as it worked."""
 _LOOK_SECONDS: Final = 1.0
 _NO_ROOM_SECONDS: Final = 0.25
-_LOAD_STEP: Final = 1000
+_LOAD_STEP: Final = 100
 _TIER: Final = "dram"
 
 

@@ -12,8 +12,11 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
+
+import msgspec
 
 from kvobj.arena import Arena, Extent, Pin, PinnedFrame
 from kvobj.database import Database, Table, WriteView
@@ -33,6 +36,8 @@ _UNSEALED: Final = 2
 # A blob that lies coded has this behind its row: its plain bytes, and then the codec's name.
 _CODED: Final = struct.Struct("<Q")
 _CODEC_BYTES_MAX: Final = 32
+# A blob id of a key that is known to be as long as one.
+_blob_id: Final = partial(bytes.__new__, BlobId)
 
 # Rows changed in one volatile commit: bounds how long the event loop stands still (3 µs a row).
 _BATCH: Final = 1000
@@ -42,17 +47,14 @@ _DELETED_AT_ONCE: Final = 128
 _SLACK: Final = 0.01
 
 
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One blob held. `pin` is the tier's own."""
 
-    __slots__ = ("dirty", "frame_bytes", "pin", "sealed", "verified")
-
-    def __init__(self, pin: Pin, frame_bytes: int, *, dirty: bool, sealed: bool, verified: bool) -> None:
-        self.pin = pin
-        self.frame_bytes = frame_bytes
-        self.dirty = dirty
-        self.sealed = sealed
-        self.verified = verified
+    pin: Pin
+    frame_bytes: int
+    dirty: bool
+    sealed: bool
+    verified: bool
 
     @property
     def evictable(self) -> bool:
@@ -73,7 +75,7 @@ class DramTier:
     """See `kvobj.tiers.protocol.Tier`; with it the dirty, sealed and verified marks that only memory needs.
 
     Constructing it reads the directory: it adopts what an earlier process left, or empties the directory where the arena is
-    new (100,000 rows: 1.0 s, 0.7 s with the garbage collector off). It becomes the arena's reclaimer. Above
+    new (100,000 rows: 0.25 s with the garbage collector off). It becomes the arena's reclaimer. Above
     `high_watermark` of the arena's capacity each put evicts. Marks are one inline volatile commit each; those on a blob
     that is not held are ignored.
     """
@@ -153,9 +155,11 @@ class DramTier:
             self._forget([blob_id for blob_id in batch if blob_id in self._entries])
 
     async def scan(self) -> AsyncIterator[BlobId]:
-        """See `Tier.scan`. Reads the directory page by page, so no snapshot is held while the caller works."""
+        """See `Tier.scan`. Reads the directory page by page, so no snapshot is held while the caller works; others run in
+        between."""
         start = b""
         while True:
+            await asyncio.sleep(0)  # a hundred pages in one go held every request up for 0.14 s
             with self._database.read() as view:
                 page = [bytes(key) for key, _ in islice(view.range(DRAM_BLOBS, start), _BATCH)]
             for key in page:
@@ -235,11 +239,12 @@ class DramTier:
 
     def mark_written_down(self, blob_ids: Iterable[BlobId]) -> None:
         """`mark_sealed` and `mark_clean` of many, for a start: only a sealed frame ever gets a home copy."""
-        entries, insert = self._entries, self._policy.insert
+        entries = self._entries
         unsealed, dirty = self._unsealed, self._dirty
+        evictable: list[tuple[BlobId, int]] = []
         for blob_id in blob_ids:
             entry = entries.get(blob_id)
-            if entry is None or entry.evictable:
+            if entry is None or (entry.sealed and not entry.dirty):
                 continue
             length = entry.pin.extent.length
             if entry.dirty:
@@ -249,7 +254,8 @@ class DramTier:
             if not entry.sealed:
                 unsealed.discard(blob_id)
                 entry.sealed = True
-            insert(blob_id, length)
+            evictable.append((blob_id, length))
+        self._policy.insert_many(evictable)
         self._arena.reconsider()
 
     def mark_verified(self, blob_id: BlobId) -> None:
@@ -492,31 +498,50 @@ class DramTier:
         with self._database.read() as view:
             rows = list(view.range(DRAM_BLOBS))
         if self._arena.adopted:
-            blob_ids: list[BlobId] = []
-            extents: list[Extent] = []
-            states: list[tuple[int, int, CodedBlob | None]] = []
-            unpack = _ROW.unpack_from
-            for key, value in rows:
-                if _is_row(value) and len(key) == BLOB_ID_BYTES:
-                    region, offset, length, generation, frame_bytes, flags = unpack(value)
-                    if frame_bytes <= length:
-                        blob_ids.append(BlobId(key))
-                        extents.append(Extent(region, offset, length, generation))
-                        coded = _coded_of(value, length, frame_bytes) if len(value) > _ROW.size else None
-                        states.append((frame_bytes, flags, coded))
-            pins = self._arena.adopt_usable(extents)
-            for blob_id, (frame_bytes, flags, coded), pin in zip(blob_ids, states, pins, strict=True):
-                if pin is not None:
-                    dirty, sealed = bool(flags & _DIRTY), not flags & _UNSEALED
-                    self._enter(blob_id, Entry(pin, frame_bytes, dirty=dirty, sealed=sealed, verified=False))
-                    if coded is not None:
-                        self._note_coded(blob_id, coded)
+            self._take_over(rows)
         dropped: list[bytes] = []
         if len(self._entries) != len(rows):
             dropped = [key for key, _ in rows if key not in self._entries]
         for begin in range(0, len(dropped), _BATCH):
             self._delete_rows(dropped[begin : begin + _BATCH])
         return Adoption(len(self._entries), self._used_bytes, len(dropped))
+
+    def _take_over(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Hold the blobs whose extents can be adopted. One pass and no call a blob: a start waits for it."""
+        blob_ids: list[BlobId] = []
+        extents: list[Extent] = []
+        states: list[tuple[int, int, CodedBlob | None]] = []
+        unpack, plain_bytes = _ROW.unpack_from, _ROW.size
+        for key, value in rows:
+            is_plain = len(value) == plain_bytes
+            if (is_plain or _is_row(value)) and len(key) == BLOB_ID_BYTES:
+                region, offset, length, generation, frame_bytes, flags = unpack(value)
+                if frame_bytes <= length:
+                    blob_ids.append(_blob_id(key))
+                    extents.append(Extent(region, offset, length, generation))
+                    states.append((frame_bytes, flags, None if is_plain else _coded_of(value, length, frame_bytes)))
+        entries, by_generation = self._entries, self._by_generation
+        evictable: list[tuple[BlobId, int]] = []
+        for blob_id, extent, (frame_bytes, flags, coded), pin in zip(
+            blob_ids, extents, states, self._arena.adopt_usable(extents), strict=True
+        ):
+            if pin is None:
+                continue
+            dirty, sealed = flags & _DIRTY != 0, flags & _UNSEALED == 0
+            entries[blob_id] = Entry(pin, frame_bytes, dirty, sealed, False)  # noqa: FBT003 - by position: half the time
+            by_generation[extent.generation] = blob_id
+            length = extent.length
+            self._used_bytes += length
+            if not sealed:
+                self._unsealed.add(blob_id)
+            if dirty:
+                self._dirty[blob_id] = None
+                self._dirty_bytes += length
+            elif sealed:
+                evictable.append((blob_id, length))
+            if coded is not None:
+                self._note_coded(blob_id, coded)
+        self._policy.insert_many(evictable)
 
 
 def _encode(extent: Extent, frame_bytes: int, *, dirty: bool, sealed: bool, coded: CodedBlob | None = None) -> bytes:

@@ -72,6 +72,16 @@ class ChunkPolicyContract:
         assert policy.holds(name(3), NVME)
         assert (policy.size_bytes(DRAM), policy.size_bytes(NVME)) == (2 * SIZE, SIZE)
 
+    def test_many_stored_at_once_are_held_in_that_tier_alone(self, policy: ChunkPolicy) -> None:
+        policy.pin(name(3))
+        policy.stored_many(
+            [(name(1), SIZE), (name(2), 2 * SIZE), (name(3), SIZE), (name(1), 3 * SIZE)], DRAM, now_ms=NOW
+        )
+        policy.stored_many([], DRAM, now_ms=NOW)
+        assert [policy.holds(name(number), DRAM) for number in (1, 2, 3)] == [True, True, True]
+        assert (policy.size_bytes(DRAM), policy.size_bytes(NVME)) == (6 * SIZE, 0)
+        assert set(all_victims(policy)) == {1, 2}
+
     def test_many_victims_are_named_as_few_are(self, policy: ChunkPolicy) -> None:
         store_chain(policy, range(1, 601))
         assert all_victims(policy) == list(range(600, 0, -1))

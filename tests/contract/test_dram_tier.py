@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tier_contract import NAMES, RawRead, TierContract, blob
+from tier_contract import NAMES, MakeFrame, RawRead, TierContract, blob, plain_of, put_plain
 
 from kvobj.arena import Arena, Extent, PinnedFrame
 from kvobj.database import Database
@@ -56,6 +56,12 @@ class TestDramTier(TierContract):
                 return file.read(frame_bytes)
 
         return read
+
+    async def test_others_run_while_a_scan_goes_on(self, tier: DramTier, make_frame: MakeFrame) -> None:
+        await put_plain(tier, make_frame, blob(1), plain_of(1, 100_000))
+        ran: list[BlobId] = []
+        asyncio.get_running_loop().call_soon(ran.append, blob(1))
+        assert [each async for each in tier.scan()] == ran == [blob(1)]
 
 
 class Memory:

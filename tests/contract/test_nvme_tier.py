@@ -1,9 +1,10 @@
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from fakes_nvme import RECORD_KEY
-from tier_contract import RawRead, TierContract
+from tier_contract import MakeFrame, RawRead, TierContract, blob, plain_of, put_plain
 
 from kvobj.arena import Arena
 from kvobj.database import Database
@@ -63,3 +64,9 @@ class TestNvmeTier(TierContract):
                 return file.read(place.frame_bytes)
 
         return read
+
+    async def test_others_run_while_a_scan_goes_on(self, tier: NvmeTier, make_frame: MakeFrame) -> None:
+        await put_plain(tier, make_frame, blob(1), plain_of(1, 100_000))
+        ran: list[BlobId] = []
+        asyncio.get_running_loop().call_soon(ran.append, blob(1))
+        assert [each async for each in tier.scan()] == ran == [blob(1)]

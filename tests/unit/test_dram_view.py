@@ -87,6 +87,25 @@ def test_a_chunk_stored_anew_takes_its_name_from_its_last_life(view: DramView, p
     assert victims(view) == [blob(2)]
 
 
+def test_many_inserted_at_once_are_known_as_one_by_one(view: DramView, policy: ChunkPolicy, times: Times) -> None:
+    capacities = {DRAM: 100 * SIZE, NVME: 0}
+    other: ChunkPolicy = GipePolicy(capacities) if isinstance(policy, GipePolicy) else LruChunks(capacities)
+    one_by_one = DramView(other, now_ms=times)
+    blobs = [(blob(number), number * SIZE) for number in (5, 1, 7, 2, 1, 6)]
+    for each in (view, one_by_one):
+        each.insert(blob(7), SIZE)  # known already
+        each.note(blob(2), name(2), name(1))  # a chunk
+        each.note(blob(1), name(1), None)  # its parent, which is inserted twice
+    view.insert_many(blobs)
+    for blob_id, size_bytes in blobs:
+        one_by_one.insert(blob_id, size_bytes)
+    assert (len(view), view.size_bytes) == (len(one_by_one), one_by_one.size_bytes)
+    assert victims(view) == victims(one_by_one)
+    assert policy.holds(name(2), DRAM)
+    view.discard_many([blob_id for blob_id, _ in blobs])
+    assert (len(view), view.size_bytes) == (0, 0)
+
+
 def test_inserted_again_takes_the_new_size_and_discarded_twice_is_fine(view: DramView) -> None:
     view.insert(blob(1), SIZE)
     view.insert(blob(1), 2 * SIZE)

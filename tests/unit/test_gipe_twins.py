@@ -84,6 +84,11 @@ class Twins(RuleBasedStateMachine):
         parent = name(above) if told and above is not None else None
         self.both(lambda p: p.stored(name(number), tier, parent=parent, size_bytes=size_bytes, now_ms=self.now_ms))
 
+    @rule(numbers=st.lists(IDS, max_size=8), tier=TIERS, size_bytes=SIZES)
+    def stored_many(self, numbers: list[int], tier: CacheTier, size_bytes: int) -> None:
+        chunks = [(name(number), size_bytes) for number in numbers]
+        self.both(lambda p: p.stored_many(chunks, tier, now_ms=self.now_ms))
+
     @rule(number=IDS, tier=TIERS, size_bytes=SIZES)
     def admits(self, number: int, tier: CacheTier, size_bytes: int) -> None:
         above = parent_of(number)

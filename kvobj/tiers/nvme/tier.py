@@ -98,7 +98,7 @@ class NvmeTier:
             try:
                 files.extend(SegmentFile.open(disk, path) for path in segment_paths(directory))
                 with database.read() as view:
-                    return files, [Place.decode(row) for _, row in view.range(BLOBS)]
+                    return files, Place.decode_many([row for _, row in view.range(BLOBS)])
             except BaseException:
                 for file in files:
                     file.close()
@@ -199,7 +199,8 @@ class NvmeTier:
         """See `Tier.missing`."""
         riding = self._placing.riding
         with self._database.read() as view:
-            return [blob_id for blob_id in blob_ids if blob_id not in riding and view.get(BLOBS, blob_id) is None]
+            rows = view.get_many(BLOBS, blob_ids)
+        return [blob_id for blob_id, row in zip(blob_ids, rows, strict=True) if row is None and blob_id not in riding]
 
     async def delete(self, blob_ids: Sequence[BlobId]) -> None:
         """See `Tier.delete`. Synced, and noted in the record log. Waits for puts of these ids that are in flight."""
@@ -212,10 +213,12 @@ class NvmeTier:
         await asyncio.shield(self._tasks.run(self._remove(blob_ids)))
 
     async def scan(self) -> AsyncIterator[BlobId]:
-        """See `Tier.scan`. Takes a snapshot per thousand ids, so that a slow caller keeps no old pages alive."""
+        """See `Tier.scan`. Takes a snapshot per thousand ids, so that a slow caller keeps no old pages alive; others run in
+        between."""
         await self._placing.riding.land()
         start = b""
         while True:
+            await asyncio.sleep(0)
             with self._database.read() as view:
                 page = [key for key, _ in islice(view.range(BLOBS, start), _SCANNED_AT_ONCE)]
             for key in page:
