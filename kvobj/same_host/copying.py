@@ -22,9 +22,9 @@ from kvobj.same_host.touching import toucher
 
 HELPERS_MAX: Final = 3
 """Besides the caller's own thread, for all callers of a process together, and never more than other cores."""
-HELPED_BYTES: Final = 32 * 1024 * 1024
-"""Each helper is worth its waking from so many bytes on: one thread copies that in 2 ms, and may have to wait longer for a helper
-that has begun a piece on a processor that others want, too: the server's event loop, or an engine's threads that spin."""
+HELPED_BYTES: Final = 8 * 1024 * 1024
+"""Each helper is worth its waking from so many bytes on. On a quiet machine two threads copy 32 MiB hardly faster than one; but the
+one may have to wait for a processor that others want, too: the server's event loop, or an engine's threads."""
 STREAMED_BYTES: Final = 2 * 1024 * 1024
 """A batch from here on is copied past the caches: less may be read again while it still lies there."""
 _PIECE_BYTES: Final = 4 * 1024 * 1024
