@@ -136,6 +136,10 @@ class Bench:
                 place = f"{engines_lmcache.PART} {shape.name}/{name}"
                 run = partial(harness.run, shape, name)
                 self.steps.append(Step(f"lmcache bench l2, {shape.name}, {name}", run, (place,)))
+            bare = engines_lmcache.BARE_S3
+            place = f"{engines_lmcache.PART} {shape.name}/{bare}"
+            step = Step(f"lmcache bench l2, {shape.name}, {bare}", partial(harness.run_bare, shape), (place,))
+            self.steps.append(step)
 
     def _add_reads(self, ways: Ways) -> None:
         sizes = self._sizes

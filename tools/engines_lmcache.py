@@ -19,6 +19,7 @@ from typing import Final
 
 from bench_support import MIB, ServerProcess, delete_keys, settle
 from engines_figures import GB, Figures, HarnessFigures, Line, harness_figures, line_of
+from engines_s3_limit import bare_s3_server
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 ENVIRONMENT: Final = REPOSITORY / ".envs" / "engines"
@@ -36,6 +37,8 @@ REDIS: Final = "redis"
 NATIVE_FILES: Final = "fs_native"
 FILES: Final = "fs"
 SUBJECTS: Final = (PLUGIN, DICT, REDIS, NATIVE_FILES, FILES, KVOBJ_S3)
+BARE_S3: Final = "a bare server by S3"
+"""What the S3 adapter loads where the server costs nothing: its own limit. No store, so it is no subject."""
 
 _HARNESS_ROUNDS: Final = 3
 _WARM_UP_ROUNDS: Final = 1
@@ -133,6 +136,19 @@ class Harness:
             shutil.rmtree(directory, ignore_errors=True)
             subject.empty()
 
+    def run_bare(self, shape: Shape) -> None:
+        """Loads of the S3 adapter from a bare server, not verified: the bytes mean nothing."""
+        place = f"{PART} {shape.name}/{BARE_S3}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with bare_s3_server(shape.size_kib * 1024) as port:
+                load = self._measured(shape, self._s3_settings(port), only="load").load
+        except (RuntimeError, ValueError) as error:
+            self._figures.miss(place, str(error))
+        else:
+            if load is not None:
+                self._figures.note(f"{place}/load", load)
+
     def _measured(self, shape: Shape, settings: dict[str, object], *, only: str | None) -> HarnessFigures:
         output = self._directory / "harness.json"
         output.unlink(missing_ok=True)
@@ -174,7 +190,12 @@ class Harness:
                 lambda _, place: {"type": "fs_native", "base_path": str(place), "num_workers": _WORKERS},
                 lambda: None,
             ),
-            Subject(KVOBJ_S3, lambda *_: self._s3_settings(), lambda: self._empty(S3_BUCKET), asks_again=True),
+            Subject(
+                KVOBJ_S3,
+                lambda *_: self._s3_settings(self._server.port),
+                lambda: self._empty(S3_BUCKET),
+                asks_again=True,
+            ),
         ]
         if self._redis_port is not None:
             found.append(Subject(REDIS, lambda *_: self._redis_settings(), self._flush_redis))
@@ -199,11 +220,11 @@ class Harness:
             "adapter_params": parameters,
         }
 
-    def _s3_settings(self) -> dict[str, object]:
+    def _s3_settings(self, port: int) -> dict[str, object]:
         credentials = self._server.credentials()
         return {
             "type": "s3",
-            "s3_endpoint": f"s3://{S3_HOST}:{self._server.port}",
+            "s3_endpoint": f"s3://{S3_HOST}:{port}",
             "s3_region": credentials.region,
             "disable_tls": True,
             "s3_prefer_http2": False,
@@ -278,6 +299,19 @@ def lmcache_lines(figures: Figures, shapes: Sequence[Shape]) -> list[Line]:
                     least_ratio=S3_TARGET if operation == "load" else None,
                 )
             )
+        lines += [
+            line_of(
+                figures,
+                PART,
+                f"{name}, load, {shape.name}",
+                f"{place}/{name}/load",
+                "GB/s",
+                scale=GB,
+                limit=f"{place}/{limit}/load",
+                limit_name=limit,
+            )
+            for name, limit in ((BARE_S3, REDIS), (KVOBJ_S3, BARE_S3))
+        ]
         for name in SUBJECTS:
             note = "asked by a new process" if name == KVOBJ_S3 else ""
             figure = f"{place}/{name}/lookup"
