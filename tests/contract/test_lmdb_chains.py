@@ -472,3 +472,11 @@ async def test_walks_of_one_round_share_what_they_have_covered(catalog: LmdbCata
     with catalog._database.read() as view:
         given = [Descent(root, key, covered).take(view, 10, steps=10) for key in (b"c", b"a", b"d", b"b")]
     assert given == [[b"d", b"c"], [b"b", b"a"], [], []]
+
+
+async def test_a_child_that_came_between_mark_and_claim_keeps_its_parent(catalog: LmdbCatalog) -> None:
+    await put_chain(catalog, "ab", (Durability.LOCAL,))
+    assert await condemn(catalog, name("b", 2), name("a", 1)) == [True, True]
+    await put(catalog, chunk("c", 3, "b", durability=Durability.LOCAL))
+    assert await claim(catalog) == []
+    assert await live_keys(catalog, "abc") == "abc"
