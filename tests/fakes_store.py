@@ -363,6 +363,9 @@ class FakeStore:
     def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
         return None
 
+    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
+        return None
+
     async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:  # noqa: ARG002 - as the protocol has it
         return self.catalog.objects.get((bucket, key))
 

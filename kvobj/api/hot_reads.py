@@ -1,4 +1,5 @@
-"""The GET that nearly all clients send, of an object that lies in memory: answered at once, without steps that it does not need.
+"""The HEAD that nearly all clients send, and the GET of an object that lies in memory: answered at once, without steps that they
+do not need.
 
 What asks for anything else goes the way of all requests (`objects_read`), which answers the same; a test holds the two against
 each other. Only what is known to change nothing about a read may stand in its head, and only who may do all with the bucket is
@@ -45,14 +46,15 @@ _TAKEN: Final = frozenset(
         "x-forwarded-proto",
     }
 )
+_METHODS: Final = frozenset({"GET", "HEAD"})
 _TIER: Final = "dram"
 _REMEMBERED_ROWS: Final = 2048
 _REMEMBERED_HEAD_CHARACTERS: Final = 1024
 
 
-def is_plain_read(head: RequestHead, target: Target, fields: dict[str, str]) -> bool:
-    """Whether the request, which has no body, is a GET of a whole object and says nothing else that counts."""
-    return head.method == "GET" and target.key != "" and not target.parameters and fields.keys() <= _TAKEN
+def _is_plain(head: RequestHead, target: Target, fields: dict[str, str]) -> bool:
+    """Whether the request, which has no body, is a GET or HEAD of a whole object and says nothing else that counts."""
+    return head.method in _METHODS and target.key != "" and not target.parameters and fields.keys() <= _TAKEN
 
 
 class HotReads:
@@ -64,14 +66,16 @@ class HotReads:
         self._store = store
         self._host_id: Header = ("x-amz-id-2", host_id)
         # What a row's reply says, by the row itself: one that is read again is the same object where the catalog remembers it.
-        self._known: dict[tuple[int, bool], tuple[ObjectRow, str]] = {}
+        self._known: dict[tuple[int, bool, bool], tuple[ObjectRow, str]] = {}
 
     def reply(
         self, head: RequestHead, target: Target, fields: dict[str, str], user: UserRow, log: dict[str, object]
     ) -> Reply | None:
-        """The reply to a plain read (`is_plain_read`) of a user whose signature was verified, or of `ANONYMOUS`; None: nothing was
-        done but that a mark of policy's may be gone, and the handlers are to answer. Raises what they would. `log` becomes the
-        reply's."""
+        """The reply to a request without a body of a user whose signature was verified, or of `ANONYMOUS`; None: it is no plain
+        read, or is of more than is at hand. Nothing was done then but that a mark of policy's may be gone, and the handlers are to
+        answer. Raises what they would. `log` becomes the reply's."""
+        if not _is_plain(head, target, fields):
+            return None
         store, name = self._store, target.bucket
         bucket = at_once(store.catalog.bucket(name))
         if (
@@ -82,31 +86,34 @@ class HotReads:
             or not (user.is_root or bucket.owner == user.id)
         ):
             return None
-        found = store.read_hot(bucket, target.key)
+        is_head = head.method == "HEAD"
+        found = (store.look_up_hot if is_head else store.read_hot)(bucket, target.key)
         if found is None:
             return None
-        row = found.row
+        row, body = found.row, found.body
+        size_bytes = row.size_bytes if is_head else None
         with_checksums = _CHECKSUM_MODE in fields and fields[_CHECKSUM_MODE].upper() == "ENABLED"
         log["operation"] = GetObject.__name__
         headers: tuple[Header, ...] = (("x-amz-request-id", head.request_id), self._host_id)
-        known = self._known.get((id(row), with_checksums))
+        known = self._known.get((id(row), with_checksums, is_head))
         if known is not None:
-            return Reply(200, headers, found.body, log=log, ready=known[1])
+            return Reply(200, headers, body, size_bytes, log=log, ready=known[1])
         said = _said(row, bucket, with_checksums=with_checksums)
+        if not is_head:
+            said.append(("x-kvobj-tier", _TIER))
         try:
             ready = ready_fields(said)
         except ValueError:  # a row that nobody here wrote: who sends replies refuses it, and gives the body back
-            return Reply(200, (*headers, *said), found.body, log=log)
+            return Reply(200, (*headers, *said), body, size_bytes, log=log)
         if len(ready) <= _REMEMBERED_HEAD_CHARACTERS:  # a row that says more is another object each time
             if len(self._known) >= _REMEMBERED_ROWS:
                 self._known.clear()
-            self._known[id(row), with_checksums] = (row, ready)  # the row, so that its id stays its own
-        return Reply(200, headers, found.body, log=log, ready=ready)
+            self._known[id(row), with_checksums, is_head] = (row, ready)  # the row, so that its id stays its own
+        return Reply(200, headers, body, size_bytes, log=log, ready=ready)
 
 
 def _said(row: ObjectRow, bucket: BucketRow, *, with_checksums: bool) -> list[Header]:
     headers = object_headers(row, bucket, overrides={}, with_checksums=with_checksums)
     if row.tags:
         headers.append(("x-amz-tagging-count", str(len(row.tags))))
-    headers.append(("x-kvobj-tier", _TIER))
     return headers

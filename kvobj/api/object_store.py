@@ -128,6 +128,11 @@ class ObjectStore(Protocol):
         caller has seen to it that who asks may do all with the bucket."""
         ...
 
+    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+        """`read_hot` of who asks for no bytes: without them, and wherever they lie. A chunk whose digest is still being computed is
+        waited for, and so None."""
+        ...
+
     async def delete(
         self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
     ) -> list[DeleteOutcome]:

@@ -21,7 +21,7 @@ from kvobj.api.cross_origin import CrossOrigin
 from kvobj.api.deletes import ObjectDeletes
 from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
-from kvobj.api.hot_reads import HotReads, is_plain_read
+from kvobj.api.hot_reads import HotReads
 from kvobj.api.kv.errors import kv_error_reply
 from kvobj.api.kv.matching import Matching
 from kvobj.api.kv.mget import BatchReads
@@ -126,7 +126,7 @@ class S3Service:
                 log["bucket"], log["key"] = target.bucket, target.key
             authentication = await self._authenticate(head.method, target, fields)
             log["user"] = authentication.user.id
-            if body.length == 0 and is_plain_read(head, target, fields):
+            if body.length == 0:
                 hot = self._hot_reads.reply(head, target, fields, authentication.user, log)
                 if hot is not None:
                     return hot

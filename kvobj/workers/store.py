@@ -150,6 +150,10 @@ class WorkerStore:
         """See `ObjectStore.read_hot`: what is in memory is told of by the store process, which has to be waited for."""
         return None
 
+    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.look_up_hot`
+        """See `ObjectStore.look_up_hot`: the store process holds what is asked for, and has to be waited for."""
+        return None
+
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """See `ObjectStore.open`."""
         slices = slices_of(row.blobs, start, stop)

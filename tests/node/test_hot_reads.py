@@ -10,6 +10,7 @@ from kv_driver import KvDriver, kv_node
 from s3_driver import BOB, HOST, Answer, presign
 
 from kvobj.catalog.rows import ChunkName
+from kvobj.policy.chunk_policy import chunk_name
 from kvobj.store.store import COPIED_BYTES_MAX
 
 IDS = {"x-amz-request-id"}
@@ -32,11 +33,10 @@ def told(answer: Answer) -> tuple[object, ...]:
     return answer.status, headers, answer.body, answer.reply.log
 
 
-async def read_both_ways(kv: KvDriver, target: str, **headers: str) -> Answer:
-    hot = await kv.driver.get(target, **headers)
-    ordinary = await kv.driver.request(
-        "GET", target, headers={k.replace("_", "-"): v for k, v in headers.items()} | OTHER_WAY
-    )
+async def read_both_ways(kv: KvDriver, target: str, *, method: str = "GET", **headers: str) -> Answer:
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    hot = await kv.driver.request(method, target, headers=sent)
+    ordinary = await kv.driver.request(method, target, headers=sent | OTHER_WAY)
     assert not was_hot(ordinary)
     assert told(hot) == told(ordinary)
     return hot
@@ -55,6 +55,10 @@ async def test_what_lies_in_memory_is_read_alike_at_once_and_step_by_step(kv: Kv
             hot = await read_both_ways(kv, f"/{bucket}/{key}")
             assert (was_hot(hot), hot.body) == (True, body)
             assert was_hot(await read_both_ways(kv, f"/{bucket}/{key}", x_amz_checksum_mode="enabled"))
+            for asked in ({}, {"x_amz_checksum_mode": "enabled"}):
+                head = await read_both_ways(kv, f"/{bucket}/{key}", method="HEAD", **asked)
+                assert (was_hot(head), head.body, head.reply.content_length) == (True, b"", size_bytes)
+                assert hot.headers.keys() - head.headers.keys() == {"x-kvobj-tier"}
             by_url = await kv.driver.send("GET", presign("GET", f"/{bucket}/{key}"), [("host", HOST)])
             assert (was_hot(by_url), by_url.body) == (True, body)
     assert len(kv.node.in_use) == 0
@@ -76,7 +80,47 @@ async def test_what_asks_for_more_than_the_whole_is_not_answered_at_once(kv: KvD
     ):
         assert not was_hot(await kv.driver.request("GET", target, headers=headers)), (target, headers)
     assert not was_hot(await kv.driver.request("GET", "/cache/a", body=b"a body"))
-    assert not was_hot(await kv.driver.request("HEAD", "/cache/a"))
+    assert not was_hot(await kv.driver.request("HEAD", "/cache/a", headers={"range": "bytes=0-1"}))
+    assert not was_hot(await kv.driver.request("HEAD", "/cache/a", body=b"a body"))
+
+
+async def test_a_head_is_answered_at_once_wherever_the_bytes_lie_and_however_many_there_are(kv: KvDriver) -> None:
+    await kv.driver.put("/files/empty", b"")
+    assert was_hot(await read_both_ways(kv, "/files/empty", method="HEAD"))
+    await kv.driver.request("PUT", "/cache/a", body=b"x" * 1000, headers={"x-kvobj-durability": "local"})
+    (row,) = await kv.node.catalog.lookup("cache", ["a"])
+    assert row is not None
+    dram = kv.node.dram
+    dram.mark_clean(row.blobs[0].blob_id)  # type: ignore[arg-type]
+    assert dram.evict_corrupt(row.blobs[0].blob_id)  # type: ignore[arg-type]
+    answer = await read_both_ways(kv, "/cache/a", method="HEAD")
+    assert (was_hot(answer), answer.status, answer.reply.content_length) == (True, 200, 1000)
+    for key in ("absent", "empty"):
+        assert (await kv.driver.request("HEAD", f"/cache/{key}")).status == 404
+
+
+async def test_a_head_of_a_chunk_rescues_it_and_holds_it_against_policy(kv: KvDriver) -> None:
+    await kv.driver.put("/cache/a", b"x" * 1000)
+    (row,) = await kv.node.catalog.lookup("cache", ["a"])
+    assert row is not None
+    marks, name = kv.node.catalog._marks, ChunkName("cache", "a", row.blobs[0].blob_id)
+    assert marks.add([name], not_before_boot_ms=0) == [True]
+    assert was_hot(await kv.driver.request("HEAD", "/cache/a"))
+    assert not marks.is_marked("cache", "a")
+    assert kv.node.collector._holds.is_held(chunk_name("cache", "a"), now_boot_ms=kv.now_boot_ms())
+    marks.add([name], not_before_boot_ms=0)
+    assert marks.begin_claim(now_boot_ms=1, limit=1) == [name]
+    assert (await kv.driver.request("HEAD", "/cache/a")).status == 404
+    marks.end_claim([name])
+    assert (await kv.driver.request("DELETE", "/cache/a")).status == 204
+    assert (await kv.driver.request("HEAD", "/cache/a")).status == 404
+
+
+async def test_only_who_may_do_all_with_the_bucket_is_told_of_an_object_at_once(kv: KvDriver) -> None:
+    for bucket in ("cache", "files"):
+        await kv.driver.put(f"/{bucket}/a", b"x" * 1000)
+        assert (await kv.driver.request("HEAD", f"/{bucket}/a", user=BOB)).status == 403
+        assert (await kv.driver.send("HEAD", f"/{bucket}/a", [("host", HOST)])).status == 403
 
 
 async def test_only_who_may_do_all_with_the_bucket_is_answered_at_once(kv: KvDriver) -> None:
