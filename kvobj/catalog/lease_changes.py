@@ -233,7 +233,9 @@ class RenewSession:
             renewed_until=self.renewed_until,
         )
         session = _without(view, session, _own_pins(view, session, self.release))
-        _put_session(view, msgspec.structs.replace(session, expires_boot_ms=now + session.ttl_ms))
+        # Never sooner than before: a start may have extended it further than this renewal would (`Resume`).
+        until = max(session.expires_boot_ms, now + session.ttl_ms)
+        _put_session(view, msgspec.structs.replace(session, expires_boot_ms=until))
         same = holds_pins(view, session, as_of=self.as_of, pins=self.pins, pins_digest=self.pins_digest)
         return Renewal(session.ttl_ms, reclaim=not same)
 

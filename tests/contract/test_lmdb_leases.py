@@ -184,6 +184,26 @@ async def test_a_restart_in_the_same_boot_extends_sessions_by_the_time_away(worl
     assert not await world.reclaims(session, found.pin, again.pin, as_of=again.grant, now_boot_ms=NOW + 42_000)
 
 
+@pytest.mark.parametrize("releases", [False, True], ids=["renews alone", "releases too"])
+async def test_a_renewal_takes_nothing_from_a_session_that_a_restart_extended(
+    world: LmdbWorld, *, releases: bool
+) -> None:
+    rows = chain("a", 3)
+    await world.put(rows)
+    session = await world.session(ttl_ms=2_000)
+    await world.leases.note_alive(now_boot_ms=NOW)
+    assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 1_000)
+    await world.close()
+    await world.open(now_boot_ms=NOW + 1_500)
+    found = await world.match(as_ids(keys_of(rows)), session, now_boot_ms=NOW + 1_500)
+    assert found.pin is not None
+    assert found.deadline_ms == 3_000
+    release = [bytes(16)] if releases else []
+    assert not await world.reclaims(session, found.pin, as_of=found.grant, release=release, now_boot_ms=NOW + 1_600)
+    assert await world.leases.expire(now_boot_ms=NOW + 4_500) == 0
+    assert await world.leases.expire(now_boot_ms=NOW + 5_000) == 1
+
+
 async def test_a_restart_extends_by_one_ttl_at_most_and_each_time_once(world: LmdbWorld) -> None:
     session = await world.session(ttl_ms=2_000)
     await world.close()
