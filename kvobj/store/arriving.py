@@ -152,6 +152,11 @@ class ArrivingKeys:
         """How many keys are being written."""
         return len(self._writes)
 
+    @property
+    def filled_bytes(self) -> int:
+        """How much of the bodies under way is there, in all."""
+        return sum(arrival.filled for writes in self._writes.values() for arrival in writes)
+
     def begin(self, names: BlobNames, arrival: Arrival) -> None:
         """A write has room and waits for its bytes; matched by one `end`."""
         name = (names.bucket, names.key)

@@ -47,12 +47,13 @@ from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
 SEAL_DELAY_SECONDS: Final = 0.05
-"""How long no further chunk must come, and none be on its way at its end, before digests that nobody waits for are made: a burst of
-chunks is stored, and read, before their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and
-half of what may be dirty."""
-SEAL_DELAY_SECONDS_MAX: Final = 2.0
-"""How long a burst that does not end puts them off: what may be unhashed bounds it in bytes, and write-behind, which needs them,
-leaves an object alone for as long."""
+"""How long no further chunk must come, and next to nothing of any, before digests that nobody waits for are made: a burst of chunks
+is stored, and read, before their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and half
+of what may be dirty."""
+SEAL_DELAY_SECONDS_MAX: Final = 1.0
+"""How long a burst that does not end puts them off; what may be unhashed bounds it in bytes."""
+BURST_BYTES: Final = 1024 * 1024
+"""Bodies of which less than this comes within the delay want no core for themselves."""
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
@@ -444,20 +445,30 @@ class CommitStep:
 
     async def _seal_in_quiet(self) -> None:
         """The same on another core, for as long as nobody sends what would want it."""
-        while self._unsealed and not self._arriving:
+        before = self._came()
+        while self._unsealed and not self._is_burst(before, now := self._came()):
+            before = now
             await self._seal_batch()
+
+    def _came(self) -> tuple[int, int]:
+        """How many chunks have been put off so far, and how much of others is there."""
+        return self._followed, self._arriving.filled_bytes
+
+    @staticmethod
+    def _is_burst(before: tuple[int, int], now: tuple[int, int]) -> bool:
+        """Whether chunks have come in between, or so much of one: between two of a few large ones that come side by side passes
+        longer than the delay."""
+        return now[0] != before[0] or now[1] - before[1] >= BURST_BYTES
 
     async def _burst_ends(self) -> None:
         deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
         while True:
-            followed = self._followed
+            before = self._came()
             with suppress(TimeoutError):
                 async with asyncio.timeout(SEAL_DELAY_SECONDS):
                     await self._hurry.wait()
                     return
-            # Between two of a few large chunks that come side by side passes longer than the delay.
-            is_quiet = followed == self._followed and not self._arriving
-            if is_quiet or self._clock.monotonic() >= deadline:
+            if not self._is_burst(before, self._came()) or self._clock.monotonic() >= deadline:
                 return
 
     async def _seal_batch(self) -> None:

@@ -102,27 +102,30 @@ async def test_a_long_body_is_hashed_while_it_arrives_where_much_was_put_off_or_
         assert put_off == [1, 0, 0]
 
 
-async def test_hashing_that_was_put_off_waits_for_the_chunk_that_is_on_its_way(
+async def test_hashing_that_was_put_off_waits_for_a_chunk_that_comes_and_not_for_one_that_stalls(
     tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.5)
     monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS_MAX", 60.0)
-    body = OpenBody(INLINE_BYTES + 1)
-    async with kv_node(tmp_path, shm_path) as kv:
+    monkeypatch.setattr(commit, "BURST_BYTES", 2)
+    body = OpenBody(8 * 1024 * 1024)
+    async with kv_node(tmp_path, shm_path, dram_mib=64) as kv:
+        headers = {"x-kvobj-durability": "memory"}
         slow = asyncio.create_task(
-            kv.driver.request(
-                "PUT", "/cache/slow", body=body, headers={"x-kvobj-durability": "memory"}, payload="UNSIGNED-PAYLOAD"
-            )
+            kv.driver.request("PUT", "/cache/slow", body=body, headers=headers, payload="UNSIGNED-PAYLOAD")
         )
         body.send(b"x")
         await wait_for(lambda: len(kv.node.store.arriving) == 1, timeout_seconds=5.0)
         await put_unhashed(kv, "first")
         (first,) = kv.node.commit_step._follow_ups.values()
-        await asyncio.wait([first], timeout=0.1)
+        for _ in range(100):
+            body.send(b"xx")
+            await asyncio.wait([first], timeout=0.01)
         assert not first.done()
-        body.send(b"x" * INLINE_BYTES)
-        assert (await asyncio.wait_for(slow, 5.0)).status == 200
         await asyncio.wait_for(first, 5.0)
+        assert not slow.done()
+        body.vanish()
+        assert (await slow).status == 400
 
 
 async def test_a_burst_that_does_not_end_is_hashed_all_the_same(
