@@ -105,7 +105,9 @@ class HotReads:
             ready = ready_fields(said)
         except ValueError:  # a row that nobody here wrote: who sends replies refuses it, and gives the body back
             return Reply(200, (*headers, *said), body, size_bytes, log=log)
-        if len(ready) <= _REMEMBERED_HEAD_CHARACTERS:  # a row that says more is another object each time
+        # A row that says more is another object each time; and what is remembered is the row, which may be large where its reply
+        # is not (parts).
+        if len(ready) <= _REMEMBERED_HEAD_CHARACTERS and len(row.blobs) == 1 and not row.parts and row.acl is None:
             if len(self._known) >= _REMEMBERED_ROWS:
                 self._known.clear()
             self._known[id(row), with_checksums, is_head] = (row, ready)  # the row, so that its id stays its own

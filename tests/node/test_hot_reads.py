@@ -167,6 +167,19 @@ async def test_short_heads_are_remembered_and_long_ones_made_anew(kv: KvDriver) 
         assert (first.reply.ready is second.reply.ready) == is_remembered
 
 
+async def test_what_was_stored_in_parts_is_not_remembered_since_its_row_may_be_large(kv: KvDriver) -> None:
+    begun = await kv.driver.request("POST", "/files/parts?uploads")
+    upload_id = begun.body.decode().partition("<UploadId>")[2].partition("<")[0]
+    part = await kv.driver.put(f"/files/parts?partNumber=1&uploadId={upload_id}", b"x" * 1000)
+    listed = f"<Part><PartNumber>1</PartNumber><ETag>{part.headers['etag']}</ETag></Part>"
+    document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
+    assert (await kv.driver.request("POST", f"/files/parts?uploadId={upload_id}", body=document)).status == 200
+    first, second = [await kv.driver.request("HEAD", "/files/parts") for _ in range(2)]
+    assert first.reply.ready == second.reply.ready != ""
+    assert first.reply.ready is not second.reply.ready
+    assert first.reply.content_length == 1000
+
+
 async def test_a_chunk_that_policy_condemned_is_rescued_by_a_read_and_absent_while_it_is_claimed(kv: KvDriver) -> None:
     await kv.driver.put("/cache/a", b"x" * 1000)
     (row,) = await kv.node.catalog.lookup("cache", ["a"])
