@@ -64,7 +64,7 @@ __attribute__((target("pclmul"))) static uint32_t folded(uint32_t crc, const uns
 
 #define WIDE_BYTES 256
 
-#if defined __clang__ || __GNUC__ >= 9
+#if defined __clang__ || __GNUC__ >= 10
 #define WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
 
 WIDE static inline __m512i fold_wide(__m512i sum, __m512i ahead, __m512i there) {
