@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 from lease_reference import TOKENS, Reference, Version
@@ -41,6 +41,14 @@ class Operation(Protocol):
     def expect(self, reference: Reference, got: Answer) -> object: ...
 
 
+@runtime_checkable
+class Relying(Protocol):
+    """An operation that comes to nothing unless some chunks are live, and has others wait or turn away while it is on its way."""
+
+    @property
+    def counts_on(self) -> Sequence[str]: ...
+
+
 async def _answer(work: Awaitable[Answer]) -> Answer:
     try:
         return await work
@@ -63,6 +71,10 @@ def chunk_list(keys: Sequence[str]) -> ChunkList:
 class Commit:
     version: Version
     replaces: bool = False
+
+    @property
+    def counts_on(self) -> Sequence[str]:
+        return [self.version.parent] if self.version.parent else []
 
     async def run(self, world: LeaseWorld) -> Answer:
         async def work() -> Answer:
@@ -94,6 +106,10 @@ def _outcome(done: CommitOutcome) -> tuple[str, bytes]:
 @dataclass(frozen=True, slots=True)
 class CommitChain:
     versions: tuple[Version, ...]
+
+    @property
+    def counts_on(self) -> Sequence[str]:
+        return [version.parent for version in self.versions if version.parent]
 
     async def run(self, world: LeaseWorld) -> Answer:
         try:
@@ -157,6 +173,7 @@ class Lose:
         return Answer(None)
 
     def expect(self, reference: Reference, got: Answer) -> object:  # noqa: ARG002
+        reference.bytes_gone.add(self.version.blob)
         reference.hide(self.version.key, lost=self.version.blob)
         return None
 
@@ -199,6 +216,10 @@ class Match:
     rows: bool = False
     session: bytes | None = None
 
+    @property
+    def counts_on(self) -> Sequence[str]:
+        return () if self.session is None else self.keys
+
     async def run(self, world: LeaseWorld) -> Answer:
         async def work() -> Answer:
             found = await world.catalog.leases.match(
@@ -237,6 +258,10 @@ class PinTails:
     keys: tuple[str, ...]
     release: tuple[bytes, ...]
     now_ms: int
+
+    @property
+    def counts_on(self) -> Sequence[str]:
+        return self.keys
 
     async def run(self, world: LeaseWorld) -> Answer:
         async def work() -> Answer:
@@ -294,7 +319,7 @@ class Renew:
             return error
         reference.release(self.session, self.release)
         session = reference.sessions[self.session]
-        session.expires_ms = self.now_ms + session.ttl_ms
+        session.expires_ms = max(session.expires_ms, self.now_ms + session.ttl_ms)
         return session.ttl_ms, reference.held_by(self.session, as_of=self.as_of) != self.pins
 
 
@@ -354,6 +379,10 @@ class Claim:
 
     now_ms: int
 
+    @property
+    def look(self) -> Look:
+        return Look()
+
     async def run(self, world: LeaseWorld) -> Answer:
         rows = await world.catalog.claim(now_boot_ms=self.now_ms, now_ms=world.clock.now_ms())
         world.collector.removed(rows)
@@ -361,6 +390,18 @@ class Claim:
 
     def expect(self, reference: Reference, got: Answer) -> object:  # noqa: ARG002
         return reference.claim(now_ms=self.now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The first step of a claim, for the reference alone: it finds the hidden rows that it will take if they are so still."""
+
+    async def run(self, world: LeaseWorld) -> Answer:  # noqa: ARG002
+        return Answer(None)
+
+    def expect(self, reference: Reference, got: Answer) -> object:  # noqa: ARG002
+        reference.looked.append(reference.look())
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,12 @@ class Reference:
     quiet_until_ms: int | None = None
     decided: list[bool] | None = None
     """Which chunks a condemnation has found that may go, between that and their marks."""
+    looked: list[list[str]] = field(default_factory=list)
+    """The hidden keys that claims have found and not gone on with, in their order."""
+    spared: frozenset[str] = frozenset()
+    """Keys that a claim leaves although they are marked: a pin or a child's commit beside it counts on them, also in vain."""
+    bytes_gone: set[bytes] = field(default_factory=set)
+    """Blobs that all tiers have lost: nobody can write them down."""
     absent: frozenset[str] = frozenset()
     """Keys that a claim has in hand: a look-up or a match beside it may miss them, also where the claim leaves them in the end."""
 
@@ -213,7 +219,7 @@ class Reference:
 
     def raise_durability(self, given: Version) -> bool:
         row = self.top(given.key)
-        if row is None or row.blob != given.blob:
+        if row is None or row.blob != given.blob or given.blob in self.bytes_gone:
             return False
         self._become(given.key, None, replace(row, in_memory=False))
         return True
@@ -251,16 +257,21 @@ class Reference:
                 self._unmark(key)
                 self.marks[key] = (blob, due_ms)
 
-    def claim(self, *, now_ms: int) -> frozenset[bytes]:
-        """The blobs of the rows that went."""
-        if self.quiet:
-            return frozenset()
+    def look(self) -> list[str]:
+        """Hidden keys that nobody holds, children before parents."""
         hidden = [row for key in self.keys() if (row := self.top(key)) is not None and row.hidden]
         hidden = [row for row in hidden if not self.holds_key(row.key)]
+        return [row.key for row in sorted(hidden, key=lambda row: -row.depth)]
+
+    def claim(self, *, now_ms: int) -> frozenset[bytes]:
+        """The blobs of the rows that went. What was hidden after this claim has looked is left to the next."""
+        hidden = self.looked.pop(0) if self.looked else self.look()
+        if self.quiet:
+            return frozenset()
         due = [(key, blob) for key, (blob, due_ms) in self.marks.items() if due_ms <= now_ms]
         self._unmark(*(key for key, _ in due))
         gone: set[bytes] = set()
-        for key, blob in [*due, *((row.key, b"") for row in sorted(hidden, key=lambda row: -row.depth))]:
+        for key, blob in [*(chunk for chunk in due if chunk[0] not in self.spared), *((key, b"") for key in hidden)]:
             row = self.top(key)
             if row is None or row.hidden != (not blob) or (blob and row.blob != blob):
                 continue

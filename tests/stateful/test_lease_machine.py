@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, product
+from itertools import accumulate, permutations, product
 
 from catalog_consistency import assert_consistent
 from hypothesis import HealthCheck, Phase, settings
@@ -27,6 +27,7 @@ from lease_operations import (
     Condemn,
     Decision,
     Delete,
+    Look,
     Lookup,
     Lose,
     Match,
@@ -35,12 +36,14 @@ from lease_operations import (
     PinTails,
     Race,
     Recall,
+    Relying,
     Renew,
     WriteDown,
 )
 from lease_reference import Reference, Version, Waiting
 from lease_world import BUCKET, GRACE_MS, USER, LeaseWorld
 
+from kvobj.catalog.key_tree import STRIDE_BYTES
 from kvobj.catalog.rows import ObjectRow, QueueEntry
 from kvobj.ids import BlobId
 
@@ -72,6 +75,8 @@ STEPS = int(os.environ.get("KVOBJ_MACHINE_STEPS", "50"))
 # What comes to light is made smaller, unless it is only asked whether something does (`tests/mutants`).
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or os.environ.get("KVOBJ_MACHINE_SHRINK") != "no"]
 HOLDER_SLACK_MS = 500
+FEW = 4
+"""Chunks. Where fewer are live there is little to fight over."""
 
 
 def path_to(key: str) -> list[str]:
@@ -145,13 +150,14 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world.run(race.run(self.world))
         started = list(zip(operations, race.answers, strict=True))
         differences: list[str] = []
-        for order, misses in product(self.orders(started), self.misses(operations)):
+        for spared, order, misses in product(self.spared(operations), self.orders(started), self.misses(operations)):
             reference = self.reference.copy()
             expected: list[object] = []
             for operation, answer in order:
                 reference.absent = misses if isinstance(operation, Lookup | Match) else frozenset()
+                reference.spared = spared
                 expected.append(operation.expect(reference, answer))
-            reference.absent = frozenset()
+            reference.absent = reference.spared = frozenset()
             if expected != [answer.value for _, answer in order]:
                 differences.append(f"{[operation for operation, _ in order]} would answer {expected}")
                 continue
@@ -166,18 +172,42 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @staticmethod
     def orders(started: Sequence[tuple[Operation, Answer]]) -> Iterator[tuple[tuple[Operation, Answer], ...]]:
-        """In which they may have happened; a condemnation decides before it marks."""
-        decisions = [(op.decision, Answer(None)) for op, _ in started if isinstance(op, Condemn)]
-        for order in permutations([*decisions, *started]):
-            kinds = [type(operation) for operation, _ in order]
-            if not decisions or kinds.index(Decision) < kinds.index(Condemn):
-                yield order
+        """In which they may have happened; a condemnation decides before it marks, and a claim looks for hidden rows before it
+        takes any. Mostly nobody ran in between there: orders in which somebody did come last."""
+        decisions: list[tuple[Operation, Answer]] = [
+            (op.decision, Answer(None)) for op, _ in started if isinstance(op, Condemn)
+        ]
+        looks = [(op.look, Answer(None)) for op, _ in started if isinstance(op, Claim)]
+        for firsts in [decisions, [*decisions, *looks]] if looks else [decisions]:
+            for order in permutations([*firsts, *started]):
+                kinds = [type(operation) for operation, _ in order]
+                if decisions and kinds.index(Decision) > kinds.index(Condemn):
+                    continue
+                begun = list(accumulate((kind is Look) - (kind is Claim) for kind in kinds))
+                if firsts is decisions or min(begun) >= 0:
+                    yield order
 
     def misses(self, operations: Sequence[Operation]) -> list[frozenset[str]]:
         """What readers may take for absent: nothing, or what a claim among the operations has in hand."""
         due = {key for key, (_, due_ms) in self.reference.marks.items() if due_ms <= self.now_ms}
         is_claimed = due and any(isinstance(operation, Claim) for operation in operations)
         return [frozenset(), frozenset(due)] if is_claimed else [frozenset()]
+
+    def spared(self, operations: Sequence[Operation]) -> list[frozenset[str]]:
+        """What a claim among the operations may leave: nothing, or marked chunks that one or all of the others count on when it
+        begins. Names that begin alike count as one."""
+        if not self.reference.marks or not any(isinstance(operation, Claim) for operation in operations):
+            return [frozenset()]
+        each = [
+            {key[:STRIDE_BYTES] for key in operation.counts_on}
+            for operation in operations
+            if isinstance(operation, Relying)
+        ]
+        found = [
+            frozenset(key for key in PARENTS if key[:STRIDE_BYTES] in keys)
+            for keys in (set(), *each, set().union(*each))
+        ]
+        return list(dict.fromkeys(found))
 
     def note(self, operation: Operation, answer: Answer, sent_ms: int) -> None:
         """What the holders and the writers concerned learn from an answer."""
@@ -238,6 +268,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- writers ---------------------------------------------------------------------------------------------------
 
+    def count_live(self) -> int:
+        return sum(self.reference.live(key) is not None for key in PARENTS)
+
     def a_live_key(self, data: st.DataObject) -> str:
         """Mostly one that is live; in a race one of those that are fought over."""
         if self.hot:
@@ -276,6 +309,14 @@ class LeaseMachine(RuleBasedStateMachine):
         for session, tail in zip(self.holders, pinned, strict=False):
             self.do(Match(tuple(path_to(tail)), self.now_ms, session=session))
 
+    @precondition(lambda self: self.count_live() < FEW)
+    @rule(tails=st.lists(KEYS, min_size=2, max_size=3, unique=True), classes=st.integers(0, 15), ttl_ms=TTLS)
+    def begin_again(self, tails: list[str], classes: int, ttl_ms: int) -> None:
+        """Chains are stored anew, and one is pinned: else most steps would find nothing to work on."""
+        self.begin(tails, classes, [ttl_ms] if len(self.holders) < 3 else [], [])
+        *_, session = self.holders
+        self.do(Match(tuple(path_to(tails[0])), self.now_ms, session=session))
+
     @rule(data=st.data(), in_memory=st.booleans(), owner=OWNERS, parent=WILD_PARENTS)
     def put(self, *, data: st.DataObject, in_memory: bool, owner: str, parent: str | None) -> None:
         key = self.a_free_key(data)
@@ -289,6 +330,7 @@ class LeaseMachine(RuleBasedStateMachine):
         ]
         self.do(CommitChain(tuple(versions)))
 
+    @precondition(lambda self: self.count_live())
     @rule(key=KEYS, in_memory=st.booleans())
     def put_another_size(self, *, key: str, in_memory: bool) -> None:
         version = self.version(key, in_memory=in_memory)
@@ -311,15 +353,23 @@ class LeaseMachine(RuleBasedStateMachine):
     def go_on_with_an_upload(self) -> None:
         self.do(Commit(self.dead_uploads.pop(0)))
 
+    @precondition(lambda self: self.count_live())
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2]))
     def delete(self, data: st.DataObject, count: int) -> None:
         self.do(Delete(tuple(self.a_live_key(data) for _ in range(count))))
 
-    @rule(owner=OWNERS)
-    def recall(self, owner: str) -> None:
-        self.do(Recall(owner))
+    @precondition(lambda self: self.count_live() >= FEW)
+    @rule(data=st.data())
+    def much_goes(self, data: st.DataObject) -> None:
+        """What leaves little behind is one rule, and waits until there is something."""
+        match data.draw(st.sampled_from(["recall", "loss", "loss", "end"])):
+            case "recall":
+                self.do(Recall(data.draw(OWNERS)))
+            case "loss":
+                self.lose_bytes(self.a_live_key(data))
+            case _:
+                self.settle()
 
-    @rule(key=KEYS)
     def lose_bytes(self, key: str) -> None:
         row = self.reference.live(key)
         if row is not None:
@@ -345,13 +395,20 @@ class LeaseMachine(RuleBasedStateMachine):
     def lists(self, data: st.DataObject) -> tuple[str, ...]:
         """A chain, whole or cut, doubled, or with strangers in it; or anything."""
         keys = path_to(self.a_live_key(data))
-        change = data.draw(st.sampled_from(["none", "none", "none", "insert", "swap", "drop", "more", "any"]))
+        change = data.draw(
+            st.sampled_from(["none", "none", "none", "insert", "swap", "drop", "cross", "cross", "more", "any"])
+        )
         if change == "insert":
             keys.insert(data.draw(st.integers(0, len(keys))), data.draw(KEYS))
         elif change == "swap":
             keys[data.draw(st.integers(0, len(keys) - 1))] = data.draw(KEYS)
         elif change == "drop":
             keys.pop(data.draw(st.integers(0, len(keys) - 1)))
+        elif change == "cross":  # begins as one chain and goes on as another
+            paths = [path_to(key) for key in PARENTS if self.reference.live(key) is not None]
+            others = [path for path in paths if len(path) > 1 and path[0] != keys[0]]
+            if others:
+                keys[1:] = data.draw(st.sampled_from(others))[1:]
         elif change == "more":
             keys += data.draw(st.lists(KEYS, max_size=3))
         elif change == "any":
@@ -359,7 +416,9 @@ class LeaseMachine(RuleBasedStateMachine):
         return tuple(keys)
 
     def a_session(self, data: st.DataObject) -> bytes:
-        return data.draw(st.sampled_from([*self.holders, *self.gone_sessions[-1:]]))
+        """Mostly one that lives, as far as its holder knows."""
+        holders = list(self.holders)
+        return data.draw(st.sampled_from([*holders, *holders, *holders, *self.gone_sessions[-1:]]))
 
     @precondition(lambda self: len(self.holders) < 3)
     @rule(ttl_ms=TTLS)
@@ -408,9 +467,35 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- gc --------------------------------------------------------------------------------------------------------
 
+    def may_go(self) -> list[str]:
+        """Chunks that policy may condemn with all that hangs on them."""
+        reference = self.reference
+        held = {key for pin in reference.pins.values() for key, _ in pin.targets}
+        rows = {key: row for key in PARENTS if (row := reference.top(key)) is not None}
+        stay: set[str] = set()
+        for key, row in rows.items():
+            if row.hidden or key in held:
+                at: str | None = key
+                while at and at not in stay:
+                    stay.add(at)
+                    at = rows[at].parent if at in rows else None
+        return [] if reference.quiet else [key for key in rows if key not in stay]
+
+    def tree(self, key: str) -> list[str]:
+        """The chunk and all that hangs on it, as things are."""
+        return [key, *(each for child in self.reference.children(key) for each in self.tree(child))]
+
+    @precondition(lambda self: self.count_live())
     @rule(data=st.data(), count=st.integers(1, 4), in_ms=st.sampled_from([0, 0, 1_000]))
     def condemn(self, data: st.DataObject, count: int, in_ms: int) -> None:
-        self.do(self.a_condemnation([self.a_live_key(data) for _ in range(count)], in_ms))
+        """Mostly what may go."""
+        going = self.may_go()
+        going = [key for key in going if key in self.hot] or going
+        if going and data.draw(st.sampled_from([True, True, True, False])):
+            keys = self.tree(data.draw(st.sampled_from(going)))
+        else:
+            keys = [self.a_live_key(data) for _ in range(count)]
+        self.do(self.a_condemnation(list(dict.fromkeys(keys)), in_ms))
 
     def a_condemnation(self, keys: Sequence[str], in_ms: int = 0, *, is_large: bool = False) -> Condemn:
         """Children before parents."""
@@ -419,6 +504,7 @@ class LeaseMachine(RuleBasedStateMachine):
         named = tuple((row.key, row.blob) for row in rows if row is not None)
         return Condemn(named, self.now_ms + in_ms, is_large)
 
+    @precondition(lambda self: any(self.reference.condemned()))
     @rule()
     def claim(self) -> None:
         self.do(Claim(self.now_ms))
@@ -443,7 +529,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.world.run(self.world.sweep())
         self.world.run(self.world.reap_all())
 
-    @precondition(lambda self: len(self.reapers) < 2)
+    @precondition(lambda self: self.reference.queue and len(self.reapers) < 2)
     @rule()
     def a_reaper_takes_entries_and_pauses(self) -> None:
         due = self.world.run(self.world.catalog.due(now_ms=1 << 62))
@@ -475,18 +561,18 @@ class LeaseMachine(RuleBasedStateMachine):
     def wall_clock_jumps(self, seconds: float) -> None:
         self.world.clock.jump_wall(seconds)
 
-    @rule(away_ms=PAUSES)
-    def kill(self, away_ms: int) -> None:
-        self.world.kill(away_ms=away_ms)
-        self.dead()
-
-    @rule(away_ms=PAUSES, is_clean=st.booleans())
-    def lose_power_or_stop(self, *, away_ms: int, is_clean: bool) -> None:
-        self.lose_memory(but_live=is_clean)
-        if is_clean:
-            self.world.stop(away_ms=away_ms)
+    @precondition(lambda self: self.reference.keys())
+    @rule(away_ms=PAUSES, how=st.sampled_from(["kill", "power", "power", "stop"]))
+    def crash_or_stop(self, away_ms: int, how: str) -> None:
+        if how == "kill":
+            self.world.kill(away_ms=away_ms)
         else:
-            self.world.lose_power(away_ms=away_ms)
+            is_clean = how == "stop"
+            self.lose_memory(but_live=is_clean)
+            if is_clean:
+                self.world.stop(away_ms=away_ms)
+            else:
+                self.world.lose_power(away_ms=away_ms)
         self.dead()
 
     def dead(self) -> None:
@@ -558,10 +644,12 @@ class LeaseMachine(RuleBasedStateMachine):
         rounds: tuple[int, int, int],
         marks: int,
         makes: Callable[[], Sequence[Operation]],
-        lates: st.SearchStrategy[int] = LATE,
+        *,
+        top: str | None = None,
     ) -> None:
-        """A race for few keys, among them now and then one that was hidden; some may be condemned before."""
-        one, other = self.a_live_key(data), self.a_live_key(data)
+        """A race for few keys, among them now and then one that was hidden; some may be condemned before. With a `top`, which is
+        then one of them, nobody is late."""
+        one, other = top or self.a_live_key(data), self.a_live_key(data)
         hidden = [key for key in PARENTS if (row := self.reference.top(key)) is not None and row.hidden]
         if bool(hidden) and data.draw(st.booleans()):
             other = data.draw(st.sampled_from(hidden))
@@ -570,7 +658,7 @@ class LeaseMachine(RuleBasedStateMachine):
             if marks:
                 self.condemn(data, marks, 0)
             operations = makes()
-            late = data.draw(lates)
+            late = 0 if top else data.draw(LATE)
             writer_first = data.draw(st.booleans())
         finally:
             self.hot = []
@@ -581,30 +669,39 @@ class LeaseMachine(RuleBasedStateMachine):
         operations.insert(place, one())
         return operations
 
+    @precondition(lambda self: self.count_live())
     @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, count=st.sampled_from([2, 3]))
     def several_at_once(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, count: int) -> None:
         self.fight(data, rounds, marks, lambda: [self.an_operation(data) for _ in range(count)])
 
+    @precondition(lambda self: self.count_live())
     @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=st.sampled_from([2, 2, 1, 0]))
     def others_beside_a_claim(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
         self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: Claim(self.now_ms)))
 
+    @precondition(lambda self: self.count_live())
     @rule(data=st.data(), rounds=ALL_ROUNDS, marks=MARKS, place=PLACES)
     def others_beside_a_delete(self, data: st.DataObject, rounds: tuple[int, int, int], marks: int, place: int) -> None:
         self.fight(data, rounds, marks, lambda: self.among_others(data, place, lambda: self.a_delete(data)))
 
+    @precondition(lambda self: self.may_go())
     @rule(data=st.data(), rounds=ALL_ROUNDS, claims=st.sampled_from([True, True, False]))
     def others_beside_a_condemnation(self, data: st.DataObject, rounds: tuple[int, int, int], *, claims: bool) -> None:
         """A chunk and what hangs on it are other chunks, or somebody's, by the time that they are marked."""
+        top = data.draw(st.sampled_from(self.may_go()))
 
         def all_three() -> list[Operation]:
-            top = self.a_live_key(data)
-            condemnation = self.a_condemnation([key for key in PARENTS if top in path_to(key)], is_large=True)
-            makers = [self.a_replacement, self.a_delete, *([self.a_pin, self.some_tails] if self.holders else [])]
+            condemnation = self.a_condemnation(self.tree(top), is_large=True)
+            makers = [
+                self.a_replacement,
+                self.a_replacement,
+                self.a_delete,
+                *([self.a_pin, self.some_tails] if self.holders else []),
+            ]
             first = data.draw(st.sampled_from(makers))(data)
             return [condemnation, first, self.an_operation(data, claims=False)]
 
-        self.fight(data, rounds, 0, all_three, lates=st.just(0))
+        self.fight(data, rounds, 0, all_three, top=top)
         if claims:
             self.do(Claim(self.now_ms))
 
@@ -615,7 +712,8 @@ class LeaseMachine(RuleBasedStateMachine):
     ) -> None:
         def all_three() -> list[Operation]:
             other = data.draw(st.sampled_from([self.a_delete, self.a_delete, self.an_operation]))
-            operations = [other(data), self.some_tails(data), Claim(self.now_ms)]
+            pin = data.draw(st.sampled_from([self.some_tails, self.a_pin]))
+            operations = [other(data), pin(data), Claim(self.now_ms)]
             return [operations[at] for at in order]
 
         self.fight(data, rounds, marks, all_three)
@@ -624,14 +722,18 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def difference(self, reference: Reference) -> str:
         """How what the catalog holds differs from what the reference holds; "" if it does not."""
-        catalog, run = self.world.catalog, self.world.run
+        difference: str = self.world.run(self._difference(reference))  # in one turn: this is asked after each step
+        return difference
+
+    async def _difference(self, reference: Reference) -> str:
+        catalog = self.world.catalog
         keys = list(PARENTS)
-        live = [row.blobs[0].blob_id if row is not None else None for row in run(catalog.lookup(BUCKET, keys))]
-        hidden = [run(catalog.lookup_hidden(BUCKET, key)) for key in keys]
+        live = [row.blobs[0].blob_id if row is not None else None for row in await catalog.lookup(BUCKET, keys)]
+        hidden = [await catalog.lookup_hidden(BUCKET, key) for key in keys]
         tops = [reference.top(key) for key in keys]
-        usage = run(catalog.bucket_usage(BUCKET))
+        usage = await catalog.bucket_usage(BUCKET)
         leases = catalog.leases.usage()
-        queue = run(catalog.due(now_ms=1 << 62))
+        queue = await catalog.due(now_ms=1 << 62)
         pairs: dict[str, tuple[object, object]] = {
             "live": (live, [row.blob if row is not None and not row.hidden else None for row in tops]),
             "hidden": (
@@ -688,7 +790,6 @@ class LeaseMachine(RuleBasedStateMachine):
             for key, _ in (*targets, *above):
                 assert self.world.run(self.world.catalog.leases.covers(kept, key)), f"{key[:8]} is not covered"
 
-    @rule()
     def settle(self) -> None:
         """L1, L2: sessions end, what may go goes, and then the tiers hold what rows name and nothing else."""
         self.world.advance(62_000)
