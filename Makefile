@@ -4,7 +4,7 @@
 # make toxics   10,000 operations through each fault of a remote S3, 100 kills in mid-upload, and the record of it (half an hour)
 # make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
 # make s3-tests a public suite of S3 tests against a server of its own, and a table of what it says (two minutes)
-# make mutants  leaves out one rule of leases and gc after another; the tests must notice (a quarter of an hour)
+# make mutants  leaves out one rule of leases and gc after another; the tests must notice (five minutes)
 # make native   compile the native libraries again, where their sources changed
 #
 # Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.
