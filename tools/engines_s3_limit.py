@@ -7,7 +7,6 @@ size: every key has so many bytes, which mean nothing. It checks no signature an
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -15,13 +14,11 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from limits import prefaulted
+from limits import child_server, prefaulted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.context import ForkContext, ForkProcess
 
-_BACKLOG: Final = 256
 _HEAD_END: Final = b"\r\n\r\n"
 _RANGE: Final = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d*)", re.IGNORECASE)
 _READ_BYTES: Final = 65536
@@ -74,13 +71,5 @@ def _serve(listener: socket.socket, size_bytes: int) -> None:
 @contextmanager
 def bare_s3_server(size_bytes: int) -> Iterator[int]:
     """Run it, as a child process; gives its port. Its connections' processes end with their clients."""
-    context: ForkContext = multiprocessing.get_context("fork")
-    with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
-        port = int(listener.getsockname()[1])
-        process: ForkProcess = context.Process(target=_serve, args=(listener, size_bytes), daemon=True)
-        process.start()
-    try:
+    with child_server(_serve, size_bytes) as port:
         yield port
-    finally:
-        process.kill()
-        process.join()

@@ -29,7 +29,7 @@ from blake3 import blake3
 from free_ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MIB: Final = 1024 * 1024
 BARE_KINDS: Final = ("threads", "processes")
@@ -161,24 +161,31 @@ def _serve_processes(listener: socket.socket) -> None:
 
 
 @contextmanager
-def bare_server(kind: str) -> Iterator[int]:
-    """A bare blocking-socket server as a child process; gives its port."""
+def child_server(serve: Callable[..., None], *arguments: object) -> Iterator[int]:
+    """Run `serve(listener, *arguments)` in a child process; gives its port. What it forks ends with its clients."""
     context: ForkContext = multiprocessing.get_context("fork")
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         port = int(listener.getsockname()[1])
-        target = {
-            "threads": _serve_threads,
-            "processes": _serve_processes,
-            "keeping": _serve_keeping,
-            "hashing": _serve_hashing,
-        }[kind]
-        process: ForkProcess = context.Process(target=target, args=(listener,), daemon=True)
+        process: ForkProcess = context.Process(target=serve, args=(listener, *arguments), daemon=True)
         process.start()
     try:
         yield port
     finally:
         process.kill()
         process.join()
+
+
+@contextmanager
+def bare_server(kind: str) -> Iterator[int]:
+    """A bare blocking-socket server as a child process; gives its port."""
+    serve = {
+        "threads": _serve_threads,
+        "processes": _serve_processes,
+        "keeping": _serve_keeping,
+        "hashing": _serve_hashing,
+    }[kind]
+    with child_server(serve) as port:
+        yield port
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], *, timeout_seconds: float = _CONTINUE_SECONDS) -> None:
