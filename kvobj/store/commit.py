@@ -97,7 +97,7 @@ class CommitStep:
         log: logging.Logger,
         shared: SharedWrites | None = None,
     ) -> None:
-        """`arriving`: the writes under way, which `Store` keeps. `shared`: where there is a remote, what class `shared` takes."""
+        """`arriving`: the writes under way, as `Store` has them. `shared`: where there is a remote, what class `shared` takes."""
         self._arena = arena
         self._catalog = catalog
         self._placement = placement
