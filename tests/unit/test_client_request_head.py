@@ -48,9 +48,12 @@ def test_each_head_of_many_is_signed_as_if_it_were_the_only_one(
         if length is not None:
             fields["content-length"] = str(length)
         target = encoded_path(path) + (f"?{encoded_query(query)}" if query else "")
-        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
         head = heads.head(method, path, query, headers, payload, second=second, length=length)
-        assert head == "\r\n".join(lines).encode()
+        first, *lines = head.decode().split("\r\n")
+        assert first == f"{method} {target} HTTP/1.1"
+        assert lines[-2:] == ["", ""]
+        # Fields of different names have no order (RFC 9110 §5.3): what is kept may have another than what was given.
+        assert sorted(lines[:-2]) == sorted(f"{name}: {value}" for name, value in fields.items())
 
 
 @pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb", "a\0", "日"])
