@@ -17,7 +17,11 @@ class KvobjError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        return " ".join([self.message, *(f"{name}={value}" for name, value in self.data.items())])
+        return " ".join([self.message, *(f"{name}={_shown(value)}" for name, value in self.data.items())])
+
+
+def _shown(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
 
 
 class InvalidRequestError(KvobjError):

@@ -15,7 +15,7 @@ from kvobj.arena import Arena, PinnedFrame
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.database import Database
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.record_log import RecordLog
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier, NvmeTimeouts
 from kvobj.tiers.nvme.directory import BLOBS, Place
@@ -118,7 +118,7 @@ def plain_of(seed: int, size_bytes: int) -> bytes:
 
 
 def blob(sequence: int) -> BlobId:
-    return BlobId.of(7, sequence)
+    return make_blob_id(7, sequence)
 
 
 class NvmeNode:

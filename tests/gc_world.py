@@ -81,7 +81,7 @@ class SizedTier:
         return self._name
 
     async def get(self, blob_id: BlobId, byte_range: ByteRange | None = None) -> PinnedFrame | None:
-        raise AssertionError(f"no bytes here: {blob_id} {byte_range}")
+        raise AssertionError(f"no bytes here: {blob_id.hex()} {byte_range}")
 
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:  # noqa: ARG002
         self.sizes[blob_id] = frame.frame_bytes

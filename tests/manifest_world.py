@@ -20,7 +20,7 @@ from kvobj.catalog.log_entries import BucketRemoved, LogEntry, RowRemoved, UserR
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.database import Database
 from kvobj.errors import TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.manifests.folder import ManifestFolder
 from kvobj.manifests.reading import find_state, read_state
 from kvobj.manifests.sealing import SealedUser, opened_content
@@ -171,7 +171,7 @@ async def put_shared(
 ) -> ObjectRow:
     """An object that is on the remote, as far as the catalog knows."""
     row = ObjectRow(
-        bucket, key, (BlobRef(BlobId.of(EPOCH, blob), 10, 300, bytes(32)),), 10, f"etag-{blob}", 1_700_000_000_000 + blob, "ann",
+        bucket, key, (BlobRef(make_blob_id(EPOCH, blob), 10, 300, bytes(32)),), 10, f"etag-{blob}", 1_700_000_000_000 + blob, "ann",
         Durability.LOCAL, metadata={"number": str(blob)}, digest=bytes(32),
     )  # fmt: skip
     outcome = await catalog.commit(row, mode=mode, now_ms=1)

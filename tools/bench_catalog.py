@@ -23,7 +23,7 @@ from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, CommitMode, Durability, ObjectRow
 from kvobj.database import Database
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.record_log import RecordLog
 
 EPOCH = 7
@@ -40,7 +40,7 @@ def key_of(number: int) -> str:
 
 def row_of(number: int, durability: Durability, key: str | None = None) -> ObjectRow:
     """An object row as a PUT of one blob makes it."""
-    blob = BlobRef(BlobId.of(EPOCH, number + 1), 1 << 20, (1 << 20) + 512, b"d" * 32)
+    blob = BlobRef(make_blob_id(EPOCH, number + 1), 1 << 20, (1 << 20) + 512, b"d" * 32)
     return ObjectRow(
         bucket="bench",
         key=key or key_of(number),

@@ -33,7 +33,7 @@ from rich.table import Table as TextTable
 from kvobj.arena import Arena, Pin, PinnedFrame
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.database import Database, WriteView
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.record_log import RecordLog
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.protocol import BlobNames
@@ -114,7 +114,7 @@ class TierUnderTest:
 
     async def write(self, count: int, *, rides: bool = True) -> float:
         """Seconds for `count` puts of new blobs, to the commit that has all their rows."""
-        ids = [BlobId.of(1, self._next + number) for number in range(count)]
+        ids = [make_blob_id(1, self._next + number) for number in range(count)]
         self._next += count
         self._held = ids
 
@@ -135,7 +135,7 @@ class TierUnderTest:
             for blob_id in self._held[lane :: len(self._frames)]:
                 frame = await self.tier.get(blob_id)
                 if frame is None:
-                    raise RuntimeError(f"{blob_id} is gone")
+                    raise RuntimeError(f"{blob_id.hex()} is gone")
                 await frame.complete()
                 frame.release()
 

@@ -36,7 +36,7 @@ from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, Objec
 from kvobj.clock import SystemClock
 from kvobj.codec.codec import codec_named
 from kvobj.config import RemoteSettings
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.manifests.folder import ManifestFolder
 from kvobj.manifests.format import ManifestEntry, ManifestKind
 from kvobj.manifests.snapshot import SnapshotPart
@@ -70,7 +70,7 @@ def batched(entries: Iterable[LogEntry], size: int) -> Iterator[list[LogEntry]]:
 
 def row(number: int, blob: int, frame_bytes: int) -> ObjectRow:
     """An object as one PUT leaves it."""
-    reference = BlobRef(BlobId.of(_EPOCH, blob), len(_PLAIN), frame_bytes, blake3(_PLAIN).digest())
+    reference = BlobRef(make_blob_id(_EPOCH, blob), len(_PLAIN), frame_bytes, blake3(_PLAIN).digest())
     return ObjectRow(
         bucket="objects",
         key=f"folder-{number % 1000:03d}/object-{number:09d}",
@@ -104,7 +104,7 @@ async def write_blobs(bucket: RemoteBucket, names: RemoteNames, count: int, cons
         for number in numbers:
             key = row(number, number + 1, len(frame)).key
             name = names.name(BlobNames("objects", key))
-            await bucket.put(names.key(BlobId.of(_EPOCH, number + 1), name), frame)
+            await bucket.put(names.key(make_blob_id(_EPOCH, number + 1), name), frame)
 
     await asyncio.gather(*(writer() for _ in range(32)))
     console.print(f"{count} blobs written, {count / (time.monotonic() - began):,.0f}/s")

@@ -47,7 +47,7 @@ from kvobj.database import Database, ReaderWatch
 from kvobj.errors import KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
-from kvobj.ids import BlobId, BlobIdAllocator, new_epoch
+from kvobj.ids import BlobId, BlobIdAllocator, epoch_of, new_epoch
 from kvobj.manifests.signing import Signing
 from kvobj.metrics import Family, Metrics
 from kvobj.native import status as native_status
@@ -503,7 +503,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         in_use=in_use,
         corrupt=corrupt,
         settled=settled,
-        being_written=lambda blob_id: blob_id.epoch == epoch,
+        being_written=lambda blob_id: epoch_of(blob_id) == epoch,
         on_removed=on_removed,
         compact=compact,
         run=run,

@@ -136,7 +136,7 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
             blob_id = BlobId(blob.blob_id)
             if row.blobs[0].blob_id in in_memory:
                 continue  # adopted by the next start, not yet in the home tier
-            finding: dict[str, object] = {"bucket": row.bucket, "key": row.key, "blob_id": str(blob_id)}
+            finding: dict[str, object] = {"bucket": row.bucket, "key": row.key, "blob_id": blob_id.hex()}
             if blob_id not in held and row.durability is Durability.SHARED:
                 remote += 1
                 continue
@@ -152,7 +152,7 @@ async def _check(catalog: LmdbCatalog, nvme: Tier, report: Report) -> FsckReport
     async for raw_id in catalog.scan_named_blobs():
         leftovers.discard(BlobId(raw_id))
     for blob_id in sorted(leftovers):
-        report("leftover-blob", {"blob_id": str(blob_id)})
+        report("leftover-blob", {"blob_id": blob_id.hex()})
     return FsckReport(
         objects=objects,
         blobs=blobs,

@@ -220,7 +220,7 @@ class _Check:
             listed.pop(BlobId(raw_id), None)
         self.found.leftover_blobs = len(listed)
         for blob_id, place in listed.items():
-            self.report("leftover-blob", {"blob_id": str(blob_id), "name": place.name})
+            self.report("leftover-blob", {"blob_id": blob_id.hex(), "name": place.name})
 
     # -- manifests -------------------------------------------------------------------------------------------------
 

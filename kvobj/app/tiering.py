@@ -129,12 +129,12 @@ async def make_tiering(  # noqa: PLR0915 - one list of tiers around tiers, in or
     mending: set[asyncio.Task[None]] = set()
 
     def corrupt_in_dram(blob_id: BlobId) -> None:
-        log.error("a frame in dram is corrupt blob_id=%s", blob_id)
+        log.error("a frame in dram is corrupt blob_id=%s", blob_id.hex())
         if not dram.evict_corrupt(blob_id):
             corrupt.note(blob_id)
 
     def corrupt_in_nvme(blob_id: BlobId) -> None:
-        log.error("a frame in nvme is corrupt blob_id=%s", blob_id)
+        log.error("a frame in nvme is corrupt blob_id=%s", blob_id.hex())
         if remote is None or remote.directory.find(blob_id) is None or blob_id in remote_corrupt:
             corrupt.note(blob_id)
             return
@@ -144,7 +144,7 @@ async def make_tiering(  # noqa: PLR0915 - one list of tiers around tiers, in or
         task.add_done_callback(mending.discard)
 
     def corrupt_in_remote(blob_id: BlobId) -> None:
-        log.error("a frame on the remote is corrupt, or was on its way blob_id=%s", blob_id)
+        log.error("a frame on the remote is corrupt, or was on its way blob_id=%s", blob_id.hex())
         remote_corrupt.note(blob_id)
 
     def corrupt_below(blob_id: BlobId) -> None:
@@ -270,7 +270,7 @@ async def _drop_copy(home: Tier, blob_id: BlobId, log: logging.Logger) -> None:
     try:
         await home.delete([blob_id])
     except KvobjError as error:
-        log.warning("a corrupt copy stays for now blob_id=%s: %s", blob_id, error)
+        log.warning("a corrupt copy stays for now blob_id=%s: %s", blob_id.hex(), error)
 
 
 async def _all_done(tasks: set[asyncio.Task[None]]) -> None:

@@ -10,7 +10,7 @@ from kvobj.catalog.memory_tables import blob_ids_of
 from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
 from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.errors import FencedError, KvobjError, NoSuchUploadError
-from kvobj.ids import BlobId
+from kvobj.ids import epoch_of
 
 
 class MemoryUploads(MemoryChains):
@@ -114,7 +114,7 @@ class MemoryUploads(MemoryChains):
     def _fenced(self, blobs: Iterable[BlobRef], parts: Sequence[PartRow]) -> FencedError | None:
         known = set(blob_ids_of(parts))
         for blob in blobs:
-            if blob.blob_id not in known and BlobId(blob.blob_id).epoch != self._epoch:
+            if blob.blob_id not in known and epoch_of(blob.blob_id) != self._epoch:
                 return FencedError("the session epoch of a blob is not alive")
         return None
 

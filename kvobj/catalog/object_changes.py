@@ -51,7 +51,7 @@ from kvobj.errors import (
     QuotaExceededError,
     StoreFullError,
 )
-from kvobj.ids import BlobId
+from kvobj.ids import epoch_of
 
 AT_ONCE_MS: Final = 0
 """When blobs may go whose row's bytes are lost, or written down elsewhere: these verbs are given no time."""
@@ -75,7 +75,7 @@ def fence(view: ReadView, blobs: Iterable[BlobRef], parts: Sequence[PartRow] = (
     known = set(_blob_ids(parts))
     for blob in blobs:
         if blob.blob_id not in known and (recorded is None or blob.blob_id[:8] != recorded):
-            epoch = BlobId(blob.blob_id).epoch
+            epoch = epoch_of(blob.blob_id)
             return FencedError("the session epoch of a blob is not alive", epoch=f"{epoch:016x}")
     return None
 

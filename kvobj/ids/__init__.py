@@ -11,9 +11,12 @@ from kvobj.ids.blob_ids import (
     BlobId,
     BlobIdAllocator,
     RandomBytes,
+    epoch_of,
+    make_blob_id,
     new_epoch,
     new_request_id,
     new_upload_id,
+    sequence_of,
 )
 
 __all__ = [
@@ -22,7 +25,10 @@ __all__ = [
     "BlobId",
     "BlobIdAllocator",
     "RandomBytes",
+    "epoch_of",
+    "make_blob_id",
     "new_epoch",
     "new_request_id",
     "new_upload_id",
+    "sequence_of",
 ]

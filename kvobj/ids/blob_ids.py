@@ -2,7 +2,8 @@
 
 A blob id is (session epoch, sequence): the epoch is 64 random bits drawn once a start and recorded before
 its first use, the sequence counts from one. So a paused writer or collector can only ever touch its own
-dead name. Ids are `bytes` subclasses, since there are millions of them.
+dead name. To the interpreter ids are plain `bytes`: there are millions of them, and of a subclass the cyclic collector would
+look at each again and again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import random
 import struct
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final, NewType
 
 _PAIR: Final = struct.Struct(">QQ")
 
@@ -21,37 +22,23 @@ DIGEST_BYTES: Final = 32
 RandomBytes = Callable[[int], bytes]
 
 
-class BlobId(bytes):
-    """16 bytes: session epoch (u64, big-endian), sequence (u64, big-endian). Never reused, never renamed."""
+BlobId = NewType("BlobId", bytes)
+"""16 bytes: session epoch (u64, big-endian), sequence (u64, big-endian). Never reused, never renamed."""
 
-    __slots__ = ()
 
-    def __new__(cls, raw: bytes) -> Self:
-        """Take 16 raw bytes; ValueError for any other number of them."""
-        if len(raw) != BLOB_ID_BYTES:
-            raise ValueError(f"a blob id has {BLOB_ID_BYTES} bytes, got {len(raw)}")
-        return super().__new__(cls, raw)
+def make_blob_id(epoch: int, sequence: int) -> BlobId:
+    """The id of the given session epoch and sequence number."""
+    return BlobId(_PAIR.pack(epoch, sequence))
 
-    @classmethod
-    def of(cls, epoch: int, sequence: int) -> Self:
-        """Build the id of the given session epoch and sequence number."""
-        return cls(_PAIR.pack(epoch, sequence))
 
-    @property
-    def epoch(self) -> int:
-        """The session epoch this id was drawn under."""
-        return int(_PAIR.unpack(self)[0])
+def epoch_of(blob_id: bytes) -> int:
+    """The session epoch that the id was drawn under."""
+    return int(_PAIR.unpack(blob_id)[0])
 
-    @property
-    def sequence(self) -> int:
-        """The position within its epoch, counting from one."""
-        return int(_PAIR.unpack(self)[1])
 
-    def __str__(self) -> str:
-        return self.hex()
-
-    def __repr__(self) -> str:
-        return f"BlobId({self.hex()})"
+def sequence_of(blob_id: bytes) -> int:
+    """The position within its epoch, counting from one."""
+    return int(_PAIR.unpack(blob_id)[1])
 
 
 class BlobIdAllocator:
@@ -67,7 +54,7 @@ class BlobIdAllocator:
         """Return an id that no call has returned before."""
         sequence = self._next
         self._next += 1
-        return BlobId.of(self.epoch, sequence)
+        return make_blob_id(self.epoch, sequence)
 
 
 def new_epoch(random_bytes: RandomBytes = os.urandom) -> int:

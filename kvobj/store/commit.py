@@ -493,7 +493,7 @@ class CommitStep:
             self._write_behind.enqueue(row)
         else:
             # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
-            self._log.error("a chunk could not be sealed blob_id=%s", blob.blob_id)
+            self._log.error("a chunk could not be sealed blob_id=%s", blob.blob_id.hex())
         self._unhashed_bytes -= blob.plain_bytes
         blob.frame.release()
 

@@ -12,7 +12,6 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -36,8 +35,6 @@ _UNSEALED: Final = 2
 # A blob that lies coded has this behind its row: its plain bytes, and then the codec's name.
 _CODED: Final = struct.Struct("<Q")
 _CODEC_BYTES_MAX: Final = 32
-# A blob id of a key that is known to be as long as one.
-_blob_id: Final = partial(bytes.__new__, BlobId)
 
 # Rows changed in one volatile commit: bounds how long the event loop stands still (3 µs a row).
 _BATCH: Final = 1000
@@ -47,8 +44,8 @@ _DELETED_AT_ONCE: Final = 128
 _SLACK: Final = 0.01
 
 
-class Entry(msgspec.Struct, eq=False):
-    """One blob held. `pin` is the tier's own."""
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """One blob held. `pin` is the tier's own. The cyclic collector follows none of them: see `arena.extent.Hold`."""
 
     pin: Pin
     frame_bytes: int
@@ -517,7 +514,7 @@ class DramTier:
             if (is_plain or _is_row(value)) and len(key) == BLOB_ID_BYTES:
                 region, offset, length, generation, frame_bytes, flags = unpack(value)
                 if frame_bytes <= length:
-                    blob_ids.append(_blob_id(key))
+                    blob_ids.append(BlobId(key))
                     extents.append(Extent(region, offset, length, generation))
                     states.append((frame_bytes, flags, None if is_plain else _coded_of(value, length, frame_bytes)))
         entries, by_generation = self._entries, self._by_generation

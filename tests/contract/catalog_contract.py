@@ -37,7 +37,7 @@ from kvobj.errors import (
     PreconditionFailedError,
     UserExistsError,
 )
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id, sequence_of
 
 EPOCH = 0xA1B2C3D4E5F60718
 BUCKET = "first"
@@ -50,7 +50,7 @@ UNICODE_KEYS = ["z", "a", "é", "ÿ", "€", "\uffff", "\U0001f600", "\ue000", "
 
 
 def blob(sequence: int, size_bytes: int = 10, *, epoch: int = EPOCH) -> BlobRef:
-    return BlobRef(BlobId.of(epoch, sequence), size_bytes, size_bytes + 512, None)
+    return BlobRef(make_blob_id(epoch, sequence), size_bytes, size_bytes + 512, None)
 
 
 def row(
@@ -84,7 +84,7 @@ def upload(upload_id: str, key: str = "k", durability: Durability = Durability.L
 
 
 def numbers(entries: list[QueueEntry]) -> list[int]:
-    return sorted(BlobId(entry.blob_id).sequence for entry in entries)
+    return sorted(sequence_of(entry.blob_id) for entry in entries)
 
 
 async def prepared(catalog: Catalog) -> Catalog:
@@ -796,7 +796,7 @@ class DeleteQueue:
         assert await catalog.due(now_ms=9) == []
         assert numbers(await catalog.due(now_ms=10)) == [1, 2]
         entries = await catalog.due(now_ms=20)
-        assert [BlobId(entry.blob_id).sequence for entry in entries] == [1, 2, 3]
+        assert [sequence_of(entry.blob_id) for entry in entries] == [1, 2, 3]
         assert [entry.position for entry in entries] == sorted({entry.position for entry in entries})
         assert numbers(await catalog.due(now_ms=20, limit=1)) == [1]
 

@@ -28,7 +28,7 @@ from kvobj.errors import (
     PinLimitExceededError,
     SessionExpiredError,
 )
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 
 BUCKET = "cache"
 OTHER_BUCKET = "other"
@@ -48,7 +48,7 @@ def chunk(key: str, parent: ObjectRow | str | None, *, size_bytes: int = 100, me
     row = ObjectRow(
         bucket=BUCKET,
         key=key,
-        blobs=(BlobRef(BlobId.of(7, number), size_bytes, size_bytes + 512, b"d" * 32),),
+        blobs=(BlobRef(make_blob_id(7, number), size_bytes, size_bytes + 512, b"d" * 32),),
         size_bytes=size_bytes,
         etag=f"e{number}",
         modified_ms=1,

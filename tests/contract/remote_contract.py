@@ -27,7 +27,7 @@ from kvobj.catalog.remote_protocol import QueueReason
 from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, LossyCopy, ObjectRow, ObjectState, UserRow
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate, RemoteRule
 from kvobj.errors import BucketExistsError, BusyError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 
 
 def shared(given: ObjectRow) -> ObjectRow:
@@ -59,7 +59,7 @@ class Queueing:
     async def test_a_row_goes_into_the_queue_with_its_commit_if_it_is_asked_for(self, catalog: Catalog) -> None:
         outcome = await catalog.commit(row("k", 1, size_bytes=7), mode=CommitMode.REPLACE, now_ms=5, to_remote=True)
         (entry,) = catalog.remote_queue.entries()
-        assert (entry.bucket, entry.key, entry.blob_id, entry.size_bytes) == (BUCKET, "k", BlobId.of(EPOCH, 1), 7)
+        assert (entry.bucket, entry.key, entry.blob_id, entry.size_bytes) == (BUCKET, "k", make_blob_id(EPOCH, 1), 7)
         assert (entry.since_ms, entry.reason, entry.sequence) == (5, QueueReason.SHARED, outcome.row.sequence)
         assert entry.is_of(outcome.row)
         assert catalog.remote_queue.find(outcome.row) == entry
@@ -254,13 +254,15 @@ class Raising:
 
     async def test_what_was_uploaded_must_be_what_the_row_names(self, catalog: Catalog) -> None:
         stored = await put(catalog, row("k", 1, bucket=CHUNKS))
-        copy = LossyCopy(BlobId.of(EPOCH, 2), 10, 20, b"d" * 32, "eq:83/1", 0.5)
+        copy = LossyCopy(make_blob_id(EPOCH, 2), 10, 20, b"d" * 32, "eq:83/1", 0.5)
         with_copy = msgspec.structs.replace(stored, lossy=copy)
         assert await catalog.raise_durability([with_copy]) == [True]
         assert await catalog.raise_durability([shared(stored)]) == [False]
         assert await catalog.raise_durability([shared(with_copy)]) == [True]
         assert await catalog.raise_durability([with_copy]) == [True]
-        coarser = msgspec.structs.replace(with_copy, lossy=msgspec.structs.replace(copy, blob_id=BlobId.of(EPOCH, 3)))
+        coarser = msgspec.structs.replace(
+            with_copy, lossy=msgspec.structs.replace(copy, blob_id=make_blob_id(EPOCH, 3))
+        )
         assert await catalog.raise_durability([coarser]) == [False]
         live = await found(catalog, "k", CHUNKS)
         assert live is not None

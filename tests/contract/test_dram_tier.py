@@ -9,7 +9,7 @@ from tier_contract import NAMES, MakeFrame, RawRead, TierContract, blob, plain_o
 from kvobj.arena import Arena, Extent, PinnedFrame
 from kvobj.database import Database
 from kvobj.errors import BusyError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, sequence_of
 from kvobj.metrics import Metrics
 from kvobj.policy import LruPolicy
 from kvobj.tiers.dram import _ROW, DRAM_BLOBS, DramTier
@@ -108,9 +108,9 @@ class Memory:
         async for blob_id in self.tier.scan():
             frame = await self.tier.get(blob_id)
             assert frame is not None
-            assert bytes(frame.view) == bytes([blob_id.sequence % 251]) * frame.size
+            assert bytes(frame.view) == bytes([sequence_of(blob_id) % 251]) * frame.size
             frame.release()
-            found.append(blob_id.sequence)
+            found.append(sequence_of(blob_id))
         return found
 
 

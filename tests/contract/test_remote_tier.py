@@ -90,7 +90,7 @@ class TestRemoteTierComposed(RemoteContract):
         instruments = TierInstruments(Metrics())
 
         def fail(blob_id: BlobId) -> None:
-            raise AssertionError(f"nothing was spoiled: {blob_id}")
+            raise AssertionError(f"nothing was spoiled: {blob_id.hex()}")
 
         metered = Metered(remote, instruments=instruments, clock=ManualClock())
         checked = SingleFlight(

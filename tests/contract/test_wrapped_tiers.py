@@ -81,7 +81,7 @@ class TestMetered(WrapperContract):
 
 def verified(inner: Tier, instruments: TierInstruments) -> Verified:
     def fail(blob_id: BlobId) -> None:
-        raise AssertionError(f"nothing was spoiled: {blob_id}")
+        raise AssertionError(f"nothing was spoiled: {blob_id.hex()}")
 
     return Verified(inner, run=on_thread, instruments=instruments, on_corrupt=fail)
 

@@ -17,7 +17,7 @@ from kvobj.arena import Arena, PinnedFrame
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes
 from kvobj.errors import InvalidRangeError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.tiers.protocol import BlobNames, ByteRange, Tier
 
 KIB = 1024
@@ -38,7 +38,7 @@ def plain_of(seed: int, size_bytes: int) -> bytes:
 
 
 def blob(sequence: int) -> BlobId:
-    return BlobId.of(7, sequence)
+    return make_blob_id(7, sequence)
 
 
 async def read_whole(tier: Tier, blob_id: BlobId) -> bytes | None:

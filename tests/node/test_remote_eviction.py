@@ -19,7 +19,7 @@ from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.clock import SystemClock, boot_ms
 from kvobj.config.settings import Settings
 from kvobj.gc.scrub import Scrub
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, epoch_of, make_blob_id, sequence_of
 
 NVME_MIB = 64
 
@@ -209,7 +209,7 @@ async def test_what_a_start_finds_on_the_remote_that_nothing_names_is_removed(
     async with remote_world(settings, proxy, kvobj_remote) as world:
         await world.put("/objects/kept", content(1))
         kept = await world.blob("objects", "kept")
-        orphan = BlobId.of(kept.epoch, kept.sequence + 1000)
+        orphan = make_blob_id(epoch_of(kept), sequence_of(kept) + 1000)
         (key,) = [key for key in kvobj_remote.keys("store/") if kept.hex() in key]
         kvobj_remote.write(key.replace(kept.hex(), orphan.hex()), b"left behind")
     async with remote_world(settings, proxy, kvobj_remote) as world:

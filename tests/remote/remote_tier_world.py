@@ -13,7 +13,7 @@ from fakes_remote import DictBucket, open_database
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.tiers.protocol import BlobNames
 from kvobj.tiers.remote.directory import RemoteDirectory
 from kvobj.tiers.remote.names import RemoteNames
@@ -24,7 +24,7 @@ NAMES = BlobNames("bucket", "a/key")
 
 
 def blob(sequence: int) -> BlobId:
-    return BlobId.of(7, sequence)
+    return make_blob_id(7, sequence)
 
 
 async def open_arena(shm_path: Path, *, mib: int = 16) -> Arena:

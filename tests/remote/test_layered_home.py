@@ -15,7 +15,7 @@ from s3_proxy import FaultProxy, proxy_thread
 
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.errors import TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
 from kvobj.tiers.layered_home import LayeredHome
 from kvobj.tiers.protocol import BlobNames, ByteRange
@@ -24,7 +24,7 @@ from kvobj.tiers.remote.names import RemoteNames
 from kvobj.tiers.remote.tier import RemoteTier
 from kvobj.tiers.reread import Reread
 
-HERE, THERE, BOTH, NOWHERE = (BlobId.of(1, number) for number in range(4))
+HERE, THERE, BOTH, NOWHERE = (make_blob_id(1, number) for number in range(4))
 PLAIN = plain_of(1, 50_000)
 
 

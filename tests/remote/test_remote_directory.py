@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvobj.database import Database
 from kvobj.errors import CorruptionError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.tiers.coded_blobs import CodecUsage
 from kvobj.tiers.remote.directory import RemoteCodings, RemoteDirectory, RemotePlace
 from kvobj.tiers.remote.names import CodedNames, RemoteNames
@@ -22,7 +22,7 @@ CODED = RemotePlace(700, NAMES.name(CodedNames("b", "coded", "x3", 1000)))
 
 
 def blob(sequence: int) -> BlobId:
-    return BlobId.of(7, sequence)
+    return make_blob_id(7, sequence)
 
 
 def place(frame_bytes: int, key: str = "k") -> RemotePlace:

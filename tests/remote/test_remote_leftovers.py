@@ -16,7 +16,7 @@ from remote_servers import RemoteStore
 from remote_tier_world import MIB, NAMES, World, blob, open_arena, raw_frame, remote_world, until
 
 from kvobj.errors import RemoteRefusedError, TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, epoch_of, make_blob_id
 from kvobj.tiers.remote.directory import RemoteDirectory, RemotePlace
 from kvobj.tiers.remote.leftovers import PAGE_BLOBS, LeftoverCounts, Leftovers
 from kvobj.tiers.remote.names import RemoteNames
@@ -89,8 +89,8 @@ def lay(world: World, *blob_ids: BlobId, body: bytes = b"frame") -> list[str]:
 
 
 async def test_blobs_that_nothing_names_go_and_named_ones_stay(world: World, leftovers: Leftovers) -> None:
-    orphans = [BlobId.of(epoch, n) for epoch in (LONG_AGO, BEFORE, NOW) for n in (1, 2)]
-    kept = [BlobId.of(epoch, n) for epoch in (LONG_AGO, BEFORE, NOW) for n in (3, 4)]
+    orphans = [make_blob_id(epoch, n) for epoch in (LONG_AGO, BEFORE, NOW) for n in (1, 2)]
+    kept = [make_blob_id(epoch, n) for epoch in (LONG_AGO, BEFORE, NOW) for n in (3, 4)]
     lay(world, *orphans, *kept)
     counts = await leftovers.sweep(Rows(kept).is_named, lambda _: False)
     assert sorted(world.bucket.objects) == sorted(world.key(blob_id) for blob_id in kept)
@@ -136,7 +136,7 @@ async def test_nothing_is_removed_from_a_store_that_another_goes_on_with(
     world: World, leftovers: Leftovers, ours: Ours
 ) -> None:
     lay(world, blob(1))
-    world.bucket.uploads["u1"] = world.key(BlobId.of(BEFORE, 9))
+    world.bucket.uploads["u1"] = world.key(make_blob_id(BEFORE, 9))
     ours.is_ours = False
     with pytest.raises(RemoteRefusedError) as caught:
         await leftovers.sweep(Rows().is_named, lambda _: False)
@@ -170,10 +170,10 @@ async def test_whatever_else_lies_there_is_counted_and_left_alone(world: World, 
 
 
 async def test_uploads_that_nobody_goes_on_with_are_aborted(world: World, leftovers: Leftovers) -> None:
-    rows = Rows([BlobId.of(BEFORE, 1)])
+    rows = Rows([make_blob_id(BEFORE, 1)])
     rows.in_flight = {blob(1)}
     world.bucket.uploads = {
-        "old": world.key(BlobId.of(BEFORE, 1)),  # the blob is named, but who sent these parts is dead
+        "old": world.key(make_blob_id(BEFORE, 1)),  # the blob is named, but who sent these parts is dead
         "given up": world.key(blob(2)),
         "mine": world.key(blob(1)),
     }
@@ -183,8 +183,8 @@ async def test_uploads_that_nobody_goes_on_with_are_aborted(world: World, leftov
 
 
 async def test_other_processes_at_work_are_left_alone(world: World, leftovers: Leftovers) -> None:
-    lay(world, BlobId.of(BEFORE, 1))
-    world.bucket.uploads["theirs"] = world.key(BlobId.of(BEFORE, 2))
+    lay(world, make_blob_id(BEFORE, 1))
+    world.bucket.uploads["theirs"] = world.key(make_blob_id(BEFORE, 2))
     rows = Rows()
     counts = await leftovers.sweep(rows.is_named, rows.is_in_flight, live_epochs={BEFORE})
     assert world.bucket.objects
@@ -193,9 +193,9 @@ async def test_other_processes_at_work_are_left_alone(world: World, leftovers: L
 
 
 async def test_a_quick_pass_lists_some_epochs_alone(world: World, leftovers: Leftovers) -> None:
-    lay(world, BlobId.of(LONG_AGO, 1), BlobId.of(BEFORE, 1), BlobId.of(NOW, 1))
+    lay(world, make_blob_id(LONG_AGO, 1), make_blob_id(BEFORE, 1), make_blob_id(NOW, 1))
     counts = await leftovers.sweep(Rows().is_named, lambda _: False, epochs=[BEFORE])
-    assert sorted(world.bucket.objects) == [world.key(BlobId.of(LONG_AGO, 1)), world.key(BlobId.of(NOW, 1))]
+    assert sorted(world.bucket.objects) == [world.key(make_blob_id(LONG_AGO, 1)), world.key(make_blob_id(NOW, 1))]
     assert (counts.blobs, counts.removed_blobs) == (1, 1)
     assert [key for call, key in world.bucket.requests if call == "list"] == [f"store/blobs/{BEFORE:016x}"]
 
@@ -279,7 +279,7 @@ async def test_exactly_what_is_left_over_goes(
     tmp_path_factory: pytest.TempPathFactory, there: set[int], named: set[int], in_flight: set[int], live: int
 ) -> None:
     def of(number: int) -> BlobId:
-        return BlobId.of(5 + number % 3, number)
+        return make_blob_id(5 + number % 3, number)
 
     base = tmp_path_factory.mktemp("sweep")
     database = open_database(base, base)
@@ -291,14 +291,14 @@ async def test_exactly_what_is_left_over_goes(
         rows.in_flight = {of(n) for n in in_flight}
         leftovers = make(bucket, RemoteDirectory(database), Ours())
         counts = await leftovers.sweep(rows.is_named, rows.is_in_flight, live_epochs=[live])
-        left = {of(n) for n in there - named - in_flight if of(n).epoch != live}
+        left = {of(n) for n in there - named - in_flight if epoch_of(of(n)) != live}
         assert set(bucket.objects) == {key for blob_id, key in keys.items() if blob_id not in left}
         assert counts == LeftoverCounts(
             blobs=len(there),
             frame_bytes=2 * len(there),
             removed_blobs=len(left),
             removed_bytes=2 * len(left),
-            noted=sum(of(n).epoch != live for n in (there & named) - in_flight),
+            noted=sum(epoch_of(of(n)) != live for n in (there & named) - in_flight),
         )
     finally:
         await database.aclose()
@@ -311,8 +311,8 @@ async def test_a_crash_in_mid_upload_leaves_nothing_behind_a_sweep(
     database = open_database(tmp_path, shm_path)
     names = RemoteNames(remote_store.prefix)
     directory = RemoteDirectory(database)
-    kept, orphan = BlobId.of(BEFORE, 1), BlobId.of(BEFORE, 2)
-    unfinished = names.key(BlobId.of(BEFORE, 3), names.name(NAMES))
+    kept, orphan = make_blob_id(BEFORE, 1), make_blob_id(BEFORE, 2)
+    unfinished = names.key(make_blob_id(BEFORE, 3), names.name(NAMES))
     async with opened_bucket(replace(remote_store.settings(), part_bytes=5 * MIB)) as bucket:
         tier = RemoteTier(bucket, directory, arena=arena, names=names)
         frame = await raw_frame(arena, b"named")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, epoch_of, make_blob_id
 from kvobj.tiers.protocol import BlobNames
 from kvobj.tiers.remote.names import (
     KEY_BYTES_MAX,
@@ -22,7 +22,7 @@ from kvobj.tiers.remote.names import (
     parse_name,
 )
 
-ID = BlobId.of(0x0123456789ABCDEF, 7)
+ID = make_blob_id(0x0123456789ABCDEF, 7)
 ID_TEXT = "0123456789abcdef0000000000000007"
 NAMES = RemoteNames("store/")
 
@@ -30,7 +30,7 @@ buckets = st.text(min_size=1, max_size=63) | st.from_regex(r"[a-z0-9][a-z0-9.-]{
 letters = st.characters(exclude_categories=["Cs"])
 keys = st.text(letters | st.sampled_from("/.~%+ -"), min_size=1, max_size=400)
 prefixes = st.sampled_from(["", "store/", "a/b-c/d_e/", "x" * (PREFIX_BYTES_MAX - 1) + "/"])
-ids = st.builds(BlobId.of, st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1))
+ids = st.builds(make_blob_id, st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1))
 
 
 @st.composite
@@ -99,7 +99,7 @@ def test_every_key_is_safe_bounded_and_reads_back(prefix: str, blob_id: BlobId, 
     assert ".." not in behind
     assert all(segment and segment != "." and len(segment) <= 255 for segment in behind.split("/"))
     assert key.startswith(under.of_blob(blob_id))
-    assert key.startswith(under.of_epoch(blob_id.epoch))
+    assert key.startswith(under.of_epoch(epoch_of(blob_id)))
     found = under.parse(key)
     assert found is not None
     assert found.blob_id == blob_id

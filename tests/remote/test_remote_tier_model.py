@@ -17,7 +17,7 @@ from fakes_remote import DictBucket, down
 from remote_tier_world import NAMES, World, blob, raw_frame, remote_world
 
 from kvobj.errors import TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, epoch_of, make_blob_id, sequence_of
 from kvobj.tiers.protocol import ByteRange
 from kvobj.tiers.remote.leftovers import Leftovers
 
@@ -58,7 +58,7 @@ class UnsoundBucket(DictBucket):
 
 
 def plain_of(blob_id: BlobId) -> bytes:
-    return bytes([blob_id.sequence]) * (1000 * (blob_id.sequence + 1))
+    return bytes([sequence_of(blob_id)]) * (1000 * (sequence_of(blob_id) + 1))
 
 
 class Caller:
@@ -106,7 +106,7 @@ class Caller:
 
     async def put_and_delete(self, blob_id: BlobId) -> None:
         """With an id that is this caller's alone, so that what was promised can be seen."""
-        own = BlobId.of(blob_id.epoch, 10_000 + self.dice.randrange(1 << 40))
+        own = make_blob_id(epoch_of(blob_id), 10_000 + self.dice.randrange(1 << 40))
         frame = await raw_frame(self.world.arena, b"own")
         try:
             encoded = bytes(frame.view)

@@ -21,7 +21,7 @@ from kvobj.arena import PinnedFrame
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.rows import CommitMode, Durability, ObjectRow, PartRow, UploadRow
 from kvobj.errors import KvobjError, NotSharedError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.store.placement import ReadTier
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.remote_frames import RemoteFrames
@@ -222,6 +222,6 @@ async def test_a_blob_whose_upload_is_completed_while_a_sweep_reads_is_named(tmp
         seen = [bytes(await anext(scan)) for _ in range(steps)]
         await catalog.commit(whole, mode=CommitMode.REPLACE, upload_id="u", now_ms=1)
         seen += [bytes(blob_id) async for blob_id in scan]
-        assert bytes(BlobId.of(EPOCH, 1)) in seen
+        assert bytes(make_blob_id(EPOCH, 1)) in seen
     finally:
         await place.close(catalog)

@@ -17,7 +17,7 @@ from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.remote_protocol import QueueReason
 from kvobj.catalog.rows import CommitMode, Durability, LossyCopy, ObjectRow
 from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError, TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.store.remote_room import QueueRoom
 from kvobj.store.remote_uploads import RemoteUploads
 from kvobj.tiers.in_use import BlobsInUse
@@ -277,7 +277,7 @@ async def test_an_entry_whose_object_is_gone_or_another_is_dropped(world: World)
     await world.add("replaced", 2)
     await world.catalog.delete(BUCKET, ["gone"], now_ms=1)
     await world.add("replaced", 3)
-    assert [entry.blob_id for entry in world.catalog.remote_queue.entries()] == [BlobId.of(EPOCH, 3)]
+    assert [entry.blob_id for entry in world.catalog.remote_queue.entries()] == [make_blob_id(EPOCH, 3)]
     world.uploads.start()
     await world.until(lambda: not world.queued())
     assert world.remote.sent == ["replaced"]
@@ -294,13 +294,13 @@ async def test_an_object_that_is_deleted_while_it_goes_up_leaves_its_blobs_to_th
     world.uploads.start()
     assert await world.uploads.wait_shared(queued, deadline_seconds=10) is Durability.LOCAL
     due = await world.catalog.due(now_ms=10**15)
-    assert [entry.blob_id for entry in due] == [BlobId.of(EPOCH, 1)]
+    assert [entry.blob_id for entry in due] == [make_blob_id(EPOCH, 1)]
     assert not world.queued()
 
 
 async def test_a_lossy_copy_that_is_made_anew_meanwhile_is_uploaded_as_well(world: World) -> None:
     def copy(sequence: int) -> LossyCopy:
-        return LossyCopy(BlobId.of(EPOCH, sequence), 10, 5, b"d" * 32, "eq:83/1", 0.1)
+        return LossyCopy(make_blob_id(EPOCH, sequence), 10, 5, b"d" * 32, "eq:83/1", 0.1)
 
     async def demote(sent: ObjectRow) -> None:
         world.remote.on_sent = None
@@ -316,7 +316,7 @@ async def test_a_lossy_copy_that_is_made_anew_meanwhile_is_uploaded_as_well(worl
     live = await world.live("k")
     assert live is not None
     assert live.lossy is not None
-    assert (live.durability, live.lossy.blob_id) == (Durability.SHARED, BlobId.of(EPOCH, 9))
+    assert (live.durability, live.lossy.blob_id) == (Durability.SHARED, make_blob_id(EPOCH, 9))
     assert world.remote.sent == ["k", "k"]
 
 

@@ -174,12 +174,12 @@ class TierLoad:
             is_outage = error.data.get("detail") == _NOT_TRIED
             self._failed[type(error).__name__] += 1
         except TimeoutError:
-            self.violations.append(f"{kind} of {blob_id} hangs")
+            self.violations.append(f"{kind} of {blob_id.hex()} hangs")
         else:
             self.tally.succeeded += 1
         seconds = time.monotonic() - began
         if seconds > deadline_seconds + _SLACK_SECONDS:
-            self.violations.append(f"{kind} of {blob_id} took {seconds:.1f} s")
+            self.violations.append(f"{kind} of {blob_id.hex()} took {seconds:.1f} s")
         self.tally.operations += 1
         self.tally.slowest_seconds = max(self.tally.slowest_seconds, round(seconds, 3))
         self.tally.hit += is_outage or self._was_hit(kind, blob_id, first, began)
@@ -240,7 +240,7 @@ class TierLoad:
         if frame is None:
             self.tally.corrupt_not_served += 1
             if not known_corrupt and blob_id not in self._corrupt:
-                self.violations.append(f"{blob_id} was acknowledged and is not found")
+                self.violations.append(f"{blob_id.hex()} was acknowledged and is not found")
             return
         try:
             await frame.complete()
@@ -250,11 +250,11 @@ class TierLoad:
         # A raw frame: a head, then the bytes as they are.
         whole = content if asked is None else None
         if whole is not None and not got.endswith(whole):
-            self.violations.append(f"wrong bytes of {blob_id}, {size} bytes")
+            self.violations.append(f"wrong bytes of {blob_id.hex()}, {size} bytes")
         if asked is not None and len(got) != asked.stop - asked.start:
-            self.violations.append(f"a range of {blob_id} has {len(got)} bytes, not {asked.stop - asked.start}")
+            self.violations.append(f"a range of {blob_id.hex()} has {len(got)} bytes, not {asked.stop - asked.start}")
         if asked is not None and got not in await self._encoded(content):
-            self.violations.append(f"wrong bytes in a range of {blob_id}")
+            self.violations.append(f"wrong bytes in a range of {blob_id.hex()}")
 
     async def _encoded(self, content: bytes) -> bytes:
         frame = await frame_of(self._arena, content)
@@ -274,13 +274,15 @@ class TierLoad:
         frame = await self._tier.get(blob_id)
         if frame is not None:
             frame.release()
-            self.violations.append(f"{blob_id} was deleted and is found")
+            self.violations.append(f"{blob_id.hex()} was deleted and is found")
 
     async def _ask_missing(self, own: _Own) -> None:
         live = list(own.live)
         missing = set(await self._tier.missing([*live, own.gone[0]]))
         if missing != {own.gone[0]}:
-            self.violations.append(f"missing: {sorted(missing)}, expected {own.gone[0]} alone")
+            self.violations.append(
+                f"missing: {sorted(each.hex() for each in missing)}, expected {own.gone[0].hex()} alone"
+            )
 
     async def _scan(self, own: _Own) -> None:
         live, gone = set(own.live), set(own.gone)

@@ -36,7 +36,7 @@ from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.clock import SystemClock
 from kvobj.database import Database
 from kvobj.errors import KvobjError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.record_log import RecordLog
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def blobs(self, size_bytes: int, epoch: int) -> tuple[BlobRef, ...]:
         if not size_bytes:
             return ()
-        return (BlobRef(bytes(BlobId.of(epoch, next(self.sequence))), size_bytes, size_bytes + 512, None),)
+        return (BlobRef(bytes(make_blob_id(epoch, next(self.sequence))), size_bytes, size_bytes + 512, None),)
 
     @rule(name=BUCKETS)
     def create_bucket(self, name: str) -> None:

@@ -13,13 +13,13 @@ from fakes_arena import NAMES, frame_of, plain_of, put_plain, read_whole, small_
 
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.errors import BusyError, FrameCorruptError, KvobjError, StoreFullError, TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id, sequence_of
 from kvobj.metrics import Metrics
 from kvobj.tiers.cascade import Cascade
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import BlobNames, ByteRange
 
-BLOB = BlobId.of(1, 1)
+BLOB = make_blob_id(1, 1)
 PLAIN = plain_of(1, 300_000)
 
 
@@ -114,7 +114,7 @@ async def test_what_admission_refuses_is_read_and_not_promoted(stack: Stack) -> 
 async def test_promotions_are_bounded(stack: Stack) -> None:
     stack.fast_faults.faults["put", 0] = Fault(delay=(gate := asyncio.Event()))
     for sequence in range(1, 5):
-        blob_id = BlobId.of(1, sequence)
+        blob_id = make_blob_id(1, sequence)
         encoded = await put_plain(stack.slow, stack.arena, blob_id, plain_of(sequence, 1000))
         assert await read_whole(stack.tier, blob_id) == encoded
     gate.set()
@@ -186,7 +186,7 @@ async def test_a_put_is_in_both_and_a_full_cache_is_no_reason_to_fail(stack: Sta
     assert BLOB in stack.fast.frames
     assert BLOB in stack.slow.frames
     stack.fast_faults.faults["put", 0] = Fault(error=StoreFullError("full"))
-    other = BlobId.of(1, 2)
+    other = make_blob_id(1, 2)
     await put_plain(stack.tier, stack.arena, other, PLAIN)
     assert other not in stack.fast.frames
     assert other in stack.slow.frames
@@ -205,10 +205,10 @@ async def test_a_put_that_its_home_refuses_is_in_neither(stack: Stack) -> None:
 async def test_missing_and_scan_are_over_both(stack: Stack) -> None:
     for sequence, tiers in {1: [stack.fast], 2: [stack.slow], 3: [stack.fast, stack.slow], 5: [stack.fast]}.items():
         for tier in tiers:
-            await put_plain(tier, stack.arena, BlobId.of(1, sequence), PLAIN)
-    assert [each.sequence async for each in stack.tier.scan()] == [1, 2, 3, 5]
-    missing = await stack.tier.missing([BlobId.of(1, sequence) for sequence in range(1, 7)])
-    assert [each.sequence for each in missing] == [4, 6]
+            await put_plain(tier, stack.arena, make_blob_id(1, sequence), PLAIN)
+    assert [sequence_of(each) async for each in stack.tier.scan()] == [1, 2, 3, 5]
+    missing = await stack.tier.missing([make_blob_id(1, sequence) for sequence in range(1, 7)])
+    assert [sequence_of(each) for each in missing] == [4, 6]
 
 
 async def test_a_silent_tier_makes_missing_an_error(stack: Stack) -> None:

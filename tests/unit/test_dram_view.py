@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from policy_contract import DRAM, NVME, SIZE, chain, name
 
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.policy import ChunkPolicy, DramView, GipePolicy, LruChunks
 
 
@@ -34,7 +34,7 @@ def view(policy: ChunkPolicy, times: Times) -> DramView:
 
 
 def blob(number: int) -> BlobId:
-    return BlobId.of(1, number)
+    return make_blob_id(1, number)
 
 
 def victims(view: DramView) -> list[BlobId]:

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.policy import LruPolicy
 
-IDS = st.integers(1, 12).map(lambda sequence: BlobId.of(1, sequence))
+IDS = st.integers(1, 12).map(lambda sequence: make_blob_id(1, sequence))
 
 
 def blob(sequence: int) -> BlobId:
-    return BlobId.of(1, sequence)
+    return make_blob_id(1, sequence)
 
 
 def filled(count: int, *, size_bytes: int = 10, scan_max: int = 10_000) -> LruPolicy:

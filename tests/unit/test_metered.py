@@ -9,12 +9,12 @@ from fakes import DictTier, Fault, FaultyTier, ManualClock
 from fakes_arena import put_plain, read_whole, small_arena
 
 from kvobj.errors import StoreFullError, TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.metrics import Metrics
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.metered import Metered
 
-BLOB = BlobId.of(1, 1)
+BLOB = make_blob_id(1, 1)
 
 
 async def test_hits_misses_errors_and_bytes_are_counted(shm_path: Path) -> None:
@@ -24,7 +24,7 @@ async def test_hits_misses_errors_and_bytes_are_counted(shm_path: Path) -> None:
         tier = Metered(faulty, instruments=TierInstruments(metrics), clock=ManualClock())
         encoded = await put_plain(tier, arena, BLOB, bytes(5000))
         assert await read_whole(tier, BLOB) == encoded
-        assert await tier.get(BlobId.of(1, 2)) is None
+        assert await tier.get(make_blob_id(1, 2)) is None
         faulty.faults = {
             ("get", 3): Fault(error=TierUnavailableError("down")),
             ("put", 2): Fault(error=StoreFullError("full")),

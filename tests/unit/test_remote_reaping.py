@@ -13,7 +13,7 @@ from gc_world import LOG, GcWorld, SizedRemote, SizedTier, open_catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.gc.reaper import BATCH_ENTRIES, PASSED_OVER_SECONDS, Reaper
 from kvobj.gc.remote_reaping import FIRST_PAUSE_SECONDS, RemoteReaping
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.tiers.layered_home import LayeredHome
 
 
@@ -131,7 +131,7 @@ async def test_more_entries_than_a_batch_that_the_remote_holds_up_do_not_hide_wh
     world: ReapingWorld,
 ) -> None:
     remote = remote_of(world)
-    blob_ids = [BlobId.of(9, number) for number in range(BATCH_ENTRIES + 200)]
+    blob_ids = [make_blob_id(9, number) for number in range(BATCH_ENTRIES + 200)]
     remote.sizes = dict.fromkeys(blob_ids, 1)
     remote.is_available = False
     await world.catalog.queue_blobs([bytes(blob_id) for blob_id in blob_ids], now_ms=world.clock.now_ms())

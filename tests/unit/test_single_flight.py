@@ -12,13 +12,13 @@ from fakes_arena import put_plain, read_whole, small_arena
 
 from kvobj.arena import Arena
 from kvobj.errors import TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import make_blob_id
 from kvobj.metrics import Metrics
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import ByteRange
 from kvobj.tiers.single_flight import SingleFlight
 
-BLOB = BlobId.of(1, 1)
+BLOB = make_blob_id(1, 1)
 PLAIN = bytes(range(256)) * 40
 
 

@@ -25,13 +25,13 @@ from kvobj.codec.frame import (
     seal_raw,
 )
 from kvobj.errors import FrameCorruptError, KvobjError, TierUnavailableError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.metrics import Metrics
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import ByteRange
 from kvobj.tiers.verified import Verified
 
-BLOB = BlobId.of(1, 1)
+BLOB = make_blob_id(1, 1)
 T = TypeVar("T")
 
 
@@ -151,9 +151,9 @@ async def frame_with_a_wrong_digest(arena: Arena, plain: bytes) -> PinnedFrame:
 async def test_a_wrong_digest_of_a_short_frame_is_a_miss(checked: Checked) -> None:
     for sequence, size_bytes in enumerate((0, 1000, 3 * BLOCK_PLAIN_BYTES)):
         frame = await frame_with_a_wrong_digest(checked.arena, plain_of(1, size_bytes))
-        await checked.tier.put(BlobId.of(2, sequence), frame, NAMES)
+        await checked.tier.put(make_blob_id(2, sequence), frame, NAMES)
         frame.release()
-        assert await checked.tier.get(BlobId.of(2, sequence)) is None
+        assert await checked.tier.get(make_blob_id(2, sequence)) is None
     assert len(checked.corrupt) == 3
 
 

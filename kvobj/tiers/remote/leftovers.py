@@ -22,7 +22,7 @@ from typing import Final
 
 from kvobj.clock import Clock
 from kvobj.errors import RemoteRefusedError
-from kvobj.ids import BlobId
+from kvobj.ids import BlobId, epoch_of
 from kvobj.tiers.remote.bucket import RemoteUpload
 from kvobj.tiers.remote.directory import RemoteDirectory, RemotePlace
 from kvobj.tiers.remote.names import RemoteNames
@@ -144,7 +144,7 @@ class Leftovers:
         doubtful = [
             (blob_id, place)
             for blob_id, place in page
-            if blob_id.epoch not in live_epochs and not is_mine_in_flight(blob_id)
+            if epoch_of(blob_id) not in live_epochs and not is_mine_in_flight(blob_id)
         ]
         await self._check_ours()
         named = await is_named([blob_id for blob_id, _ in doubtful])
@@ -190,7 +190,7 @@ class Leftovers:
             named = self._names.parse(upload.key)
             if named is None:
                 counts.foreign += 1
-            elif named.blob_id.epoch in live_epochs or is_putting(named.blob_id):
+            elif epoch_of(named.blob_id) in live_epochs or is_putting(named.blob_id):
                 counts.skipped_uploads += 1
             else:
                 page.append(upload)
