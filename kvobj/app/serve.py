@@ -28,6 +28,7 @@ from kvobj.api.http import HttpServer
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
 from kvobj.api.sigv4 import SignatureVerifier
 from kvobj.api.users import UserDirectory
+from kvobj.app import cycles
 from kvobj.app.admin_state import NodeView
 from kvobj.app.front import Front, OneProcess, worker_processes
 from kvobj.app.fronting import http_settings
@@ -230,9 +231,7 @@ async def _serve_node(
             lm = await start_lm(node, upstreams.store, listeners.lm, clock=clock, metrics=metrics, log=log)
             stack.push_async_callback(lm.aclose)
         await s3.start(view.note_ready)  # who is answered finds the node ready
-        # Start-up's objects live as long as the process: collections need not walk them again.
-        gc.freeze()
-        gc.enable()
+        cycles.search_from_now_on()
         tell(environment, READY)  # before the ready line: who reads that may end the process at once
         _announce(node, listeners)
         async with housekeeping(node):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -33,6 +32,7 @@ from kvobj.api.kv.events import Events
 from kvobj.api.message import Reply
 from kvobj.api.operations import ReadEvents
 from kvobj.api.service import S3Service
+from kvobj.app import cycles
 from kvobj.app.log import LineWriter, start_logging
 from kvobj.app.upstreams import make_upstreams
 from kvobj.app.worker_orders import WorkerOrders, receive_orders
@@ -186,7 +186,7 @@ class Worker(WorkerCalls):
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Accept connections from when it is told to, until it is told to drain."""
         self._listeners = listeners
-        gc.freeze()
+        cycles.search_from_now_on()
         self.channel.tell("ready")
         await self._is_over.wait()
         await self._http.aclose()

@@ -76,6 +76,8 @@ class Arena:
             for number in range(len(self._room.extents))
         ]
         self._holds: dict[int, Hold] = {}
+        # One method object for all holds, and not one for each.
+        self._released = self._on_released
         self._requested_bytes = 0
         self._generation = geometry.incarnation << _INCARNATION_SHIFT
         self._queue = ReservationQueue(self._take, self._give_back, self._is_settled)
@@ -179,7 +181,7 @@ class Arena:
         pins: list[Pin | None] = [None] * len(extents)
         spans: list[tuple[int, int]] = []
         rooms = [region.room for region in self._regions]
-        holds, on_released = self._holds, self._on_released
+        holds, on_released = self._holds, self._released
         position = 0
         for start, at in usable:
             extent = extents[at]
@@ -326,7 +328,7 @@ class Arena:
         region, offset = divmod(start, self._room.region_bytes)
         self._generation += 1
         extent = Extent(region, offset, self._room.rounded(length), self._generation)
-        hold = Hold(extent, self._memory(region), length, self._on_released)
+        hold = Hold(extent, self._memory(region), length, self._released)
         self._holds[start] = hold
         self._requested_bytes += length
         if len(self._room.owners) != owners:

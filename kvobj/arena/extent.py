@@ -26,8 +26,13 @@ class Extent(msgspec.Struct, frozen=True, gc=False):
     generation: int
 
 
-class Hold(msgspec.Struct, eq=False):
-    """One reserved extent and the number of pins on it. Made by the arena, shared by the pins; not for others."""
+class Hold(msgspec.Struct, eq=False, gc=False):
+    """One reserved extent and the number of pins on it. Made by the arena, shared by the pins; not for others.
+
+    Of holds and pins there are as many as chunks in memory, which the cyclic collector therefore does not follow: with 100,000
+    chunks it held everybody up for 0.4 s, again and again. `on_released` closes no cycle that lasts: the arena forgets a hold that
+    is given back.
+    """
 
     extent: Extent
     room: memoryview
@@ -36,18 +41,17 @@ class Hold(msgspec.Struct, eq=False):
     pins: int = 0
 
 
-class Pin:
-    """One reference on an extent. The extent's memory is given back when its last pin is released.
+class Pin(msgspec.Struct, eq=False, gc=False):
+    """One reference on an extent, made of its hold alone. The extent's memory is given back when its last pin is released.
 
     Event loop only. The view may be read and written by threads as long as the pin lives; after the release nobody may touch it.
     """
 
-    __slots__ = ("_hold", "_released")
+    _hold: Hold
+    _released: bool = False
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-        self._released = False
-        hold.pins += 1
+    def __post_init__(self) -> None:
+        self._hold.pins += 1
 
     @property
     def extent(self) -> Extent:
