@@ -36,19 +36,15 @@ class GpuStatus:
 @cache
 def status() -> GpuStatus:
     """For people: what `kvobj-admin status` shows. Asked once a process; the first call may take a second, where CuPy is
-    installed."""
-    from kvobj.gpu.cuda_device import CudaDevice, unavailable  # noqa: PLC0415 - only for who asks
+    installed. Takes none of the GPU's memory."""
+    from kvobj.gpu.cuda_device import described, unavailable  # noqa: PLC0415 - only for who asks
 
     try:
         compiler = "NVRTC {}.{}".format(*find_nvrtc().version)
     except UnavailableError as error:
         compiler = error.message
     reason = unavailable()
-    if reason is None:
-        facts = CudaDevice().facts()
-        detail = f"{facts.name}, {facts.arch}, {facts.total_bytes >> 20} MiB"
-    else:
-        detail = reason
+    detail = described() if reason is None else reason
     return GpuStatus(reason is None, detail, compiler, importlib.util.find_spec("torch") is not None)
 
 

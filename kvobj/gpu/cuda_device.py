@@ -35,6 +35,27 @@ def unavailable(ordinal: int = 0) -> str | None:
     return None if 0 <= ordinal < count else f"there is no GPU {ordinal}, only {count}"
 
 
+def described(ordinal: int = 0) -> str:
+    """Which GPU this is, for people; it must be there. Opens nothing on it: a context of the driver's takes half a gigabyte of the
+    GPU's memory until the process ends. `DeviceError` where the driver fails."""
+    import cupy  # noqa: PLC0415 - only where a GPU is asked for
+
+    try:
+        properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError("the GPU's driver failed", cause=str(error)) from error
+    return f"{_name(properties)}, {_arch(properties)}, {properties['totalGlobalMem'] >> 20} MiB"
+
+
+def _name(properties: dict[str, Any]) -> str:
+    name = properties["name"]
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _arch(properties: dict[str, Any]) -> str:
+    return f"sm_{properties['major']}{properties['minor']}"
+
+
 class CudaEvent:
     """See `kvobj.gpu.device.Event`."""
 
@@ -140,15 +161,14 @@ class CudaDevice:
         with self.current() as cupy:
             properties = cupy.cuda.runtime.getDeviceProperties(self._ordinal)
             free_bytes, total_bytes = cupy.cuda.runtime.memGetInfo()
-        name = properties["name"]
         return DeviceFacts(
             kind="cuda",
             ordinal=self._ordinal,
-            name=name.decode() if isinstance(name, bytes) else str(name),
+            name=_name(properties),
             total_bytes=int(total_bytes),
             free_bytes=int(free_bytes),
             sms=int(properties["multiProcessorCount"]),
-            arch=f"sm_{properties['major']}{properties['minor']}",
+            arch=_arch(properties),
         )
 
     def take(self, size_bytes: int) -> DeviceMemory:

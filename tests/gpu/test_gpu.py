@@ -35,6 +35,17 @@ seen = cupy.from_dlpack(chunk.view((chunk.size_bytes,), "uint8", read_only=False
 print(int(seen.astype("uint64").sum()), flush=True)
 """
 
+STATUS_ALONE = """
+import ctypes
+from kvobj.gpu import status
+
+assert status().is_usable
+driver, device, flags, is_open = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int(-1)
+assert driver.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_open)) == 0
+print(status().detail, is_open.value, sep="\\n")
+"""
+
 
 @pytest.fixture
 def world() -> Iterator[bench_gpu.World]:
@@ -55,6 +66,14 @@ def test_a_bounded_number_of_multiprocessors_makes_the_same_bytes() -> None:
         assert bench_gpu.parity(world)["differ"] == []
     finally:
         world.close()
+
+
+def test_saying_which_gpu_is_here_opens_no_context_on_it() -> None:
+    done = subprocess.run([sys.executable, "-c", STATUS_ALONE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [status().detail, "0"]
+    facts = open_device().facts()
+    assert status().detail == f"{facts.name}, {facts.arch}, {facts.total_bytes >> 20} MiB"
 
 
 def test_bytes_go_to_the_gpu_and_come_back(world: bench_gpu.World) -> None:
