@@ -14,7 +14,14 @@ from typing import Final
 
 from kvobj.errors import UnavailableError
 
-_local: Final = threading.local()
+
+class _OfThread(threading.local):
+    """What a thread carries. The class has the default: a look for what is not there is an exception inside, ten times as long."""
+
+    scope: CallScope | None = None
+
+
+_local: Final = _OfThread()
 
 
 class CallScope:
@@ -61,7 +68,7 @@ class CallScope:
 
 def current_scope() -> CallScope | None:
     """The scope of the call that this thread makes; None where nobody can end it."""
-    return getattr(_local, "scope", None)
+    return _local.scope
 
 
 def pause(seconds: float) -> None:

@@ -24,6 +24,9 @@ _PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 _BLOCK_BYTES: Final = 64
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+_UNBEGUN: Final = hashlib.sha256()
+"""Copied, never updated: to make a new one has OpenSSL look the algorithm up, through memory that no cache holds after a large
+read."""
 
 
 def encoded_path(path: str) -> str:
@@ -79,8 +82,9 @@ class SigningFrame(NamedTuple):
     def signature(self, method: str, path: str, query: str) -> str:
         """The signature in hex, of a request whose path and query are encoded."""
         canonical_request = f"{method}\n{path}\n{query}\n{self.canonical_fields}"
-        hashed = hashlib.sha256(canonical_request.encode()).hexdigest()
-        return self.mac.hex_of((self.text + hashed).encode())
+        hashing = _UNBEGUN.copy()
+        hashing.update(canonical_request.encode())
+        return self.mac.hex_of((self.text + hashing.hexdigest()).encode())
 
 
 class Mac:
