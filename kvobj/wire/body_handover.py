@@ -79,6 +79,7 @@ class Wire(asyncio.BufferedProtocol):
         "_sleeper",
         "_target",
         "_transport",
+        "_welcome_bytes",
         "_write_paused",
         "bytes_in",
         "bytes_out",
@@ -126,6 +127,7 @@ class Wire(asyncio.BufferedProtocol):
         self._write_paused = False
         self._long_send_bytes: int | None = None
         self._low_water = 0
+        self._welcome_bytes = 0
         self._low_water_now = 0
         self.filled = 0
         """Bytes that the present or latest `fill` has put into its buffer."""
@@ -319,6 +321,8 @@ class Wire(asyncio.BufferedProtocol):
         again when that has all its bytes, or none can be put there; where no more come, who waits here is woken instead.
         """
         if not self._held and not self._eof:
+            if self._low_water_now:
+                self._set_low_water(0)
             self._resume_reading()
             waiter = self._read_waiter = self._loop.create_future()
             self._at_once = at_once
@@ -371,7 +375,7 @@ class Wire(asyncio.BufferedProtocol):
         self._target = buffer
         self._fill_waiter = waiter = self._loop.create_future()
         self._lead = self._shared[:_LEAD_BYTES] if self._direct and len(buffer) >= _LONG_BODY_BYTES else self._shared
-        if not self._reads_on:
+        if self._low_water_now or not self._reads_on:
             self._await_much(needed - taken)
         self._resume_reading()
         try:
@@ -413,6 +417,8 @@ class Wire(asyncio.BufferedProtocol):
             self._sleeper = waiter, at_once
         else:
             self._read_waiter, self._at_once = waiter, at_once
+            if self._low_water_now:
+                self._set_low_water(0)
             self._resume_reading()
 
     def _fill_ended(self) -> None:
@@ -553,11 +559,24 @@ class Wire(asyncio.BufferedProtocol):
 
     # The kernel's side.
 
-    def tune(self, *, send_bytes: int | None, low_water_bytes: int) -> None:
+    def tune(self, *, send_bytes: int | None, low_water_bytes: int, welcome_bytes: int = 0) -> None:
         """Fix the kernel's send buffer from the first long view on (None: it adapts), and wake for a long body only when so much of
-        it is there (0: any)."""
+        it is there (0: any). `welcome_bytes`: how much of one that is no shorter is acknowledged before anybody reads it
+        (`welcome`; 0: no more than the kernel does by itself)."""
         self._long_send_bytes = send_bytes
         self._low_water = low_water_bytes if self._direct else 0
+        self._welcome_bytes = welcome_bytes if self._low_water else 0
+
+    def welcome(self, size_bytes: int) -> None:
+        """A body of so many bytes is on its way, and its reader has something else to do first: until the next wait for bytes, the
+        kernel is to take in and acknowledge what comes.
+
+        It acknowledges at once what is less than somebody waits for, and the rest only when that is read. A client whose congestion
+        control goes by how fast bytes are acknowledged (BBR) takes the pause for a slow line, and sends the body at that rate:
+        8 MiB behind a pause of 0.4 ms came in 2.5 ms, so in 1.9.
+        """
+        if 0 < self._welcome_bytes <= size_bytes and not self._eof and self._sees_full_segments():
+            self._set_low_water(self._welcome_bytes)
 
     def acknowledge(self) -> None:
         """Have the kernel tell the client at once what has come. For protocols where a client sends a small piece behind another
@@ -578,17 +597,21 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def _await_much(self, remaining: int) -> None:
+        if self._low_water and remaining > self._low_water and self._sees_full_segments():
+            self._set_low_water(self._low_water)
+        elif self._low_water_now:
+            self._set_low_water(0)
+
+    def _sees_full_segments(self) -> bool:
         # Only where full segments were seen. The kernel also wakes a reader once the window it offers is less than one segment, but
         # of the size that it has seen: after small ones, sender and reader would wait for each other until the sender's probe,
         # 200 ms later (awscrt: HEAD, then PUT, on one connection).
-        if self._low_water and remaining > self._low_water and self._transport is not None:
-            if not self._has_full_segments:
-                connection = self._transport.get_extra_info("socket")
-                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
-                seen, full = _TCP_INFO_SEGMENTS.unpack(told)
-                self._has_full_segments = seen >= full  # it may shrink again; the window stays larger than one
-            if self._has_full_segments:
-                self._set_low_water(self._low_water)
+        if not self._has_full_segments and self._transport is not None and not self._transport.is_closing():
+            connection = self._transport.get_extra_info("socket")
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
+            seen, full = _TCP_INFO_SEGMENTS.unpack(told)
+            self._has_full_segments = seen >= full  # it may shrink again; the window stays larger than one
+        return self._has_full_segments
 
     def _set_low_water(self, size: int) -> None:
         self._low_water_now = size

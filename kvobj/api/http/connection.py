@@ -233,6 +233,8 @@ class Connection:
         if head is None:
             return True
         self.wire.push_back(rest)
+        if head.length:
+            self.wire.welcome(head.length)
         self._is_in_head = self._is_fresh = False
         self.is_in_flight = True
         self._requests += 1

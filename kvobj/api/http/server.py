@@ -257,7 +257,11 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         settings = self._settings
         if wire.is_local:
-            wire.tune(send_bytes=settings.local_send_bytes, low_water_bytes=settings.local_low_water_bytes)
+            wire.tune(
+                send_bytes=settings.local_send_bytes,
+                low_water_bytes=settings.local_low_water_bytes,
+                welcome_bytes=settings.local_welcome_bytes,
+            )
         connection = Connection(wire, HeadReader(loop, settings, names=self._header_names), self._serving)
         if self._is_draining:  # it was accepted, or its TLS handshake had begun, before
             connection.drain(self._clock.monotonic(), idle_seconds=settings.parting_seconds)
