@@ -25,6 +25,8 @@ from kvobj.task_endings import ended, to_their_end
 MAX_CHUNKS: Final = 1000
 """Of one batch: what the catalog commits in one step."""
 _PLACED_AT_ONCE: Final = 8
+_AT_ONCE: Final = 64
+"""Chunks that are dealt with before others get a turn of the event loop: one to three milliseconds of it."""
 _SKIPPED_BYTES: Final = 256 * 1024
 
 Reached: TypeAlias = Callable[[Sequence[ObjectRow], BucketRow, Durability | None], Awaitable[list[ObjectRow]]]
@@ -159,10 +161,11 @@ class ChunkBatch:
         for request in requests:
             self._count(request)
         rows = await together.standing(requests)
-        return [
-            await self._enter(request, await together.start_beside(request, row))
-            for request, row in zip(requests, rows, strict=True)
-        ]
+        transfers: list[PutTransfer | None] = []
+        for request, row in zip(requests, rows, strict=True):
+            await take_turns(len(transfers))
+            transfers.append(await self._enter(request, await together.start_beside(request, row)))
+        return transfers
 
     def _count(self, request: PutRequest) -> None:
         if request.key in self._keys or len(self._keys) >= MAX_CHUNKS:
@@ -187,7 +190,8 @@ class ChunkBatch:
 
     async def fill_together(self, filled: Sequence[tuple[PutTransfer, ByteSource, bytes | None]]) -> None:
         """`fill` all that was reserved, in that order: what waits for nothing is placed in one step."""
-        for transfer, source, _ in filled:
+        for index, (transfer, source, _) in enumerate(filled):
+            await take_turns(index)
             await transfer.receive(source)
         transfers = [transfer for transfer, _, _ in filled]
         if transfers and all(digest is None for _, _, digest in filled):
@@ -249,13 +253,13 @@ class ChunkBatch:
                 if tell is not None and not self._is_shared:
                     self._tell(outcomes, tell)
             finally:
-                if self._placing:
+                if self._placing or len(self._transfers) > _AT_ONCE:
                     # Seen through for all chunks also where the writer, who may have its answer, goes meanwhile.
                     concluding = asyncio.create_task(self._conclude(outcomes))
                     await to_their_end([concluding])
                     concluding.result()
                 else:
-                    await self._conclude(outcomes)  # what was placed together follows without a wait
+                    await self._conclude(outcomes)  # a few that were placed together follow without a wait
         items = [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
         if not self._is_shared:
             return items
@@ -267,6 +271,7 @@ class ChunkBatch:
 
     async def _conclude(self, outcomes: Sequence[CommitOutcome | KvobjError]) -> None:
         for index, transfer in enumerate(self._transfers):
+            await take_turns(index)
             outcome = outcomes[index] if outcomes else None
             await transfer.conclude(None if isinstance(outcome, KvobjError) else outcome)
 
@@ -306,6 +311,12 @@ class ChunkBatch:
         if isinstance(outcome, KvobjError):
             return BatchItem(None, error=outcome)
         return await self._shown(outcome.row) if outcome.existed else BatchItem(outcome.row)
+
+
+async def take_turns(index: int) -> None:
+    """Before each of many: every so often others go first."""
+    if index and not index % _AT_ONCE:
+        await asyncio.sleep(0)
 
 
 async def _pass_over(source: ByteSource, size_bytes: int) -> None:

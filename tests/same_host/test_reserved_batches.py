@@ -46,7 +46,7 @@ class Writer:
     async def reserve(self, *sizes: tuple[str, int]) -> tuple[int, list[ReservedRoom | None]]:
         items = [NewItem(key, size_bytes) for key, size_bytes in sizes]
         number, rooms = await self.writes.reserve(Reserve("default", items), self.rights)
-        self.writes.expect(number)
+        await self.writes.expect(number)
         return number, rooms
 
     def fill(self, room: ReservedRoom | None, data: bytes) -> None:
@@ -103,6 +103,38 @@ async def test_nobody_sees_bytes_in_a_room_before_their_commit(node: Node, write
     assert not arrival.is_alive
 
 
+class Turns:
+    """How many turns the event loop gives others while something goes on that waits for nothing."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.taken += 1
+
+    def end(self) -> int:
+        self._task.cancel()
+        return self.taken
+
+
+async def test_others_get_their_turn_all_through_a_batch_of_many_chunks(node: Node, writer: Writer) -> None:
+    sizes = [(f"k{index}", 4096) for index in range(8 * 64)]
+    turns = Turns()
+    number, rooms = await writer.reserve(*sizes)
+    assert turns.end() >= 2 * (len(sizes) // 64 - 1)  # while room is made, and while the writer fills it
+    for room in rooms:
+        writer.fill(room, bytes(4096))
+    turns = Turns()
+    told = await writer.commit(number)
+    assert turns.end() >= 2 * (len(sizes) // 64 - 1)  # before the commit, and behind it
+    assert {item.status for item in told.items} == {200}
+    await node.commit_step.drain()
+    assert len(node.store.arriving) == 0
+
+
 async def test_chunks_that_stand_get_no_room_and_the_others_of_the_batch_do(writer: Writer) -> None:
     number, rooms = await writer.reserve(("a", SIZE), ("b", SIZE))
     for room in rooms:
@@ -151,7 +183,7 @@ async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer
 async def local_batch(writer: Writer, *keys: str) -> int:
     items = [NewItem(key, SIZE) for key in keys]
     number, rooms = await writer.writes.reserve(Reserve("default", items, "local"), writer.rights)
-    writer.writes.expect(number)
+    await writer.writes.expect(number)
     for room in rooms:
         writer.fill(room, bytes(SIZE))
     return number

@@ -247,7 +247,7 @@ class Connection:
             reply = _failed(error)
         await self._send(reply, descriptors)
         if isinstance(reply, Reserved):
-            self._writes.expect(reply.batch)
+            await self._writes.expect(reply.batch)
 
     async def _commit(self, request: Commit, writes: ExtentWrites) -> None:
         """The writer waits for its answer, and not for what the store does for itself behind a commit."""

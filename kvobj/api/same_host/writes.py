@@ -32,7 +32,7 @@ from kvobj.errors import (
 )
 from kvobj.same_host.descriptors import staging_memory
 from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, ReservedRoom, StoredItem
-from kvobj.store.batch import BatchItem, ChunkBatch
+from kvobj.store.batch import BatchItem, ChunkBatch, take_turns
 from kvobj.store.chunk_values import OpenNamespace
 from kvobj.store.extents import FilledElsewhere, room_of
 from kvobj.store.ingest import PutTransfer
@@ -125,10 +125,11 @@ class ExtentWrites:
             self._batches[number] = _Batch(batch, namespace, items, stack.pop_all())
         return number, rooms
 
-    def expect(self, number: int) -> None:
+    async def expect(self, number: int) -> None:
         """The writer has been told of its room, and fills it: do what need not wait for the commit."""
         held = self._batches.get(number)
-        for transfer, _ in () if held is None else held.items:
+        for index, (transfer, _) in enumerate(() if held is None else held.items):
+            await take_turns(index)
             if transfer is not None:
                 transfer.hash_after()
                 transfer.expect()
