@@ -22,7 +22,9 @@ from enum import StrEnum
 from typing import cast
 
 from kvobj.errors import IncompleteBodyError
-from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders, Sending, SendOutcome
+from kvobj.wire.body_receivers import RECEIVED_BYTES_MIN, BodyReceivers
+from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders
+from kvobj.wire.body_threads import MoveOutcome, Moving
 
 # Pieces in which transports that copy (TLS, the stock loop) are fed: bounds what they hold.
 _COPIED_PIECE_BYTES = 256 * 1024
@@ -72,6 +74,9 @@ class Wire(asyncio.BufferedProtocol):
         "_pauses_after",
         "_read_waiter",
         "_reads_on",
+        "_received_from",
+        "_receivers",
+        "_receiving",
         "_senders",
         "_sending",
         "_shared",
@@ -94,8 +99,9 @@ class Wire(asyncio.BufferedProtocol):
         shared: memoryview,
         mode: ReceiveMode,
         senders: BodySenders | None = None,
+        receivers: BodyReceivers | None = None,
     ) -> None:
-        """`senders`: who takes long bodies off the event loop; None: nobody."""
+        """`senders`, `receivers`: who takes long bodies off the event loop; None: nobody."""
         self._loop = loop
         self._on_connected = on_connected
         self._shared = shared
@@ -121,9 +127,12 @@ class Wire(asyncio.BufferedProtocol):
         self._reads_on = False
         self._has_full_segments = False
         self._fill_waiter: asyncio.Future[None] | None = None
-        self._flush_waiter: asyncio.Future[SendOutcome | None] | None = None
+        self._flush_waiter: asyncio.Future[MoveOutcome | None] | None = None
         self._senders = senders
-        self._sending: Sending | None = None
+        self._sending: Moving | None = None
+        self._receivers = receivers
+        self._receiving: Moving | None = None
+        self._received_from = 0
         self._write_paused = False
         self._long_send_bytes: int | None = None
         self._low_water = 0
@@ -143,7 +152,7 @@ class Wire(asyncio.BufferedProtocol):
         # uvloop writes a memoryview from where it lies and keeps what the kernel did not take as a reference, not as a copy.
         self._copies_writes = self._is_tls or not type(made).__module__.startswith("uvloop")
         if self._copies_writes:
-            self._senders = None
+            self._senders = self._receivers = None
         # The bodies of TLS records are copied by OpenSSL anyway, and the start-up test does not cover its buffered path.
         self._direct = self._direct and not self._is_tls
         # A view may be overwritten once it has left the process, so `flush` must mean: nothing is left in the transport. TLS
@@ -170,12 +179,18 @@ class Wire(asyncio.BufferedProtocol):
             return
         if not self._direct:
             nbytes = self._copied(target, nbytes)
+        self._filled_by(nbytes)
+
+    def _filled_by(self, nbytes: int) -> None:
+        """So many more bytes lie in the buffer that is being filled."""
         self.filled += nbytes
         waiter, on_bytes = self._fill_waiter, self._on_bytes
         if self._sift is not None and not self._sifted(self._sift, waiter):
             return
         remaining = self._needed - self.filled
-        if remaining < self._low_water_now:
+        if self._receiving is not None:
+            pass  # the thread sees to it
+        elif remaining < self._low_water_now:
             self._set_low_water(0)
         elif nbytes >= _FULL_SEGMENT_BYTES and not self._low_water_now:
             self._await_much(remaining)
@@ -232,8 +247,12 @@ class Wire(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - every way to lose it is the same to the waiters
         """See `asyncio.BaseProtocol`."""
         self._eof = self._lost = True
+        # Before the loop closes the socket.
         if self._sending is not None:
-            self._sending.end()  # before the loop closes the socket
+            self._sending.end()
+        if self._receiving is not None:
+            self._receiving.end()
+            self._receiving = None  # what nobody was told of counts as not received
         self._closed.set()
         self._wake_readers()
         self._wake_flusher(ConnectionResetError("connection lost"))
@@ -375,12 +394,13 @@ class Wire(asyncio.BufferedProtocol):
         self._target = buffer
         self._fill_waiter = waiter = self._loop.create_future()
         self._lead = self._shared[:_LEAD_BYTES] if self._direct and len(buffer) >= _LONG_BODY_BYTES else self._shared
-        if self._low_water_now or not self._reads_on:
-            self._await_much(needed - taken)
-        self._resume_reading()
         try:
+            if self._low_water_now or not self._reads_on:
+                self._await_much(needed - taken)
+            self._begin_receiving(taken)
             await waiter
         finally:
+            self._end_receiving()
             self._target = self._on_bytes = self._sift = self._fill_waiter = None
             if self._low_water_now:
                 self._set_low_water(0)
@@ -388,6 +408,61 @@ class Wire(asyncio.BufferedProtocol):
             raise IncompleteBodyError(
                 "the client went in the middle of the body", received=self.filled, expected=self._needed
             )
+
+    def _begin_receiving(self, taken: int) -> None:
+        """Have the rest of what is being filled received: by a thread if that is worth it and one is free, else by the event
+        loop."""
+        receivers, transport = self._receivers, self._transport
+        if (
+            receivers is not None
+            and self._sift is None
+            and self._needed - taken >= RECEIVED_BYTES_MIN
+            and transport is not None
+            and not transport.is_closing()
+            and not receivers.is_alone(self)
+        ):
+            assert self._target is not None
+            self._pause_reading()
+            descriptor = transport.get_extra_info("socket").fileno()
+            if not self._low_water_now:
+                self._await_much(self._needed - taken)
+            rest = self._target[taken : self._needed]
+            self._received_from = taken
+            self._receiving = receivers.begin(
+                descriptor, rest, low_water=self._low_water_now, on_moved=self._on_received
+            )
+        if self._receiving is None:
+            self._resume_reading()
+
+    def _on_received(self) -> None:
+        """The thread has received more, or is done: with all of it, or since the client is slow or gone; then the event loop goes
+        on, which sees."""
+        receiving = self._receiving
+        if receiving is None:
+            return
+        end = self._received_from + receiving.moved
+        if end < self._needed and not receiving.ended.done():
+            self._filled_to(end)
+            return
+        self._receiving = None
+        end = self._received_from + receiving.end()
+        if end < self._needed or not self._pauses_after:
+            self._resume_reading()
+        self._filled_to(end)
+
+    def _filled_to(self, end: int) -> None:
+        nbytes = end - self.filled
+        if nbytes:
+            self.bytes_in += nbytes
+            self._filled_by(nbytes)
+
+    def _end_receiving(self) -> None:
+        """From here on no thread writes to the buffer that is being filled."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            end = self._received_from + receiving.end()
+            self.bytes_in += end - self.filled
+            self.filled = end
 
     def fail_reader(self, error: Exception) -> None:
         """End the present wait for the client's bytes, if there is one, with `error`."""
@@ -519,7 +594,7 @@ class Wire(asyncio.BufferedProtocol):
     async def _send_beside(self, view: memoryview, senders: BodySenders) -> int:
         """Have a thread send the view; how much of it has left, the rest being the event loop's."""
         descriptor = self._open_transport().get_extra_info("socket").fileno()
-        sending = senders.send(descriptor, view)
+        sending = senders.begin(descriptor, view)
         if sending is None:
             return 0
         self._sending, self._flush_waiter = sending, sending.ended
@@ -528,7 +603,7 @@ class Wire(asyncio.BufferedProtocol):
         finally:
             self._sending = self._flush_waiter = None
             sent = sending.end()
-        if outcome is SendOutcome.FAILED:
+        if outcome is MoveOutcome.FAILED:
             raise ConnectionResetError("connection lost")
         return sent
 
@@ -585,8 +660,9 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def await_any(self) -> None:
-        """Wake for whatever there is of the present body, until much of it comes at once again."""
-        if self._low_water_now:
+        """Wake for whatever there is of the present body, until much of it comes at once again. A thread that receives it looks
+        every so often anyway, and lowers the mark by itself."""
+        if self._low_water_now and self._receiving is None:
             self._set_low_water(0)
 
     def _fix_send_buffer(self) -> None:

@@ -12,14 +12,8 @@ import pytest
 from http_peers import TIMEOUT_SECONDS, pattern, until
 
 from kvobj.wire.body_handover import ReceiveMode, Wire
-from kvobj.wire.body_senders import (
-    ALONE_BYTES_MAX,
-    SENT_BYTES_MIN,
-    BodySenders,
-    Sending,
-    SendOutcome,
-    make_senders,
-)
+from kvobj.wire.body_senders import ALONE_BYTES_MAX, SENT_BYTES_MIN, BodySenders, make_senders
+from kvobj.wire.body_threads import MoveOutcome, Moving
 
 # Python's own event loop keeps copies of what it could not send at once: the threads are not for it.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -35,7 +29,7 @@ class Served:
     senders: BodySenders
     listener: socket.socket
     made: asyncio.Queue[Wire] = field(default_factory=asyncio.Queue)
-    sendings: list[Sending] = field(default_factory=list)
+    sendings: list[Moving] = field(default_factory=list)
 
     async def connect(self) -> tuple[Wire, socket.socket]:
         client = socket.create_connection(self.listener.getsockname())
@@ -50,15 +44,15 @@ async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
     assert senders is not None, "no native library"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         served = Served(senders, listener)
-        begin = senders.send
+        begin = senders.begin
 
-        def noted(descriptor: int, view: memoryview) -> Sending | None:
+        def noted(descriptor: int, view: memoryview) -> Moving | None:
             sending = begin(descriptor, view)
             if sending is not None:
                 served.sendings.append(sending)
             return sending
 
-        monkeypatch.setattr(senders, "send", noted)
+        monkeypatch.setattr(senders, "begin", noted)
         wires: list[Wire] = []
 
         def make() -> Wire:
@@ -101,7 +95,7 @@ async def test_a_thread_sends_what_is_long_and_the_event_loop_what_is_not(monkey
                 await asyncio.wait_for(sending, TIMEOUT_SECONDS)
                 assert len(served.sendings) == sendings
                 assert wire.bytes_taken == wire.bytes_out
-        assert [sending.ended.result() for sending in served.sendings] == [SendOutcome.WHOLE] * 2
+        assert [sending.ended.result() for sending in served.sendings] == [MoveOutcome.WHOLE] * 2
 
 
 async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_while(
@@ -114,7 +108,7 @@ async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_whil
             sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 await until(lambda: bool(served.sendings))
-                assert await served.sendings[0].ended is SendOutcome.SLOW
+                assert await served.sendings[0].ended is MoveOutcome.SLOW
             assert wire.is_flushing
             assert wire.bytes_taken < wire.bytes_out
             assert await received(client, len(HEAD) + BODY_BYTES) == HEAD + body
@@ -166,7 +160,7 @@ async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
                     again = asyncio.ensure_future(other.send(HEAD, memoryview(body)))
                     assert await received(taker, len(HEAD) + BODY_BYTES) == HEAD + body
                     await again
-            assert await served.sendings[1].ended is SendOutcome.WHOLE
+            assert await served.sendings[1].ended is MoveOutcome.WHOLE
         client.close()
 
 

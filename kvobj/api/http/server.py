@@ -25,6 +25,7 @@ from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_receivers import BodyReceivers, make_receivers
 from kvobj.wire.body_senders import BodySenders, make_senders
 from kvobj.wire.receive_check import choose_receive_mode
 
@@ -98,6 +99,7 @@ class HttpServer:
         self._sweeping: asyncio.TimerHandle | None = None
         self._shared = memoryview(bytearray(settings.receive_buffer_bytes))
         self._senders: BodySenders | None = None
+        self._receivers: BodyReceivers | None = None
         self._ports: tuple[int, ...] = ()
 
     @property
@@ -115,6 +117,7 @@ class HttpServer:
         if self._receive_mode is None:
             self._receive_mode = await choose_receive_mode(self._errors)
         self._senders = make_senders(asyncio.get_running_loop(), threads=self._settings.sender_threads)
+        self._receivers = make_receivers(asyncio.get_running_loop(), threads=self._settings.receiver_threads)
         for bound in sockets:
             self._tune(bound)
             if ssl_context is None:
@@ -149,7 +152,12 @@ class HttpServer:
 
     def _wire(self, connected: Callable[[Wire], None]) -> Wire:
         return Wire(
-            asyncio.get_running_loop(), connected, shared=self._shared, mode=self.receive_mode, senders=self._senders
+            asyncio.get_running_loop(),
+            connected,
+            shared=self._shared,
+            mode=self.receive_mode,
+            senders=self._senders,
+            receivers=self._receivers,
         )
 
     async def drain(self, timeout_seconds: float) -> bool:
@@ -200,8 +208,9 @@ class HttpServer:
         await asyncio.gather(*connections.values(), return_exceptions=True)
         for connection in connections:
             await connection.wire.wait_closed()
-        if self._senders is not None:
-            self._senders.close()
+        for threads in (self._senders, self._receivers):
+            if threads is not None:
+                threads.close()
         for gone in self._gone:
             gone.cancel()
         await asyncio.gather(*self._gone, return_exceptions=True)
