@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
 from kvobj.api.exchange import S3Settings
 from kvobj.api.http import HttpSettings
 from kvobj.api.request import HostRules
 from kvobj.config.settings import Settings
+
+_RECEIVER_THREADS_MAX: Final = 8
+_BUSY_CORES: Final = 2
+"""The event loop's, and one for digests and the database."""
 
 
 def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
@@ -46,4 +53,12 @@ def http_settings(settings: Settings, name: str, *, workers: int = 1) -> HttpSet
         address_connections=-(-limits.address_connections // workers),
         handler_requests=-(-limits.concurrent_requests // workers),
         queue_seconds=limits.reserve_timeout_seconds,
+        receiver_threads=receiver_threads(len(os.sched_getaffinity(0)), workers=workers),
     )
+
+
+def receiver_threads(cores: int, *, workers: int = 1) -> int:
+    """How many threads should receive bodies beside the event loop: as many as find cores that nobody else needs. On two cores they
+    take the event loop's, which then tells too late that bodies still come, so that hashing begins between them: four connections
+    with 32 MiB got 1.4 to 4.6 GB/s from one run to the next. Workers have their cores already."""
+    return min(_RECEIVER_THREADS_MAX, max(0, cores - _BUSY_CORES)) if workers == 1 else 0

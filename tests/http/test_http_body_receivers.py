@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from http_peers import TIMEOUT_SECONDS, pattern, until
+from http_peers import TIMEOUT_SECONDS, echo, pattern, serving, until
 
+from kvobj.api.http import HttpSettings
 from kvobj.errors import IncompleteBodyError
 from kvobj.wire.body_handover import ReceiveMode, Wire
 from kvobj.wire.body_receivers import RECEIVED_BYTES_MIN, BodyReceivers, make_receivers
@@ -335,3 +336,19 @@ async def test_what_the_filler_raises_ends_its_fill(monkeypatch: pytest.MonkeyPa
             with pytest.raises(ValueError, match="not so much"):
                 await asyncio.wait_for(filling, TIMEOUT_SECONDS)
             assert len(served.movings) == 1
+
+
+async def test_a_server_tells_bodies_apart_that_come_at_once_and_requests_that_follow_them() -> None:
+    async with serving(echo, HttpSettings(sweep_seconds=3600.0, receiver_threads=2)) as served:
+
+        async def put_three(seed: int) -> None:
+            peer = await served.connect()
+            for number in range(3):
+                body = pattern(6 * MIB + seed, seed + number)
+                await peer.send(b"PUT /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                reply = await peer.answer()
+                assert (reply.status, reply.body) == (200, body)
+                await peer.send(b"GET /y HTTP/1.1\r\nHost: h\r\n\r\n")
+                assert (await peer.answer()).status == 200
+
+        await asyncio.gather(*(put_three(seed) for seed in range(1, 6)))

@@ -65,7 +65,7 @@ class HttpSettings:
     sender_threads: int = 4
     """How many long replies at once are sent beside the event loop, which sends all others (`BodySenders`). Seen on two cores, four
     connections, 8 MiB: 0.84 of a bare socket without, 1.14 with them."""
-    receiver_threads: int = 8
+    receiver_threads: int = 0
     """How many long bodies at once are received beside the event loop, which receives all others (`BodyReceivers`)."""
     sweep_seconds: float = 1.0
     """How often deadlines are checked: their resolution."""
