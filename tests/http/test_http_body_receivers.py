@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from http_peers import TIMEOUT_SECONDS, echo, pattern, serving, until
+from threads_world import Served
+from threads_world import serving as serving_wires
 
 from kvobj.api.http import HttpSettings
 from kvobj.errors import IncompleteBodyError
-from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_handover import Wire
 from kvobj.wire.body_receivers import RECEIVED_BYTES_MIN, BodyReceivers, make_receivers
-from kvobj.wire.body_threads import MoveOutcome, Moving
+from kvobj.wire.body_threads import MoveOutcome
 
 # Python's own event loop keeps copies of what it could not send at once: the threads are not for it.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -24,59 +26,14 @@ MIB = 1024 * 1024
 BODY_BYTES = 12 * MIB  # more than both sockets hold
 
 
-@dataclass
-class Served:
-    """One wire a client, with one thread for all of them."""
-
-    receivers: BodyReceivers
-    listener: socket.socket
-    made: asyncio.Queue[Wire] = field(default_factory=asyncio.Queue)
-    movings: list[Moving] = field(default_factory=list)
-
-    async def connect(self) -> tuple[Wire, socket.socket]:
-        client = socket.create_connection(self.listener.getsockname())
-        client.settimeout(0)
-        return await asyncio.wait_for(self.made.get(), TIMEOUT_SECONDS), client
-
-
 @asynccontextmanager
-async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    loop = asyncio.get_running_loop()
-    receivers = make_receivers(loop, threads=1)
+async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served[BodyReceivers]]:
+    receivers = make_receivers(asyncio.get_running_loop(), threads=1)
     assert receivers is not None, "no native library"
     for other in (object(), object()):
         receivers.is_alone(other)  # whoever comes now is not the only one
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        served = Served(receivers, listener)
-        begin = receivers.begin
-
-        def noted(
-            descriptor: int, view: memoryview, *, low_water: int, on_moved: Callable[[], None] | None
-        ) -> Moving | None:
-            moving = begin(descriptor, view, low_water=low_water, on_moved=on_moved)
-            if moving is not None:
-                served.movings.append(moving)
-            return moving
-
-        monkeypatch.setattr(receivers, "begin", noted)
-        wires: list[Wire] = []
-
-        def make() -> Wire:
-            shared = memoryview(bytearray(64 * 1024))
-            wire = Wire(loop, served.made.put_nowait, shared=shared, mode=ReceiveMode.DIRECT, receivers=receivers)
-            wires.append(wire)
-            return wire
-
-        server = await loop.create_server(make, sock=listener.dup())
-        try:
-            yield served
-        finally:
-            for wire in wires:
-                wire.reset()
-                await asyncio.wait_for(wire.wait_closed(), TIMEOUT_SECONDS)
-            receivers.close()
-            server.close()
-            await server.wait_closed()
+    async with serving_wires(monkeypatch, receivers) as served:
+        yield served
 
 
 @dataclass

@@ -6,14 +6,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 from http_peers import TIMEOUT_SECONDS, pattern, until
+from threads_world import Served, serving
 
-from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.body_handover import Wire
 from kvobj.wire.body_senders import ALONE_BYTES_MAX, SENT_BYTES_MIN, BodySenders, make_senders
-from kvobj.wire.body_threads import MoveOutcome, Moving
+from kvobj.wire.body_threads import MoveOutcome
 
 # Python's own event loop keeps copies of what it could not send at once: the threads are not for it.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -22,55 +22,12 @@ BODY_BYTES = 12 * 1024 * 1024  # more than both sockets hold
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-@dataclass
-class Served:
-    """One wire a client, with one thread for all of them."""
-
-    senders: BodySenders
-    listener: socket.socket
-    made: asyncio.Queue[Wire] = field(default_factory=asyncio.Queue)
-    sendings: list[Moving] = field(default_factory=list)
-
-    async def connect(self) -> tuple[Wire, socket.socket]:
-        client = socket.create_connection(self.listener.getsockname())
-        client.settimeout(0)
-        return await asyncio.wait_for(self.made.get(), TIMEOUT_SECONDS), client
-
-
 @asynccontextmanager
-async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    loop = asyncio.get_running_loop()
-    senders = make_senders(loop, threads=1)
+async def serving_one_thread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served[BodySenders]]:
+    senders = make_senders(asyncio.get_running_loop(), threads=1)
     assert senders is not None, "no native library"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        served = Served(senders, listener)
-        begin = senders.begin
-
-        def noted(descriptor: int, view: memoryview) -> Moving | None:
-            sending = begin(descriptor, view)
-            if sending is not None:
-                served.sendings.append(sending)
-            return sending
-
-        monkeypatch.setattr(senders, "begin", noted)
-        wires: list[Wire] = []
-
-        def make() -> Wire:
-            shared = memoryview(bytearray(64 * 1024))
-            wire = Wire(loop, served.made.put_nowait, shared=shared, mode=ReceiveMode.DIRECT, senders=senders)
-            wires.append(wire)
-            return wire
-
-        server = await loop.create_server(make, sock=listener.dup())
-        try:
-            yield served
-        finally:
-            for wire in wires:
-                wire.reset()
-                await asyncio.wait_for(wire.wait_closed(), TIMEOUT_SECONDS)
-            senders.close()
-            server.close()
-            await server.wait_closed()
+    async with serving(monkeypatch, senders) as served:
+        yield served
 
 
 async def received(client: socket.socket, size: int) -> bytes:
@@ -93,9 +50,9 @@ async def test_a_thread_sends_what_is_long_and_the_event_loop_what_is_not(monkey
                 sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
                 assert await received(client, len(HEAD) + size) == HEAD + body
                 await asyncio.wait_for(sending, TIMEOUT_SECONDS)
-                assert len(served.sendings) == sendings
+                assert len(served.movings) == sendings
                 assert wire.bytes_taken == wire.bytes_out
-        assert [sending.ended.result() for sending in served.sendings] == [MoveOutcome.WHOLE] * 2
+        assert [sending.ended.result() for sending in served.movings] == [MoveOutcome.WHOLE] * 2
 
 
 async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_while(
@@ -107,8 +64,8 @@ async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_whil
         with client:
             sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                await until(lambda: bool(served.sendings))
-                assert await served.sendings[0].ended is MoveOutcome.SLOW
+                await until(lambda: bool(served.movings))
+                assert await served.movings[0].ended is MoveOutcome.SLOW
             assert wire.is_flushing
             assert wire.bytes_taken < wire.bytes_out
             assert await received(client, len(HEAD) + BODY_BYTES) == HEAD + body
@@ -130,7 +87,7 @@ async def test_who_finds_no_free_thread_is_served_all_the_same(monkeypatch: pyte
         for _, client in pairs:
             client.close()
     assert got == [HEAD + body for body in bodies]
-    assert 1 <= len(served.sendings) < len(bodies) + 1
+    assert 1 <= len(served.movings) < len(bodies) + 1
 
 
 @pytest.mark.parametrize("how", ["the client resets", "the server resets", "the sender is cancelled"])
@@ -141,7 +98,7 @@ async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
         wire, client = await served.connect()
         sending = asyncio.ensure_future(wire.send(HEAD, memoryview(bytearray(BODY_BYTES))))
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            await until(lambda: bool(served.sendings))
+            await until(lambda: bool(served.movings))
             if how == "the client resets":
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 client.close()
@@ -151,16 +108,16 @@ async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
                 sending.cancel()
             with pytest.raises((ConnectionError, asyncio.CancelledError)):
                 await sending
-            assert served.sendings[0].left == 0
+            assert served.movings[0].left == 0
             # The one thread is free again, at once or when it has looked at the socket for the last time.
             body = pattern(BODY_BYTES)
-            while len(served.sendings) == 1:
+            while len(served.movings) == 1:
                 other, taker = await served.connect()
                 with taker:
                     again = asyncio.ensure_future(other.send(HEAD, memoryview(body)))
                     assert await received(taker, len(HEAD) + BODY_BYTES) == HEAD + body
                     await again
-            assert await served.sendings[1].ended is MoveOutcome.WHOLE
+            assert await served.movings[1].ended is MoveOutcome.WHOLE
         client.close()
 
 
@@ -172,12 +129,12 @@ async def test_who_is_alone_is_sent_to_by_the_event_loop_until_somebody_else_com
 
         async def fetch(pair: tuple[Wire, socket.socket], size: int) -> int:
             """Send and receive a body; how many threads took part."""
-            (wire, client), body, before = pair, pattern(size), len(served.sendings)
+            (wire, client), body, before = pair, pattern(size), len(served.movings)
             sending = asyncio.ensure_future(wire.send(HEAD, memoryview(body)))
             assert await received(client, len(HEAD) + size) == HEAD + body
             await asyncio.wait_for(sending, TIMEOUT_SECONDS)
             assert wire.bytes_taken == wire.bytes_out
-            return len(served.sendings) - before
+            return len(served.movings) - before
 
         alone = [await fetch(one, SENT_BYTES_MIN + 4096) for _ in range(32)]
         beside = [await fetch(pair, SENT_BYTES_MIN + 4096) for pair in (two, one) * 3]
@@ -193,12 +150,12 @@ async def test_a_small_reply_to_another_ends_being_alone(monkeypatch: pytest.Mon
     async with serving_one_thread(monkeypatch) as served:
         (one, client), (two, other) = await served.connect(), await served.connect()
         with client, other:
-            while not served.senders.is_alone(one, SENT_BYTES_MIN):
+            while not served.threads.is_alone(one, SENT_BYTES_MIN):
                 pass
             one.write(b"more")
-            assert served.senders.is_alone(one, SENT_BYTES_MIN)
+            assert served.threads.is_alone(one, SENT_BYTES_MIN)
             two.write(b"small")
-            assert not served.senders.is_alone(one, SENT_BYTES_MIN)
+            assert not served.threads.is_alone(one, SENT_BYTES_MIN)
 
 
 async def test_a_client_that_is_gone_is_a_lost_connection_also_to_the_event_loop(
@@ -206,7 +163,7 @@ async def test_a_client_that_is_gone_is_a_lost_connection_also_to_the_event_loop
 ) -> None:
     async with serving_one_thread(monkeypatch) as served:
         wire, client = await served.connect()
-        while not served.senders.is_alone(wire, ALONE_BYTES_MAX):
+        while not served.threads.is_alone(wire, ALONE_BYTES_MAX):
             pass
         client.shutdown(socket.SHUT_RDWR)
         client.close()
