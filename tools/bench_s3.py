@@ -106,17 +106,24 @@ class Bench:
         return [f"bench-{first + index:012d}" for index in range(count)]
 
 
-def measure(bench: Bench, name: str, loads: Sequence[Load], *, is_kvobj: bool = False) -> LoadResult:
-    """Run the loads; note the rate, the client's share and, for kvobj, its CPU seconds a GiB."""
+def measure(
+    bench: Bench,
+    name: str,
+    loads: Sequence[Load],
+    *,
+    is_kvobj: bool = False,
+    meanwhile: Callable[[LoadResult], None] | None = None,
+) -> None:
+    """Run the loads; note the rate, the client's share and, for kvobj, its CPU seconds a GiB, with those of `meanwhile`, which is
+    called with the result as soon as all have ended."""
     cpu = bench.server.cpu_seconds() if is_kvobj else 0.0
-    result = run_load(loads)
+    result = run_load(loads, meanwhile=meanwhile)
     bench.note(f"{name} bytes_per_second", result.bytes_per_second)
     bench.note(f"{name} operations_per_second", result.operations_per_second)
     bench.note(f"{name} client_cpu_share", result.client_cpu_share)
     if is_kvobj:
         used = bench.server.cpu_seconds() - cpu
         bench.note(f"{name} server_cpu_seconds_per_gib", used / (result.bytes_moved / _GIB))
-    return result
 
 
 def bench_get(bench: Bench, size: int, connections: int) -> None:
@@ -169,9 +176,9 @@ def put_new_objects(
     *,
     bucket: str = "bench-kv",
     form: PayloadForm | None = None,
-    meanwhile: Callable[[LoadResult, Sequence[str]], None] | None = None,
+    meanwhile: Callable[[Sequence[str], LoadResult], None] | None = None,
 ) -> None:
-    """PUT objects under new keys, call `meanwhile` at once with the result, then delete them and wait for idleness."""
+    """PUT objects under new keys, call `meanwhile` at once with them and the result, then delete them and wait for idleness."""
     keys = [bench.new_keys(count + 1) for _ in range(connections)]
     form = form or PayloadForm("plain")
     body, head_of = form_sender(bench.server, form, bytes(size))
@@ -180,9 +187,8 @@ def put_new_objects(
         heads = tuple(head_of(f"/{bucket}/{key}") for key in own)
         loads.append(Load(bench.server.port, heads, body_bytes=size, body=body if form.chunk_bytes else b""))
     every = [key for own in keys for key in own]
-    result = measure(bench, name, loads, is_kvobj=True)
-    if meanwhile is not None:
-        meanwhile(result, every)
+    then = None if meanwhile is None else partial(meanwhile, every)
+    measure(bench, name, loads, is_kvobj=True, meanwhile=then)
     with bench.server.raw() as raw:
         delete_keys(raw, bucket, every)
     settle(bench.server)
@@ -229,7 +235,7 @@ def bench_digested_put(bench: Bench, connections: int) -> None:
     count = -(-_GIB // size // connections)
     name = f"put digested {size // MIB} MiB x{connections}"
 
-    def until_digested(result: LoadResult, keys: Sequence[str]) -> None:
+    def until_digested(keys: Sequence[str], result: LoadResult) -> None:
         with bench.server.raw() as raw:
 
             def is_digested(key: str) -> bool:
