@@ -46,14 +46,14 @@ from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
-SEAL_DELAY_SECONDS: Final = 0.05
+SEAL_DELAY_SECONDS: Final = 0.025
 """How long no further chunk must come, and next to nothing of any, before digests that nobody waits for are made: a burst of chunks
-is stored, and read, before their hashing takes the cores. Only while three quarters at most of what may be unhashed is, and half
-of what may be dirty."""
+is stored, and read, before their hashing takes the cores. Where it goes on after all, they wait again. Only while three quarters at
+most of what may be unhashed is, and half of what may be dirty."""
 SEAL_DELAY_SECONDS_MAX: Final = 1.0
 """How long a burst that does not end puts them off; what may be unhashed bounds it in bytes."""
 BURST_BYTES: Final = 1024 * 1024
-"""Bodies of which less than this comes within the delay want no core for themselves."""
+"""Bodies of which less than this comes within the delay, or while a batch is hashed, want no core for themselves."""
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
 _SEALING_MAX: Final = 2
@@ -432,21 +432,25 @@ class CommitStep:
             self._end_follow_up(blob, row)
 
     async def _seal_batches(self) -> None:
-        """Hash and seal what is waiting, many small bodies in one job: once no more comes, unless somebody waits or it is much."""
-        await self._burst_ends()
+        """Hash and seal what is waiting, many small bodies in one job: while no more comes, unless somebody waits or it is much."""
+        deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
         while self._unsealed:
-            beside = asyncio.create_task(self._seal_in_quiet())
+            await self._burst_ends(deadline)
+            beside = asyncio.create_task(self._seal_in_quiet(lambda: False))
             try:
-                while self._unsealed:
-                    await self._seal_batch()
+                await self._seal_in_quiet(lambda: self._is_due(deadline))
             finally:
                 await to_their_end([beside])
         self._hurry.clear()
 
-    async def _seal_in_quiet(self) -> None:
-        """The same on another core, for as long as nobody sends what would want it."""
+    def _is_due(self, deadline: float) -> bool:
+        """Whether what was put off is wanted now, whatever comes."""
+        return self._hurry.is_set() or self._clock.monotonic() >= deadline
+
+    async def _seal_in_quiet(self, is_due: Callable[[], bool]) -> None:
+        """Hash and seal on one core, for as long as nobody sends what would want it, or it is due."""
         before = self._came()
-        while self._unsealed and not self._is_burst(before, now := self._came()):
+        while self._unsealed and (not self._is_burst(before, now := self._came()) or is_due()):
             before = now
             await self._seal_batch()
 
@@ -460,15 +464,13 @@ class CommitStep:
         longer than the delay."""
         return now[0] != before[0] or now[1] - before[1] >= BURST_BYTES
 
-    async def _burst_ends(self) -> None:
-        deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
-        while True:
+    async def _burst_ends(self, deadline: float) -> None:
+        while not self._is_due(deadline):
             before = self._came()
             with suppress(TimeoutError):
                 async with asyncio.timeout(SEAL_DELAY_SECONDS):
                     await self._hurry.wait()
-                    return
-            if not self._is_burst(before, self._came()) or self._clock.monotonic() >= deadline:
+            if not self._is_burst(before, self._came()):
                 return
 
     async def _seal_batch(self) -> None:

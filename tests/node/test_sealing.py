@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,49 @@ async def test_hashing_that_was_put_off_waits_for_a_chunk_that_comes_and_not_for
         assert not slow.done()
         body.vanish()
         assert (await slow).status == 400
+
+
+class HeldPool(ThreadPoolExecutor):
+    """A pool whose jobs wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.begun = 0
+        self.let_go = threading.Event()
+
+    def submit(self, job, /, *arguments, **named):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN201
+        self.begun += 1
+
+        def held() -> object:
+            self.let_go.wait(10.0)
+            return job(*arguments, **named)
+
+        return super().submit(held)
+
+
+async def test_hashing_waits_again_where_a_burst_goes_on_after_all(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(commit, "SEAL_BATCH_BYTES", 1)
+    with HeldPool() as pool:
+        async with kv_node(tmp_path, shm_path) as kv:
+            step = kv.node.commit_step
+            monkeypatch.setattr(step, "_executor", pool)
+            for key in "abc":
+                await put_unhashed(kv, key)
+            digests = list(step._follow_ups.values())
+            await wait_for(lambda: pool.begun == 2, timeout_seconds=5.0)
+            await put_unhashed(kv, "d")
+            pool.let_go.set()
+            await asyncio.wait(digests[:2], timeout=5.0)
+            for count in range(50):
+                await put_unhashed(kv, f"next-{count}")
+                await asyncio.wait([digests[2]], timeout=0.01)
+            assert [digest.done() for digest in digests] == [True, True, False]
+            await asyncio.wait_for(digests[2], 5.0)
+            await step.drain()
 
 
 async def test_a_burst_that_does_not_end_is_hashed_all_the_same(
