@@ -5,8 +5,11 @@ Chunk ids stay one byte string, since most of a long list is never looked at: a 
 
 from __future__ import annotations
 
+from array import array
 from binascii import hexlify
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final, Protocol
 
 from kvobj.ids.chain_sums import id_lanes, key_lanes
@@ -26,13 +29,18 @@ class ChunkList(Protocol):
         """The S3 key of one."""
         ...
 
-    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
-        """The UTF-8 of the keys from `start` to before `stop`."""
+    def joined_keys(self, start: int, stop: int) -> tuple[bytes, array[int]]:
+        """The UTF-8 of the keys from `start` to before `stop`, end to end, and where each of them ends; read-only."""
         ...
 
     def lanes(self, start: int, stop: int) -> bytes:
         """16 bytes for each of them, as `ids.chain_sums` sums them up."""
         ...
+
+
+@lru_cache(maxsize=16)
+def _ends(count: int) -> array[int]:
+    return array("I", range(_KEY_BYTES, (count + 1) * _KEY_BYTES, _KEY_BYTES))
 
 
 class IdList:
@@ -52,10 +60,10 @@ class IdList:
         """See `ChunkList.key`."""
         return self.raw[index * CHUNK_ID_BYTES : (index + 1) * CHUNK_ID_BYTES].hex()
 
-    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
-        """See `ChunkList.encoded_keys`. ~0.1 µs a key."""
+    def joined_keys(self, start: int, stop: int) -> tuple[bytes, array[int]]:
+        """See `ChunkList.joined_keys`. ~10 ns a key."""
         digits = hexlify(self.raw[start * CHUNK_ID_BYTES : stop * CHUNK_ID_BYTES])
-        return [digits[at : at + _KEY_BYTES] for at in range(0, len(digits), _KEY_BYTES)]
+        return digits, _ends(len(digits) // _KEY_BYTES)
 
     def lanes(self, start: int, stop: int) -> bytes:
         """See `ChunkList.lanes`: the first half of each id. ~1 ns an id."""
@@ -77,9 +85,10 @@ class KeyList:
         """See `ChunkList.key`."""
         return self._keys[index]
 
-    def encoded_keys(self, start: int, stop: int) -> list[bytes]:
-        """See `ChunkList.encoded_keys`."""
-        return [key.encode() for key in self._keys[start:stop]]
+    def joined_keys(self, start: int, stop: int) -> tuple[bytes, array[int]]:
+        """See `ChunkList.joined_keys`. ~0.2 µs a key."""
+        keys = [key.encode() for key in self._keys[start:stop]]
+        return b"".join(keys), array("I", accumulate(map(len, keys)))
 
     def lanes(self, start: int, stop: int) -> bytes:
         """See `ChunkList.lanes`. ~1.5 µs a key that is no chunk id: it is hashed."""

@@ -1,5 +1,5 @@
-"""The chunks of a long match as records of 72 bytes: read in the order of the table, scanned from encoded rows, and written into a
-reply, by native code.
+"""The chunks of a long match as records of 72 bytes: looked up in the tables, scanned from their rows, and written into a reply, by
+native code.
 
 A quarter of the cost of an object a chunk. Without native code, and for rows that it does not know, `chunk_heads` decodes them.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Final, cast, overload
 
 from kvobj.catalog.chunk_heads import MatchedChunk
-from kvobj.catalog.chunk_list import CHUNK_ID_BYTES, ChunkList, IdList
+from kvobj.catalog.chunk_list import ChunkList, IdList
+from kvobj.database import TablePages
 from kvobj.native import library
 
 _RECORD: Final = struct.Struct("<16s32sQB15s")
@@ -87,77 +86,38 @@ class EncodedChunks:
         self.size_by_tier = size_by_tier
 
 
-class RecordPage:
-    """The records of rows that come some at a time, in the order of their table; `order` has the place of each among the chunks."""
+def find_records(tables: Sequence[TablePages], root: bytes, chunks: ChunkList, start: int, stop: int) -> bytes | None:
+    """The records of the chunks from `start` to before `stop`, looked up in the tables of an open snapshot (`ObjectRows.pages`).
+    None where a row is not there, not live, or of a form not known here. Only on the thread that closes the database (the event
+    loop's), right after `pages`: the map is read without the interpreter's lock, and must not go away meanwhile. ~0.2 µs a row."""
+    if _find_rows is None or not tables:
+        return None
+    keys, ends = chunks.joined_keys(start, stop)
+    count = len(ends)
+    found = (ctypes.c_char * count)()
+    records = (ctypes.c_char * (count * _RECORD.size))()
+    for table in tables:
+        if _find_rows(ctypes.byref(table), root, len(root), keys, ends.buffer_info()[0], count, found, records):
+            return None
+    return None if b"\0" in found.raw else records.raw
 
-    __slots__ = ("_order", "_records", "_taken")
 
-    def __init__(self, order: array[int]) -> None:
-        self._order = order
-        self._records = (ctypes.c_char * (len(order) * _RECORD.size))()
-        self._taken = 0
-
-    @property
-    def raw(self) -> bytes:
-        """The records in the order of the chunks, when all rows were taken."""
-        return self._records.raw
-
-    def take(self, rows: Sequence[bytes | None]) -> bool:
-        """Scan the next encoded rows; False where one is not there, not live, or of a form not known here. ~0.1 µs a row."""
-        end = self._taken + len(rows)
-        if _scan_rows is None or end > len(self._order):
-            return False
-        places = self._order.buffer_info()[0] + self._taken * self._order.itemsize
-        try:
-            encoded = b"".join(cast("Sequence[bytes]", rows))
-        except TypeError:  # a None among them
-            return False
-        self._taken = end
-        return not _scan_rows(encoded, len(encoded), places, len(rows), len(self._order), self._records)
+def scan_records(rows: Sequence[bytes | None]) -> bytes | None:
+    """The records of encoded rows; None where one is not there, not live, or of a form not known here. ~0.2 µs a row."""
+    if _scan_rows is None:
+        return None
+    try:
+        encoded = b"".join(cast("Sequence[bytes]", rows))
+    except TypeError:  # a None among them
+        return None
+    records = (ctypes.c_char * (len(rows) * _RECORD.size))()
+    return None if _scan_rows(encoded, len(encoded), len(rows), records) else records.raw
 
 
 def live_blob_ids(rows: Sequence[bytes | None]) -> list[bytes] | None:
-    """The first blob of each encoded row; None where one is not there, not live, or of a form not known here. ~0.2 µs a row."""
-    page = RecordPage(array("I", range(len(rows))))
-    if not rows or not page.take(rows):
-        return None
-    return [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(page.raw)]
-
-
-def sorted_keys(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
-    """`root` and key of each chunk from `start` to before `stop`, in the order of a table of such, and the place of each, counted
-    from `start`. ~0.2 µs a chunk id, five times that where it is Python's work."""
-    if _sorted_keys is None or not isinstance(chunks, IdList):
-        return sorted_keys_pure(chunks, start, stop, root)
-    count, stride = stop - start, len(root) + 2 * CHUNK_ID_BYTES
-    order = array("I", bytes(array("I").itemsize * count))
-    keys = ctypes.create_string_buffer(count * stride)
-    ids = chunks.raw[start * CHUNK_ID_BYTES : stop * CHUNK_ID_BYTES]
-    if len(ids) != count * CHUNK_ID_BYTES:
-        raise IndexError("no such chunks")
-    if not _sorted_keys(ids, count, root, len(root), order.buffer_info()[0], keys):
-        return sorted_keys_pure(chunks, start, stop, root)
-    return order, _cut(keys, count, stride)
-
-
-def _cut(content: ctypes.Array[ctypes.c_char], count: int, stride: int) -> list[bytes]:
-    """Byte strings of `stride` bytes, end to end. Many at once: a quarter of the cost of slices."""
-    many = count // _UNPACKED * _UNPACKED
-    with memoryview(content) as view:
-        cut = list(chain.from_iterable(_strings(stride).iter_unpack(view[: many * stride])))
-        return cut + [bytes(view[at : at + stride]) for at in range(many * stride, count * stride, stride)]
-
-
-@lru_cache(maxsize=8)
-def _strings(stride: int) -> struct.Struct:
-    return struct.Struct(f"{stride}s" * _UNPACKED)
-
-
-def sorted_keys_pure(chunks: ChunkList, start: int, stop: int, root: bytes) -> tuple[array[int], list[bytes]]:
-    """`sorted_keys` without native code."""
-    keys = chunks.encoded_keys(start, stop)
-    order = array("I", sorted(range(len(keys)), key=keys.__getitem__))
-    return order, [root + keys[index] for index in order]
+    """The first blob of each encoded row; None as of `scan_records`, and of no rows."""
+    records = scan_records(rows)
+    return [blob_id for (blob_id,) in _BLOB_IDS.iter_unpack(records)] if records else None
 
 
 def encode_chunks(found: ChunkRecords, tiers: Sequence[str]) -> EncodedChunks | None:
@@ -191,39 +151,35 @@ def _list_head(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count <= _ARRAY16_MAX else b"\xdd" + count.to_bytes(4, "big")
 
 
-_Sort = Callable[[bytes, int, bytes, int, int, "ctypes.Array[ctypes.c_char]"], int]
-_Scan = Callable[[bytes, int, int, int, int, "ctypes.Array[ctypes.c_char]"], int]
-_Maps = Callable[[bytes, bytes, bytes, bytes, "ctypes.Array[ctypes.c_uint64]", int, "ctypes.Array[ctypes.c_char]"], int]
+_Characters = ctypes.Array[ctypes.c_char]
+_Find = Callable[[object, bytes, int, bytes, int, int, _Characters, _Characters], int]
+_Scan = Callable[[bytes, int, int, _Characters], int]
+_Maps = Callable[[bytes, bytes, bytes, bytes, "ctypes.Array[ctypes.c_uint64]", int, _Characters], int]
 
 
-def _native_sort() -> _Sort | None:
-    function = getattr(library(), "kvobj_sorted_keys", None)  # absent in a library built from an older source
+def _native_find() -> _Find | None:
+    function = getattr(library(), "kvobj_find_rows", None)  # absent in a library built from an older source
     if function is None:
         return None
     function.argtypes = [
+        ctypes.POINTER(TablePages),
         ctypes.c_char_p,
         ctypes.c_size_t,
         ctypes.c_char_p,
-        ctypes.c_size_t,
         ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
         ctypes.c_char_p,
     ]
     function.restype = ctypes.c_int
-    return cast("_Sort", function)
+    return cast("_Find", function)
 
 
 def _native_scan() -> _Scan | None:
     function = getattr(library(), "kvobj_scan_rows", None)
     if function is None:
         return None
-    function.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_size_t,
-        ctypes.c_char_p,
-    ]
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
     function.restype = ctypes.c_int
     return cast("_Scan", function)
 
@@ -242,6 +198,6 @@ def _native_maps() -> _Maps | None:
     return cast("_Maps", function)
 
 
-_sorted_keys: Final = _native_sort()
+_find_rows: Final = _native_find()
 _scan_rows: Final = _native_scan()
 _chunk_maps: Final = _native_maps()

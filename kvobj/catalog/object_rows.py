@@ -30,7 +30,7 @@ from kvobj.catalog.listing import merged
 from kvobj.catalog.log_entries import encode_object_value, encode_row_removed
 from kvobj.catalog.remote_rows import RemoteRows
 from kvobj.catalog.rows import BucketUsage, Durability, ObjectRow, ObjectState, QueueEntry
-from kvobj.database import ReadView, Snapshot, Table, WriteView
+from kvobj.database import ReadView, Snapshot, Table, TablePages, WriteView
 
 
 class RowPair(NamedTuple):
@@ -131,15 +131,18 @@ class ObjectRows:
         values = view.get_many(OBJECTS, [root + key for key in keys])
         return [NO_ROWS if value is None else RowPair(None, decode_object(value)) for value in values]
 
+    @staticmethod
+    def pages(view: Snapshot) -> list[TablePages]:
+        """The tables to look rows up in (`Snapshot.pages`), a row of an earlier one before one of a later; [] where their pages
+        cannot be read."""
+        above, below = view.pages(OBJECTS_VOLATILE), view.pages(OBJECTS)
+        return [] if above is None or below is None else [above, below]
+
     def values(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
         """The encoded row of each key that counts, hidden or not, of a snapshot: half the cost of `any` where there are many."""
-        return self.values_at(view, root, [root + key for key in keys])
-
-    def values_at(self, view: ReadView, root: bytes, stored: Sequence[bytes]) -> list[bytes | None]:
-        """`values`, each key with the root in front."""
-        if max(map(len, stored), default=0) > len(root) + STRIDE_BYTES:
-            keys = [each[len(root) :] for each in stored]
+        if max(map(len, keys), default=0) > STRIDE_BYTES:
             return [self.volatile.get(view, root, key) or self.durable.get(view, root, key) for key in keys]
+        stored = [root + key for key in keys]
         if not view.count(OBJECTS_VOLATILE):
             return view.get_many(OBJECTS, stored)
         values = view.get_many(OBJECTS_VOLATILE, stored)

@@ -7,18 +7,17 @@ away from the loop for ten times as long. What a slice finds is rescued in it; w
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from itertools import pairwise
 from typing import Final
 
 from kvobj.catalog.catalog_rows import require_root
 from kvobj.catalog.chunk_heads import ChunkHead, MatchedChunk, live_head, matched_chunks
 from kvobj.catalog.chunk_list import ChunkList, IdList
-from kvobj.catalog.chunk_records import ChunkRecords, RecordPage, sorted_keys
+from kvobj.catalog.chunk_records import ChunkRecords, find_records, scan_records
 from kvobj.catalog.matching import Probe, Run, begins_chain, match_chain, walk
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import ObjectRow, is_same_namespace
@@ -28,8 +27,6 @@ from kvobj.ids.chain_sums import running_sums
 _WALK_SLICE: Final = 128
 _HASH_SLICE: Final = 512
 _ROWS_SLICE: Final = 512
-_SORTED_ROWS: Final = 4096
-"""So many rows are read in the order of the table, which is twice as fast."""
 
 
 @dataclass(slots=True)
@@ -103,40 +100,28 @@ class RunReader:
         root = require_root(view, bucket)
         pages: list[bytes] = []
         rows: list[MatchedChunk] = []
-        for start in range(0, search.run.matched, _SORTED_ROWS):
-            order, keys = sorted_keys(chunks, start, min(start + _SORTED_ROWS, search.run.matched), root)
-            page = None if rows else await self._recorded(view, root, order, keys)
-            if page is not None:
-                pages.append(page)
-                continue
-            # One is gone, not live, or of a form that only the decoder knows.
-            live = await self._decoded(view, root, keys)
-            if live is None:
-                return None
-            rows += ChunkRecords(chunks, pages)
-            pages.clear()
-            rows += [row for _, row in sorted(zip(order, live, strict=True), key=itemgetter(0))]
+        for start in range(0, search.run.matched, _ROWS_SLICE):
+            await asyncio.sleep(0)
+            stop = min(start + _ROWS_SLICE, search.run.matched)
+            page = None if rows else find_records(self._objects.pages(view), root, chunks, start, stop)
+            if page is None:  # one is gone, not live, or of a form not known there; or there is no map
+                values = self._values(view, root, chunks, start, stop)
+                page = None if rows else scan_records(values)
+                if page is None:
+                    live = matched_chunks(value for value in values if value is not None)
+                    if len(live) < stop - start:
+                        return None
+                    rows += ChunkRecords(chunks, pages)
+                    pages.clear()
+                    rows += live
+                    continue
+            pages.append(page)
         return tuple(rows) if rows else ChunkRecords(chunks, pages)
 
-    async def _recorded(self, view: ReadView, root: bytes, order: array[int], keys: Sequence[bytes]) -> bytes | None:
-        """The records of rows, in slices; None where one is not there, or is not as records are."""
-        page = RecordPage(order)
-        for at in range(0, len(keys), _ROWS_SLICE):
-            await asyncio.sleep(0)
-            if not page.take(self._objects.values_at(view, root, keys[at : at + _ROWS_SLICE])):
-                return None
-        return page.raw
-
-    async def _decoded(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[MatchedChunk] | None:
-        """The same by the decoder, in the order of the keys; None where one is not there, or not live."""
-        live: list[MatchedChunk] = []
-        for at in range(0, len(keys), _ROWS_SLICE):
-            await asyncio.sleep(0)
-            some = keys[at : at + _ROWS_SLICE]
-            live += matched_chunks(value for value in self._objects.values_at(view, root, some) if value is not None)
-            if len(live) < at + len(some):
-                return None
-        return live
+    def _values(self, view: ReadView, root: bytes, chunks: ChunkList, start: int, stop: int) -> list[bytes | None]:
+        """Encoded rows, by LMDB."""
+        joined, ends = chunks.joined_keys(start, stop)
+        return self._objects.values(view, root, [joined[begin:end] for begin, end in pairwise((0, *ends))])
 
 
 async def _lanes_in_slices(chunks: ChunkList) -> bytes:

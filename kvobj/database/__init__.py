@@ -4,14 +4,17 @@ See `Database` for the writer, `ReadView` and `WriteView` for what a change may 
 """
 
 from kvobj.database.database import Database, SnapshotSource
+from kvobj.database.environment import DISK_FLOOR_BYTES
 from kvobj.database.group import Rider
 from kvobj.database.opening import remove_volatile
 from kvobj.database.reader_watch import ReaderWatch
 from kvobj.database.reading import ReadDatabase
 from kvobj.database.table import Table
+from kvobj.database.table_pages import TablePages
 from kvobj.database.views import ReadView, Snapshot, WriteView
 
 __all__ = [
+    "DISK_FLOOR_BYTES",
     "Database",
     "ReadDatabase",
     "ReadView",
@@ -20,6 +23,7 @@ __all__ = [
     "Snapshot",
     "SnapshotSource",
     "Table",
+    "TablePages",
     "WriteView",
     "remove_volatile",
 ]

@@ -16,12 +16,13 @@ from typing import Final, cast
 import lmdb
 
 from kvobj.database.lmdb_types import Handle, Transaction
+from kvobj.database.table_pages import MappedTables
 from kvobj.errors import CorruptionError, KvobjError, StoreFullError, UnavailableError
 
 _READER_SLOTS: Final = 1024
 _SPARE_TRANSACTIONS: Final = 8
 _FULL_SHARE: Final = 0.9
-_DISK_FLOOR_BYTES: Final = 16 * 1024 * 1024
+DISK_FLOOR_BYTES: Final = 16 * 1024 * 1024
 """Below this much free disk, puts are refused, so that deletes and the commit's own pages still fit."""
 
 
@@ -54,6 +55,7 @@ class Environment:
                 self.lmdb.reader_check()
                 self.handles: dict[str, Handle] = {name: self.lmdb.open_db(name.encode()) for name in tables}
                 self._page_bytes = int(self.lmdb.stat()["psize"])
+                self.mapped = MappedTables(self.lmdb, directory)
                 with self.begin() as transaction:
                     self.refresh_room(transaction)
             except BaseException:
@@ -81,7 +83,7 @@ class Environment:
         disk = os.statvfs(self.directory)
         self.is_full = (
             max(self.used_bytes(transaction), self._held_bytes()) > self._map_bytes * _FULL_SHARE
-            or disk.f_bavail * disk.f_frsize < _DISK_FLOOR_BYTES
+            or disk.f_bavail * disk.f_frsize < DISK_FLOOR_BYTES
         )
 
     def _held_bytes(self) -> int:
@@ -93,7 +95,8 @@ class Environment:
         return (last_page + 1) * self._page_bytes if last_page > self.held_at_page else 0
 
     def close(self) -> None:
-        """Close; no transaction may be open."""
+        """Unmap and close, freeing transactions that are open. On the thread of who looks rows up in `mapped`, and while no other
+        thread has one in use."""
         self.lmdb.close()
 
 
@@ -107,8 +110,21 @@ def translate(error: lmdb.Error, directory: Path) -> KvobjError:
     if is_lack_of_room(error):
         return StoreFullError("no room in the database", directory=directory)
     if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.VersionMismatchError):
-        return CorruptionError("the database is damaged", directory=directory, reason=str(error))
-    return UnavailableError("the database failed", directory=directory, reason=str(error))
+        return CorruptionError(
+            "the database is damaged: rebuild it (kvobj-admin rebuild)", directory=directory, reason=str(error)
+        )
+    message = "the database failed"
+    if _has_no_disk(directory):  # LMDB says no more than that a write failed
+        message = f"{message}: its file system is full"
+    return UnavailableError(message, directory=directory, reason=str(error))
+
+
+def _has_no_disk(directory: Path) -> bool:
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < DISK_FLOOR_BYTES
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from kvobj.database.database import Database
 from kvobj.database.environment import translated
 from kvobj.database.lmdb_types import Handle, Transaction
 from kvobj.database.table import Table
+from kvobj.database.table_pages import MappedTables
 from kvobj.database.views import Snapshot, WriteView
 from kvobj.errors import UnavailableError
 
@@ -27,7 +28,7 @@ _SPARE_TRANSACTIONS: Final = 8
 class _ReadEnvironment:
     """As much of `Environment` as a snapshot needs."""
 
-    __slots__ = ("handles", "lmdb")
+    __slots__ = ("handles", "lmdb", "mapped")
 
     def __init__(self, directory: Path, *, tables: Sequence[str], map_bytes: int) -> None:
         if not (directory / "data.mdb").exists():
@@ -46,6 +47,7 @@ class _ReadEnvironment:
                 self.handles: dict[str, Handle] = {
                     name: self.lmdb.open_db(name.encode(), create=False) for name in tables
                 }
+                self.mapped = MappedTables(self.lmdb, directory)
             except BaseException:
                 self.lmdb.close()
                 raise
@@ -104,6 +106,6 @@ class ReadDatabase(Database):
         return not keys and False
 
     async def aclose(self) -> None:
-        """Close both environments. No snapshot may be open."""
+        """Close both environments, on the event loop's thread: see `Database.aclose`."""
         self._read_durable.lmdb.close()
         self._read_volatile.lmdb.close()

@@ -16,6 +16,7 @@ from kvobj.database.effects import Effects, add_in, delete_all, overlaid, put_al
 from kvobj.database.environment import Environment
 from kvobj.database.lmdb_types import Cursor, Handle, Transaction
 from kvobj.database.table import Table
+from kvobj.database.table_pages import MappedTables, TablePages
 from kvobj.errors import StoreFullError
 
 Handles = Mapping[str, Handle]
@@ -99,6 +100,8 @@ class WriteView(ReadView, Protocol):
 class ReadEnvironment(Protocol):
     """As much of an environment as a snapshot needs."""
 
+    mapped: MappedTables
+
     def begin(self) -> Transaction:
         """A snapshot of its tables."""
         ...
@@ -138,6 +141,13 @@ class Snapshot:
             return transaction.get(key, None, self._handles[below.name])
         finally:
             transaction.abort()
+
+    def pages(self, table: Table) -> TablePages | None:
+        """Where the table's pages lie, for native code: see `TablePages` for how long and on which thread. None where they cannot
+        be read. Unlike all else of a view only for the event loop's thread."""
+        if table.volatile:
+            return self._volatile_environment.mapped.table(self._volatile, table.name)
+        return self._durable_environment.mapped.table(self._durable, table.name)
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """See `ReadView.get`."""

@@ -1,13 +1,14 @@
-/* Chunk ids into the keys of their rows in the order of the table, rows into records, and records into the list of a reply: see
- * kvobj/catalog/chunk_records.py, whose pure functions give the same bytes.
+/* Rows into records, and records into the list of a reply: see kvobj/catalog/chunk_records.py. Objects made one by one from the same
+ * rows give the same bytes.
  *
  * Reads what the catalog wrote itself, and still trusts no length in it. What it does not know it leaves to the pure twin.
  */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "table_pages.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 #define RECORD_BYTES 72
@@ -103,9 +104,15 @@ static bool skip(reader_t *r) {
     return true;
 }
 
+/* Most of a row's fields are of one byte, or short texts: those without the loop over what is in them. */
 static bool skip_some(reader_t *r, uint64_t count) {
-    while (count--)
-        if (!skip(r)) return false;
+    for (; count; count--) {
+        if (r->at == r->end) return false;
+        unsigned char head = *r->at;
+        if (head < 0x80 || head == 0x80 || head == 0x90 || head == 0xC0) r->at++;
+        else if ((head & 0xE0) == 0xA0 && r->end - r->at > (head & 0x1F)) r->at += 1 + (head & 0x1F);
+        else if (!skip(r)) return false;
+    }
     return true;
 }
 
@@ -130,7 +137,8 @@ static bool first_blob(reader_t *r, unsigned char *record) {
     return skip_some(r, count - 5);
 }
 
-static int row(reader_t *r, unsigned char *record) {
+/* A row up to its state, which says what it is; `left`: fields behind that. */
+static int row(reader_t *r, unsigned char *record, uint64_t *left) {
     const unsigned char *bytes;
     uint64_t fields, blobs, size, length;
     memset(record, 0, RECORD_BYTES);
@@ -142,59 +150,57 @@ static int row(reader_t *r, unsigned char *record) {
     if (!skip_some(r, DIGEST - SIZE - 1) || !digest(r, record) || !text(r, &bytes, &length)) return UNKNOWN;
     bool is_live = length == 4 && !memcmp(bytes, "live", 4);
     if (!is_live && !(length == 9 && !memcmp(bytes, "condemned", 9))) return UNKNOWN;
-    if (!skip_some(r, fields - STATE - 1)) return UNKNOWN;
+    *left = fields - STATE - 1;
     return is_live ? OK : NOT_LIVE;
 }
 
-typedef struct {
-    uint64_t first;
-    const unsigned char *id;
-} named_t;
-
-static int by_id(const void *one, const void *other) {
-    const named_t *a = one, *b = other;
-    if (a->first != b->first) return a->first < b->first ? -1 : 1;
-    return memcmp(a->id, b->id, CHUNK_ID_BYTES);
-}
-
-/* ids: `count` chunk ids end to end. keys: `count` times root and the id's 64 hex digits, in ascending order; order: of each its
- * place among the ids. False where there is no memory for it. */
-EXPORTED int kvobj_sorted_keys(const unsigned char *ids, size_t count, const unsigned char *root, size_t root_bytes, uint32_t *order,
-                               unsigned char *keys) {
-    static const char digits[] = "0123456789abcdef";
-    named_t *names = malloc((count ? count : 1) * sizeof *names);
-    if (!names) return 0;
-    for (size_t i = 0; i < count; i++) {
-        const unsigned char *id = ids + i * CHUNK_ID_BYTES;
-        names[i].id = id;
-        names[i].first = 0;
-        for (int at = 0; at < 8; at++) names[i].first = names[i].first << 8 | id[at];
-    }
-    qsort(names, count, sizeof *names, by_id);
-    for (size_t i = 0; i < count; i++) {
-        const unsigned char *id = names[i].id;
-        order[i] = (uint32_t)((size_t)(id - ids) / CHUNK_ID_BYTES);
-        memcpy(keys, root, root_bytes);
-        keys += root_bytes;
-        for (int at = 0; at < CHUNK_ID_BYTES; at++) {
-            *keys++ = (unsigned char)digits[id[at] >> 4];
-            *keys++ = (unsigned char)digits[id[at] & 15];
-        }
-    }
-    free(names);
-    return 1;
-}
-
-/* rows: `count` rows end to end; the i-th becomes the record places[i], of `room`. OK, or what the first other row is. */
-EXPORTED int kvobj_scan_rows(const unsigned char *rows, size_t length, const uint32_t *places, size_t count, size_t room,
-                             unsigned char *records) {
+/* rows: `count` rows end to end; the i-th becomes the i-th record. OK, or what the first other row is. */
+EXPORTED int kvobj_scan_rows(const unsigned char *rows, size_t length, size_t count, unsigned char *records) {
     reader_t r = {rows, rows + length};
     for (size_t i = 0; i < count; i++) {
-        if (places[i] >= room) return UNKNOWN;
-        int is = row(&r, records + (size_t)places[i] * RECORD_BYTES);
+        uint64_t left;
+        int is = row(&r, records + i * RECORD_BYTES, &left);
         if (is != OK) return is;
+        if (!skip_some(&r, left)) return UNKNOWN;
     }
     return r.at == r.end ? OK : UNKNOWN;
+}
+
+static bool take_key(wanted_t *wanted, const unsigned char *root, size_t root_bytes, const unsigned char *key, size_t key_bytes) {
+    if (root_bytes + key_bytes > LONGEST_KEY) return false;
+    memcpy(wanted->key, root, root_bytes);
+    memcpy(wanted->key + root_bytes, key, key_bytes);
+    wanted->key_bytes = (uint32_t)(root_bytes + key_bytes);
+    return true;
+}
+
+/* Of those of `count` keys that are not `found` yet the rows that the table has under root and key: they become the records of their
+ * places. ends: where each key ends in `keys`. OK, or what the first other row is. */
+EXPORTED int kvobj_find_rows(const table_t *table, const unsigned char *root, size_t root_bytes, const unsigned char *keys,
+                             const uint32_t *ends, size_t count, unsigned char *found, unsigned char *records) {
+    wanted_t wanted[WANTED_AT_ONCE];
+    size_t places[WANTED_AT_ONCE];
+    if (!table->depth) return OK;
+    for (size_t next = 0; next < count;) {
+        int some = 0;
+        for (; next < count && some < WANTED_AT_ONCE; next++) {
+            if (found[next]) continue;
+            size_t begin = next ? ends[next - 1] : 0;
+            if (!take_key(&wanted[some], root, root_bytes, keys + begin, ends[next] - begin)) return UNKNOWN;
+            places[some++] = next;
+        }
+        if (!kvobj_find_values(table, wanted, some)) return UNKNOWN;
+        for (int i = 0; i < some; i++) {
+            if (!wanted[i].value) continue;
+            reader_t r = {wanted[i].value, wanted[i].value + wanted[i].length};
+            uint64_t left;
+            int is = row(&r, records + places[i] * RECORD_BYTES, &left);
+            if (is != OK) return is;
+            if (!skip_some(&r, left) || r.at != r.end) return UNKNOWN;
+            found[places[i]] = 1;
+        }
+    }
+    return OK;
 }
 
 static size_t padded_length(const char *from, size_t most) {

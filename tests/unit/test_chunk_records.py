@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-
 import msgspec
 import pytest
 from hypothesis import assume, given
@@ -16,10 +13,9 @@ from kvobj.catalog.chunk_list import IdList, KeyList
 from kvobj.catalog.chunk_records import (
     ChunkRecords,
     EncodedChunks,
-    RecordPage,
     encode_chunks,
-    sorted_keys,
-    sorted_keys_pure,
+    live_blob_ids,
+    scan_records,
 )
 from kvobj.catalog.encoding import encode_row
 from kvobj.catalog.rows import BlobRef, Checksum, Durability, ObjectRow, ObjectState
@@ -73,22 +69,15 @@ def plain_row(key: str, **fields: object) -> ObjectRow:
     return msgspec.structs.replace(row, **fields)
 
 
-def scan_rows(values: Sequence[bytes | None], places: Iterable[int], *, slices: int = 8) -> bytes | None:
-    page = RecordPage(array("I", places))
-    taken = [page.take(values[at : at + slices]) for at in range(0, len(values), slices)]
-    return page.raw if all(taken) else None
-
-
-@given(st.lists(rows, min_size=1, max_size=8), st.randoms(), st.integers(1, 8))
-def test_a_record_tells_what_the_decoder_tells(stored: list[ObjectRow], random: object, slices: int) -> None:
-    places = list(range(len(stored)))
-    random.shuffle(places)  # type: ignore[attr-defined]
-    page = scan_rows([encode_row(stored[place]) for place in places], places, slices=slices)
+@given(st.lists(rows, max_size=8))
+def test_a_record_tells_what_the_decoder_tells(stored: list[ObjectRow]) -> None:
+    page = scan_records([encode_row(row) for row in stored])
     assert page is not None
     found = ChunkRecords(KeyList([row.key for row in stored]), [page])
     assert list(found) == matched_chunks(encode_row(row) for row in stored)
     assert found.have_digests == all(row.digest is not None for row in stored)
     assert found.blob_ids() == [row.blobs[0].blob_id for row in stored]
+    assert live_blob_ids([encode_row(row) for row in stored]) == (found.blob_ids() or None)
 
 
 @given(
@@ -99,7 +88,7 @@ def test_an_encoded_list_is_the_one_that_objects_make(stored: list[ObjectRow], r
     assume(sum(row.size_bytes for row in stored) < 2**64)
     tiers = [random.choice(["dram", "nvme", "home-of-14-by"]) for _ in stored]  # type: ignore[attr-defined]
     ids = [bytes([number]) * 32 for number in range(len(stored))]
-    page = scan_rows([encode_row(row) for row in stored], range(len(stored)))
+    page = scan_records([encode_row(row) for row in stored])
     assert page is not None
     encoded = encode_chunks(ChunkRecords(IdList(b"".join(ids)), [page]), tiers)
     assert encoded is not None
@@ -114,7 +103,7 @@ def test_an_encoded_list_is_the_one_that_objects_make(stored: list[ObjectRow], r
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 4096, 65_535, 65_536])
 def test_a_list_of_any_length_has_the_head_that_msgpack_gives_it(count: int) -> None:
-    page = scan_rows([encode_row(plain_row("k"))] * count, range(count))
+    page = scan_records([encode_row(plain_row("k"))] * count)
     assert page is not None
     encoded = encode_chunks(ChunkRecords(IdList(bytes(32 * count)), [page]), ["nvme"] * count)
     assert isinstance(encoded, EncodedChunks)
@@ -134,7 +123,7 @@ def test_a_list_of_any_length_has_the_head_that_msgpack_gives_it(count: int) -> 
 )
 def test_a_row_of_another_form_or_a_hidden_one_is_left_to_the_decoder(odd: ObjectRow) -> None:
     values = [encode_row(plain_row("a")), encode_row(odd)]
-    assert scan_rows(values, [0, 1]) is None
+    assert scan_records(values) is None
     expected = [plain_row("a")] if odd.state is ObjectState.CONDEMNED else [plain_row("a"), odd]
     assert matched_chunks(values) == [matched_chunk(row) for row in expected]
 
@@ -145,48 +134,20 @@ def test_damaged_rows_are_refused_and_never_read_beyond_their_end(value: bytes) 
         is_whole = bool(matched_chunks([value]))
     except msgspec.MsgspecError:
         is_whole = False
-    assert scan_rows([value], [0]) is None or is_whole
+    assert scan_records([value]) is None or is_whole
 
 
-@pytest.mark.parametrize("places", [[1], [2**32 - 1]])
-def test_a_place_beyond_the_list_is_refused(places: list[int]) -> None:
-    assert scan_rows([encode_row(plain_row("a"))], places) is None
-
-
-def test_rows_that_are_not_there_or_are_too_many_are_refused() -> None:
-    value = encode_row(plain_row("a"))
-    assert scan_rows([value, None], [0, 1]) is None
-    assert scan_rows([value, value], [0]) is None
-
-
-@given(
-    st.lists(st.binary(min_size=32, max_size=32) | st.integers(0, 3).map(lambda last: bytes([*bytes(31), last]))),
-    st.binary(max_size=8),
-    st.data(),
-)
-def test_keys_come_in_the_order_of_the_table(ids: list[bytes], root: bytes, data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(ids)))
-    stop = data.draw(st.integers(start, len(ids)))
-    order, keys = sorted_keys(IdList(b"".join(ids)), start, stop, root)
-    pure_order, pure_keys = sorted_keys_pure(IdList(b"".join(ids)), start, stop, root)
-    assert keys == pure_keys == sorted(keys)
-    for places in (order, pure_order):
-        assert sorted(places) == list(range(stop - start))
-        assert [root + ids[start + place].hex().encode() for place in places] == keys
-
-
-def test_keys_of_chunks_that_are_not_in_the_list_are_an_error() -> None:
-    with pytest.raises(IndexError):
-        sorted_keys(IdList(bytes(64)), 1, 3, b"")
+def test_rows_that_are_not_there_are_refused() -> None:
+    assert scan_records([encode_row(plain_row("a")), None]) is None
 
 
 def test_chunks_whose_digest_is_not_known_yet_are_not_encoded() -> None:
-    page = scan_rows([encode_row(plain_row("a", digest=None))], [0])
+    page = scan_records([encode_row(plain_row("a", digest=None))])
     assert page is not None
     assert encode_chunks(ChunkRecords(IdList(bytes(32)), [page]), ["nvme"]) is None
 
 
 def test_chunks_that_replies_name_by_strings_are_not_encoded() -> None:
-    page = scan_rows([encode_row(plain_row("a"))], [0])
+    page = scan_records([encode_row(plain_row("a"))])
     assert page is not None
     assert encode_chunks(ChunkRecords(KeyList(["a"]), [page]), ["nvme"]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain as all_of
 
 import msgspec
@@ -102,7 +103,7 @@ def test_ids_and_their_keys_are_one_list(ids: list[bytes], start: int, stop: int
     by_id, by_key = IdList(b"".join(ids)), KeyList([each.hex() for each in ids])
     assert len(by_id) == len(by_key) == len(ids)
     assert [by_id.key(index) for index in range(len(ids))] == [by_key.key(index) for index in range(len(ids))]
-    assert by_id.encoded_keys(start, stop) == by_key.encoded_keys(start, stop)
+    assert by_id.joined_keys(start, stop) == by_key.joined_keys(start, stop)
     assert by_id.lanes(start, stop) == by_key.lanes(start, stop)
     assert by_id.lanes(0, len(ids)) == b"".join(each[:16] for each in ids)
 
@@ -110,7 +111,7 @@ def test_ids_and_their_keys_are_one_list(ids: list[bytes], start: int, stop: int
 def test_other_keys_have_the_lanes_of_their_hashes() -> None:
     keys = ["a", name("x").upper(), name("x")[:-1], "é/" + name("x")]
     assert KeyList(keys).lanes(0, 4) == b"".join(key_lanes(key) for key in keys)
-    assert KeyList(keys).encoded_keys(3, 4) == [keys[3].encode()]
+    assert KeyList(keys).joined_keys(2, 4) == ((keys[2] + keys[3]).encode(), array("I", [63, 63 + 67]))
 
 
 def test_half_an_id_is_no_list() -> None:
