@@ -110,7 +110,8 @@ class ChunkBytes:
         while left:
             some, left = left[:KEYS_MAX], left[KEYS_MAX:]
             keys = [namespace.key_of(names[index]) for index in some]
-            held = self._same_host.open(keys, pins=_pins(pin))
+            held = self._same_host.take_ahead(keys) if pin is None else None
+            held = held or self._same_host.open(keys, pins=_pins(pin))
             if held is None:
                 left = some + left
                 break
@@ -123,6 +124,14 @@ class ChunkBytes:
         if left:
             self._get_rest(left, names, rooms, sizes, namespace, pin)
         return sizes
+
+    def open_ahead(self, names: Sequence[Name], namespace: Namespace, *, seconds: float) -> None:
+        """See `KvClient.open_ahead`."""
+        self._same_host.open_ahead([namespace.key_of(name) for name in names], seconds=seconds)
+
+    def drop_ahead(self, names: Sequence[Name], namespace: Namespace) -> None:
+        """See `KvClient.drop_ahead`."""
+        self._same_host.drop_ahead([namespace.key_of(name) for name in names])
 
     def _fill_many(
         self, held: Held, places: Sequence[int], rooms: Sequence[memoryview], sizes: list[int | None]

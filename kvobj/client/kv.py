@@ -29,6 +29,7 @@ from kvobj.client.kv_values import (
     StoredChunk,
     StoredPart,
 )
+from kvobj.client.opened_ahead import AHEAD_SECONDS
 from kvobj.client.pin_ledger import Statement
 from kvobj.client.retry import RetryRule
 from kvobj.client.same_host import SameHost
@@ -228,6 +229,21 @@ class KvClient:
         `CorruptionError` as `get_chunk`; what the rooms hold then is undefined.
         """
         return self._bytes.get_many(names, rooms, namespace, pin=pin)
+
+    def open_ahead(
+        self, names: Sequence[Name], *, namespace: Namespace = DEFAULT, seconds: float = AHEAD_SECONDS
+    ) -> None:
+        """Chunks that are going to be read in one `get_chunks`: on the same host the server shows now where they lie, if it has
+        them in memory and may keep them there, and the read asks nobody. Elsewhere this does nothing. It counts as a read.
+
+        The bytes that are read are then those of now, also where a DELETE hides them before. Each is read so once, within so many
+        seconds, at most `opened_ahead.AHEAD_SECONDS`; `drop_ahead` where that is not going to happen. Raises nothing.
+        """
+        self._bytes.open_ahead(names, namespace, seconds=seconds)
+
+    def drop_ahead(self, names: Sequence[Name], *, namespace: Namespace = DEFAULT) -> None:
+        """These are not going to be read, or what is read is to be asked for anew. Sends nothing itself; raises nothing."""
+        self._bytes.drop_ahead(names, namespace)
 
     # -- layer by layer ------------------------------------------------------------------------------------------
     def put_part(

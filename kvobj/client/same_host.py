@@ -20,11 +20,13 @@ from kvobj.buffers import address_of
 from kvobj.client.call_scope import current_scope
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
+from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead
 from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.client.same_host_stores import StoreBatch, outcome_of, store_in_place, store_in_turn, store_staged
 from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
 from kvobj.same_host.messages import (
+    KEYS_AHEAD,
     KEYS_MAX,
     Extent,
     Open,
@@ -133,6 +135,7 @@ class SameHost:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._is_woken = False
         self._keeper: threading.Thread | None = None
+        self._ahead = OpenedAhead(self.release)
 
     def forget(self) -> None:
         """See `ForgetsInChild`."""
@@ -181,13 +184,57 @@ class SameHost:
         self.opened += len(keys)
         return Held(lane, opened.extents, opened.sizes, self)
 
+    def open_ahead(self, keys: Sequence[str], *, seconds: float) -> None:
+        """Have the server show where chunks lie that `take_ahead` is going to be asked for within so many seconds. What it has not
+        at hand, or no room to pin, is not shown, and nothing is where no connection is up and free. Bounds: `opened_ahead`."""
+        due = time.monotonic() + min(seconds, AHEAD_SECONDS)
+        turn, wanted = self._ahead.begin(keys)
+        lane = self._take_idle() if wanted else None
+        try:
+            if lane is not None and lane.opens_ahead:
+                self._open_ahead(turn, lane, wanted, due)
+        except KvobjError:
+            return  # whoever reads them finds out
+        finally:
+            self._ahead.end(turn)
+            if lane is not None:
+                self._give(lane)
+        if len(self._ahead):
+            self._wake_keeper()  # it has to know when their time is over
+
+    def _open_ahead(self, turn: int, lane: Lane, wanted: list[str], due: float) -> None:
+        for start in range(0, len(wanted), KEYS_AHEAD):
+            some = wanted[start : start + KEYS_AHEAD]
+            deadline = time.monotonic() + self._timeout_seconds
+            extents = lane.call(Open(some, is_ahead=True), Opened, deadline=deadline).extents
+            if len(extents) != len(some):
+                lane.close()
+                raise UnavailableError("the server answers for other keys", given=len(extents), wanted=len(some))
+            self._ahead.keep(turn, lane, some, extents, due=due)
+
+    def take_ahead(self, keys: Sequence[str]) -> Held | None:
+        """All of these chunks as they were opened ahead, to be released by the caller; None: `open` them."""
+        taken = self._ahead.take(keys)
+        if taken is None:
+            return None
+        lane, extents = taken
+        self.opened += len(keys)
+        return Held(lane, extents, (), self)
+
+    def drop_ahead(self, keys: Sequence[str]) -> None:
+        """Let go of what was opened ahead, or is being: it is not going to be read."""
+        self._ahead.drop(keys)
+
     def release(self, lane: Lane, handles: Sequence[int]) -> None:
         """Let go of extents of a lane: with its next call, or in a moment."""
         if handles:
             lane.release_later(handles)
-            if not self._is_woken:
-                self._is_woken = True
-                self._wake.put(None)
+            self._wake_keeper()
+
+    def _wake_keeper(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake.put(None)
 
     # -- writing -------------------------------------------------------------------------------------------------
     def store(
@@ -289,11 +336,8 @@ class SameHost:
     def _take(self, deadline: float) -> Lane | None:
         with self._changed:
             while True:
-                while self._idle:
-                    lane = self._idle.pop()
-                    if lane.is_valid:
-                        return lane
-                    self._drop(lane)
+                if (lane := self._valid_idle()) is not None:
+                    return lane
                 if not self._may_try:
                     return None
                 if len(self._lanes) + self._connecting < LANES_MAX and time.monotonic() >= self._rest_until:
@@ -314,6 +358,18 @@ class SameHost:
                     self._lanes.add(made)
                 self._changed.notify_all()
         return made
+
+    def _take_idle(self) -> Lane | None:
+        with self._changed:
+            return self._valid_idle()
+
+    def _valid_idle(self) -> Lane | None:
+        while self._idle:
+            lane = self._idle.pop()
+            if lane.is_valid:
+                return lane
+            self._drop(lane)
+        return None
 
     def _connect(self, deadline: float) -> Lane | None:
         try:
@@ -386,9 +442,15 @@ class SameHost:
                 self._idle.remove(lane)
                 self._drop(lane)
 
+    @property
+    def due(self) -> float | None:
+        """When `flush` has something to do at the latest; None where it is told (`_wake`)."""
+        return self._ahead.due
+
     def flush(self) -> bool:
         """Tell the server what was let go of on lanes that are not in use; whether the client is still open."""
         self._is_woken = False
+        self._ahead.expire()
         with self._changed:
             for lane in self._idle:
                 if lane.has_releases:
@@ -398,10 +460,10 @@ class SameHost:
 
 def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) -> None:
     """Renew and flush, for as long as there is a client."""
-    renew_at = time.monotonic() + pause
+    renew_at = due = time.monotonic() + pause
     while True:
         with suppress(Empty):
-            wake.get(timeout=max(0.0, renew_at - time.monotonic()))
+            wake.get(timeout=max(0.0, due - time.monotonic()))
             time.sleep(_FLUSH_SECONDS)  # more is let go of meanwhile, and told together
         path = client()
         if path is None or not path.flush():
@@ -409,4 +471,6 @@ def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) 
         if time.monotonic() >= renew_at:
             is_reached = path.renew()
             renew_at = time.monotonic() + (pause if is_reached else pause / RENEWALS_A_LEASE)
+        ahead_until = path.due
+        due = renew_at if ahead_until is None else min(renew_at, ahead_until)
         del path

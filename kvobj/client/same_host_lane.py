@@ -85,6 +85,8 @@ class Lane:
         self._timeout = 0.0
         self.owes = 0
         """Answers that have been asked for and are still to come."""
+        self.opens_ahead = False
+        """Whether the server knows an `Open` ahead of a read."""
 
     @classmethod
     def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
@@ -95,7 +97,7 @@ class Lane:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
             connection.settimeout(None)  # from here on the kernel keeps deadlines: Python polls before each call
-            lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline)
+            lane.opens_ahead = lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline).opens_ahead
             lane._control = lane._take_control()
         except OSError as error:
             lane.close()

@@ -18,6 +18,8 @@ VERSION: Final = 1
 TOKEN_BYTES: Final = 32
 KEYS_MAX: Final = 1024
 """Of one `Open`; a batch of chunks has at most 1,000."""
+KEYS_AHEAD: Final = 64
+"""Of one `Open` that is ahead of a read: so many are looked up where it arrives."""
 RELEASES_MAX: Final = 4096
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -44,12 +46,14 @@ class Hello(_Message, frozen=True, array_like=True, gc=False, tag=1):
 
 class Open(_Message, frozen=True, array_like=True, gc=False, tag=2):
     """Where the bytes of these keys lie. `namespace`: keys of others are misses; `layers`: of each chunk only A to B; `pins`:
-    none, one for all, or one for each, which reads what it pins even where a DELETE has hidden it."""
+    none, one for all, or one for each, which reads what it pins even where a DELETE has hidden it. `is_ahead`: nobody waits for
+    them yet. All are shown, or none: no extent and no size for any, where one would have to be waited for or is not stored."""
 
     keys: _Keys
     namespace: str | None = None
     layers: tuple[_Number, _Number] | None = None
     pins: Annotated[list[bytes | None], msgspec.Meta(max_length=KEYS_MAX)] = []
+    is_ahead: bool = False
 
 
 class Release(_Message, frozen=True, array_like=True, gc=False, tag=3):
@@ -108,9 +112,11 @@ Request = Hello | Open | Release | Stage | Reserve | Commit | Abandon
 
 # -- what a server says ------------------------------------------------------------------------------------------
 class Welcome(_Message, frozen=True, array_like=True, gc=False, tag=1):
-    """To `Hello`. Its bytes carry the descriptor of the control page."""
+    """To `Hello`. Its bytes carry the descriptor of the control page. `opens_ahead`: it knows `Open.is_ahead`, and who does not
+    say so would open what is nowhere at hand, as for a read."""
 
     version: int
+    opens_ahead: bool = False
 
 
 class Region(_Message, frozen=True, array_like=True, gc=False):

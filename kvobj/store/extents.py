@@ -114,13 +114,13 @@ class ExtentLedger:
         """Whether the holder may pin the row's bytes now; it may again once it has released others."""
         return self.has_room_for(1, row.size_bytes)
 
-    def has_room_for(self, count: int, size_bytes: int) -> bool:
-        """`has_room` of several rows together."""
+    def has_room_for(self, count: int, size_bytes: int, *, share: int = 1) -> bool:
+        """`has_room` of several rows together, in one of so many parts of what may be pinned."""
         budget = self._budget
         return (
-            len(self._frames) + count <= HANDLES_MAX
-            and self.pinned_bytes + size_bytes <= budget.holder_bytes_max
-            and budget.pinned_bytes + size_bytes <= budget.total_bytes_max
+            len(self._frames) + count <= HANDLES_MAX // share
+            and self.pinned_bytes + size_bytes <= budget.holder_bytes_max // share
+            and budget.pinned_bytes + size_bytes <= budget.total_bytes_max // share
         )
 
     async def open(self, row: ObjectRow) -> OpenedExtent | None:

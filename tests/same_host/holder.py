@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -23,9 +24,32 @@ def answer(command: str, name: str, *more: str) -> str:
     if command == "get":
         data = client.get_chunk(name)
         return "none" if data is None else data[:8].hex()
-    if command == "reserve":
-        return reserve(name, int(more[0]))
+    if command == "ahead":
+        is_up = client.is_same_host
+        client.open_ahead([name])
+        return str(is_up)
+    if command in SIZED:
+        return SIZED[command](name, int(more[0]))
     return str(client.is_same_host)
+
+
+def read(name: str, size_bytes: int) -> str:
+    room = bytearray(size_bytes)
+    (size,) = client.get_chunks([name], [memoryview(room)])
+    return "none" if size is None else bytes(room[:8]).hex()
+
+
+def fork_ahead(name: str, size_bytes: int) -> str:
+    """What parent and child read after the parent has opened ahead; the child's where they differ."""
+    assert client.is_same_host
+    client.open_ahead([name])
+    told, telling = os.pipe()
+    if os.fork() == 0:
+        os.write(telling, read(name, size_bytes).encode())
+        os._exit(0)
+    own = read(name, size_bytes)
+    childs = os.read(told, 100).decode()
+    return own if own == childs else childs
 
 
 def reserve(name: str, size_bytes: int) -> str:
@@ -38,6 +62,8 @@ def reserve(name: str, size_bytes: int) -> str:
         lane.piece(room.region, room.offset, room.size_bytes)[1][:4] = b"half"
     return "reserved"
 
+
+SIZED = {"reserve": reserve, "read": read, "fork-ahead": fork_ahead}
 
 for line in sys.stdin:
     sys.stdout.write(answer(*line.split()) + "\n")

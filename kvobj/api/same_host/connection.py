@@ -21,7 +21,7 @@ from typing import Final
 
 from kvobj.api.kv.errors import error_value
 from kvobj.api.kv_store import ChunkStore
-from kvobj.api.same_host.hot_opens import HotOpened, HotOpens
+from kvobj.api.same_host.hot_opens import HotOpened, HotOpens, nothing_ahead
 from kvobj.api.same_host.message_socket import MessageSocket
 from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Grant, Grants, Rights
@@ -173,7 +173,7 @@ class Connection:
         if rights.is_trusted and rights.may_write:
             # The first look at a page costs as much as a copy: it can be had before room is asked for.
             await self._show(parts.arena.shared_regions()[:AHEAD_REGIONS])
-        await self._send(Welcome(VERSION), (self._control,))
+        await self._send(Welcome(VERSION, opens_ahead=True), (self._control,))
         parts.log.info(
             "same-host connection bucket=%s user=%s pid=%d uid=%d", rights.bucket.name, rights.user_id, *self._peer
         )
@@ -204,6 +204,8 @@ class Connection:
         if opened is None and self._releases:  # there may have been no room
             self._catch_up()
             opened = None if self._is_ending else hot.open(request, rights, ledger, self._regions)
+        if opened is None and request.is_ahead:
+            return nothing_ahead(request)
         return opened
 
     def _catch_up(self) -> None:
@@ -272,6 +274,11 @@ class Connection:
         assert self._grant is not None
         rights = self._grant.rights
         match request:
+            case Open(is_ahead=True):
+                hot = self._parts.hot
+                ahead = hot.open(request, rights, ledger, self._regions) or nothing_ahead(request)
+                hot.note(ahead)
+                return ahead.reply, ()
             case Open():
                 opened = await self._parts.reads.open(request, rights, ledger)
                 extents = [extent for extent in opened.extents if extent is not None]

@@ -18,12 +18,14 @@ from kvobj.arena import Pin
 from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import KvobjError
-from kvobj.same_host.messages import Extent, Open, Opened
+from kvobj.same_host.messages import KEYS_AHEAD, Extent, Open, Opened
 from kvobj.store.at_once import at_once
 from kvobj.store.extents import ExtentLedger
 
-KEYS_AT_ONCE: Final = 64
+KEYS_AT_ONCE: Final = KEYS_AHEAD
 """More are looked up on a thread."""
+AHEAD_SHARE: Final = 2
+"""Of what a holder, and all, may pin what is opened ahead of its reading takes so small a part: who reads now finds room."""
 DIGESTS_MAX: Final = 16_384
 """Digests that are remembered of chunks whose rows have none yet: to read one out of its frame takes a third of an open."""
 _TIER: Final = "dram"
@@ -60,6 +62,11 @@ class HotOpened:
     are_pinned: bool
 
 
+def nothing_ahead(request: Open) -> HotOpened:
+    """The answer to an `Open` ahead of a read where not all can be had at once: it is not worth more."""
+    return HotOpened(Opened([None] * len(request.keys)), (), are_pinned=False)
+
+
 @dataclass(frozen=True, slots=True)
 class HotOpens:
     """See the module's text. Event-loop-only. `pin_hot` is `DramTier.pin_hot`; `on_read` is told of rows that were looked up and
@@ -85,7 +92,7 @@ class HotOpens:
             return None
         if found is None:
             return None
-        pins = self._pinned(found, ledger, shown)
+        pins = self._pinned(found, ledger, shown, AHEAD_SHARE if request.is_ahead else 1)
         if pins is None:
             return None
         extents: list[Extent | None] = [self._extent(pin, row, ledger) for pin, row in zip(pins, found, strict=True)]
@@ -119,7 +126,9 @@ class HotOpens:
                 rows.append(row)
         return None if rows is None or None in rows else rows  # type: ignore[return-value]  # no None is among them
 
-    def _pinned(self, rows: Sequence[ObjectRow], ledger: ExtentLedger, shown: AbstractSet[int]) -> list[Pin] | None:
+    def _pinned(
+        self, rows: Sequence[ObjectRow], ledger: ExtentLedger, shown: AbstractSet[int], share: int
+    ) -> list[Pin] | None:
         """A pin on each row's extent, or on none."""
         pins: list[Pin] = []
         size_bytes = 0
@@ -132,7 +141,7 @@ class HotOpens:
             if found[0].extent.region not in shown:
                 break
         else:
-            if ledger.has_room_for(len(pins), size_bytes):
+            if ledger.has_room_for(len(pins), size_bytes, share=share):
                 return pins
         for pin in pins:
             pin.release()

@@ -94,6 +94,8 @@ class AsyncKvClient(OnThreads[KvClient]):
     get_chunk = awaited(KvClient.get_chunk)
     get_stored = awaited(KvClient.get_stored)
     get_chunks = awaited(KvClient.get_chunks)
+    open_ahead = awaited(KvClient.open_ahead)
+    drop_ahead = awaited(KvClient.drop_ahead)
     view_chunk = awaited(KvClient.view_chunk, undo=let_go_view)
     put_part = awaited(KvClient.put_part)
     follow_chunk = iterated(KvClient.follow_chunk, is_endless=True)
