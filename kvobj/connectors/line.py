@@ -158,6 +158,17 @@ class Line:
     def release(self, names: Sequence[Name]) -> None:
         """See `StoreLink.release`."""
         let_go(self._holds.take(names))
+        if self._namespace is not None:
+            left = [name for name in names if self._holds.pin_of(name) is None]
+            self._client.drop_ahead(left, namespace=self._namespace)
+
+    def open_ahead(self, names: Sequence[Name]) -> None:
+        """See `StoreLink.open_ahead`."""
+        session = self._own_session()
+        # Who stands still for longer than a lease finds nothing: what is locked is then what can be pinned again.
+        self._client.open_ahead(names, namespace=self._space(), seconds=session.renew_seconds)
+        gone = [name for name in names if self._holds.pin_of(name) is None]  # let go of meanwhile
+        self._client.drop_ahead(gone, namespace=self._space())
 
     # -- chunks --------------------------------------------------------------------------------------------------
     def load(
@@ -177,6 +188,8 @@ class Line:
             elif not exact:
                 found[index] = data
 
+        if self._session is not None and not self._session.is_valid:
+            self._client.drop_ahead(names, namespace=self._space())
         wanted = Wanted(names, self._space(), views, came, deadline, is_exact=exact)
         for start, stop in cut(sizes, LOADED_BYTES_AT_ONCE, MOVED_AT_ONCE):
             if self.is_same_host:  # one call, and the client copies by several threads
@@ -243,6 +256,7 @@ class Line:
         """See `StoreLink.delete`."""
         space = self._space()
         keys = [space.key_of(name) for name in names]
+        self._client.drop_ahead(names, namespace=space)
         for start in range(0, len(keys), PAGE_KEYS_MAX):
             self._bucket.delete(keys[start : start + PAGE_KEYS_MAX])
         return True

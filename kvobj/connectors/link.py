@@ -99,6 +99,17 @@ class StoreLink:
         except Exception:
             self.log.exception("letting go of chunks failed")  # a bug: their lease ends what it left
 
+    def open_ahead(self, names: Sequence[Name]) -> None:
+        """Names that are held and are going to be loaded together: on the same host the load then need not ask where they lie.
+        Never fails; done by a thread that nobody waits for."""
+        if names and self._outage.is_up and not self._is_closed:
+            try:
+                self._line.open_ahead(names)
+            except KvobjError:
+                return  # the load tells
+            except Exception:
+                self.log.exception("opening chunks ahead failed")
+
     # -- chunks --------------------------------------------------------------------------------------------------
     def load(self, names: Sequence[Name], rooms: Sequence[memoryview]) -> list[bool]:
         """Fill each room with its chunk's bytes. False: a miss, a chunk of another size, bytes that are not right, or a connection

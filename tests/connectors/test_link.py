@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def loaded(link: StoreLink, chunks: list[NewChunk]) -> list[bytes | None]:
     rooms = [bytearray(b"\xa5" * len(chunk.data)) for chunk in chunks]
     came = link.load(names_of(chunks), [memoryview(room) for room in rooms])
     return [bytes(room) if is_there else None for room, is_there in zip(rooms, came, strict=True)]
+
+
+def wait_for_nothing_pinned(server: ServerProcess) -> None:
+    """Until no extent is held for a client that reads out of shared memory."""
+
+    def is_so() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.admin_port}/metrics", timeout=10) as answer:
+            lines: list[str] = answer.read().decode().splitlines()
+        return any(float(line.split()[1]) == 0 for line in lines if line.startswith("kvobj_same_host_pinned_bytes "))
+
+    wait_until(is_so, timeout_seconds=15, what="no extents to be held")
 
 
 def bodies(chunks: list[NewChunk]) -> list[bytes]:
@@ -352,6 +364,50 @@ class TestFaults:
         assert loaded(link, chunks) == [*bodies(chunks[:2]), None, None]
         link.release(names_of(chunks))
         assert loaded(link, chunks) == [None] * 4
+
+    def test_what_is_held_and_opened_ahead_is_loaded_as_it_was_whatever_somebody_else_does(
+        self, server: ServerProcess, link: StoreLink
+    ) -> None:
+        chunks = chunks_of("ahead")
+        bucket = link.settings.bucket
+        link.store(chunks)
+        assert link.hold(names_of(chunks)) == [True] * 4
+        link.open_ahead(names_of(chunks))
+        with server.raw() as raw:
+            assert raw.request("DELETE", f"/{bucket}/ahead/0").status == 204
+        assert loaded(link, chunks) == bodies(chunks)
+        assert loaded(link, chunks) == bodies(chunks), "it is still held"
+        link.release(names_of(chunks))
+        assert loaded(link, chunks) == [None, *bodies(chunks[1:])]
+        assert link.report()["errors"] == 0
+
+    def test_what_was_opened_ahead_goes_with_its_hold_and_with_a_delete_of_ones_own(
+        self, server: ServerProcess, link: StoreLink
+    ) -> None:
+        chunks = chunks_of("unread")
+        others = [NewChunk(chunk.id, body("other", len(chunk.data))) for chunk in chunks]
+        link.store(chunks)
+        assert link.hold(names_of(chunks)) == [True] * 4
+        link.open_ahead(names_of(chunks))
+        link.release(names_of(chunks))
+        wait_for_nothing_pinned(server)
+        link.open_ahead(names_of(chunks))
+        wait_for_nothing_pinned(server)  # they are not held any more
+        assert link.hold(names_of(chunks)[:2]) == [True] * 2
+        link.open_ahead(names_of(chunks)[:2])
+        link.delete(names_of(chunks))
+        link.store(others)
+        assert loaded(link, chunks) == bodies(others)
+        link.release(names_of(chunks))
+        wait_for_nothing_pinned(server)
+
+    def test_opening_ahead_fails_for_nobody(self, server: ServerProcess, link: StoreLink) -> None:
+        link.open_ahead([])
+        link.open_ahead(["never/stored"])
+        wrong = StoreLink(settings_of(server, bucket="ordinary"))
+        wrong.open_ahead(["k"])
+        wrong.close()
+        wrong.open_ahead(["k"])
 
     def test_damaged_bytes_are_a_miss_and_their_neighbours_come(self, tmp_path: Path) -> None:
         chunks = chunks_of("damage", (700_000,) * 5)

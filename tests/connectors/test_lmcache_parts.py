@@ -191,6 +191,30 @@ class TestTasks:
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
         assert [runner.take(number) for number in numbers] == [1, -3, -4]
 
+    def test_what_follows_a_task_comes_after_its_result_and_not_before_tasks_that_wait(self) -> None:
+        runner, done = self.runner(threads=1)
+        told: list[object] = []
+        may_end = threading.Event()
+
+        def slow() -> int:
+            may_end.wait(WAIT_SECONDS)
+            return 0
+
+        def wrong() -> int:
+            raise ValueError("a bug")
+
+        numbers = [
+            runner.submit(1, slow, then=lambda: told.append("others wait")),
+            runner.submit(1, wrong, then=lambda: told.append("it has failed")),
+            runner.submit(1, lambda: 2, then=lambda: told.append(runner.take(numbers[2]))),
+        ]
+        may_end.set()
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
+        runner.close(time.monotonic() + WAIT_SECONDS)
+        assert told in ([2], []), "closing may come first"
+        assert "others wait" not in told
+        assert "it has failed" not in told
+
 
 def partial_of(value: int) -> Callable[[], int]:
     return lambda: value

@@ -91,7 +91,10 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:  # noqa: ARG002
         """Which are stored; those are pinned until they are unlocked."""
-        return self._lookups.submit(len(keys), lambda: self._look_up(keys))
+        held: list[str | bytes] = []
+        return self._lookups.submit(
+            len(keys), lambda: self._look_up(keys, held), then=lambda: self._link.open_ahead(held)
+        )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         """A look-up's result, once."""
@@ -193,9 +196,11 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
             self._tell(self._notify_keys_stored, [keys[index] for index in new], sizes)
         return L2StoreResult(Outcome.FAILED not in outcomes, sum(sizes))
 
-    def _look_up(self, keys: Sequence[Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
-        found = self._link.hold([object_name(key) for key in keys])
+    def _look_up(self, keys: Sequence[Any], held: list[str | bytes]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+        names = [object_name(key) for key in keys]
+        found = self._link.hold(names)
         if any(found):
+            held += [name for name, is_there in zip(names, found, strict=True) if is_there]
             hits = [key for key, is_there in zip(keys, found, strict=True) if is_there]
             self._tell(self._notify_keys_accessed, hits)
         return _bitmap(found)

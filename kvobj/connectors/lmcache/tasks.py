@@ -19,13 +19,14 @@ class TaskRunner(Generic[T]):
     """Runs what is submitted, in order of its coming, on a fixed number of threads. Thread-safe.
 
     Each task has its result: what it returned, or `failure(task's size)` where it raised, which is logged. `notify` is called once
-    the result can be had. Tasks that have not begun when it closes fail.
+    the result can be had. Tasks that have not begun when it closes fail. What is to be done `then`, by the same thread once the
+    result was told of, is left out where other tasks wait or the task has failed.
     """
 
     def __init__(self, name: str, *, threads: int, failure: Callable[[int], T], notify: Callable[[], None]) -> None:
         self._failure = failure
         self._notify = notify
-        self._waiting: SimpleQueue[tuple[int, int, Callable[[], T]] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[int, int, Callable[[], T], Callable[[], None] | None] | None] = SimpleQueue()
         self._results: dict[int, T] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -36,13 +37,13 @@ class TaskRunner(Generic[T]):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, size: int, run: Callable[[], T]) -> int:
-        """The number of the task. `size`: how many chunks it is about."""
+    def submit(self, size: int, run: Callable[[], T], *, then: Callable[[], None] | None = None) -> int:
+        """The number of the task. `size`: how many chunks it is about. `then` raises nothing."""
         number = next(self._numbers)
         if self._is_closed:
             self._end(number, self._failure(size))
         else:
-            self._waiting.put((number, size, run))
+            self._waiting.put((number, size, run, then))
         return number
 
     def take(self, number: int) -> T | None:
@@ -66,13 +67,15 @@ class TaskRunner(Generic[T]):
 
     def _run(self) -> None:
         while (task := self._waiting.get()) is not None:
-            number, size, run = task
+            number, size, run, then = task
             try:
                 result = self._failure(size) if self._is_closed else run()
             except Exception:  # noqa: BLE001 - a bug is a task that failed, and not a thread less
                 _LOG.exception("a task of LMCache failed")
-                result = self._failure(size)
+                result, then = self._failure(size), None
             self._end(number, result)
+            if then is not None and not self._is_closed and self._waiting.empty():
+                then()
 
     def _end(self, number: int, result: T) -> None:
         with self._lock:
