@@ -151,7 +151,7 @@ class HeldPool(ThreadPoolExecutor):
 async def test_hashing_waits_again_where_a_burst_goes_on_after_all(
     tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS", 1.5)
     monkeypatch.setattr(commit, "SEAL_DELAY_SECONDS_MAX", 60.0)
     monkeypatch.setattr(commit, "SEAL_BATCH_BYTES", 1)
     with HeldPool() as pool:
@@ -161,7 +161,7 @@ async def test_hashing_waits_again_where_a_burst_goes_on_after_all(
             for key in "abc":
                 await put_unhashed(kv, key)
             digests = list(step._follow_ups.values())
-            await wait_for(lambda: pool.begun == 2, timeout_seconds=5.0)
+            await wait_for(lambda: pool.begun == 2, timeout_seconds=15.0)
             await put_unhashed(kv, "d")
             pool.let_go.set()
             await asyncio.wait(digests[:2], timeout=5.0)
@@ -169,7 +169,7 @@ async def test_hashing_waits_again_where_a_burst_goes_on_after_all(
                 await put_unhashed(kv, f"next-{count}")
                 await asyncio.wait([digests[2]], timeout=0.01)
             assert [digest.done() for digest in digests] == [True, True, False]
-            await asyncio.wait_for(digests[2], 5.0)
+            await asyncio.wait_for(digests[2], 15.0)
             await step.drain()
 
 
