@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None, *, environment: Mapping[str, st
     try:
         environment = os.environ if environment is None else environment
         settings = load_settings(options.config, environment=environment, data=options.data, listen=options.listen)
+        if options.check:
+            return _check(settings)
         if options.hold_sockets:
             return _hold(settings, options, environment)
         return _run(settings, environment)
@@ -57,6 +59,16 @@ def _run(settings: Settings, environment: Mapping[str, str]) -> int:
         return _not_installed(error)
     finally:
         gc.enable()
+
+
+def _check(settings: Settings) -> int:
+    try:
+        from kvobj.app.serve import check  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        return _not_installed(error)
+    check(settings)
+    sys.stdout.write("kvobj: this configuration can be used\n")
+    return 0
 
 
 def _hold(settings: Settings, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -88,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         "--hold-sockets",
         action="store_true",
         help="start the server as a child, and again whenever it ends; clients that connect meanwhile wait",
+    )
+    serve.add_argument(
+        "--check", action="store_true", help="say whether the configuration can be used, and start nothing"
     )
     commands.add_parser("example-config", help="print the annotated example configuration")
     return parser

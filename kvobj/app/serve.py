@@ -12,14 +12,17 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import uvloop
 
+from kvobj import __version__
 from kvobj.announcement import announcement
 from kvobj.api.admin_api import AdminService
 from kvobj.api.admin_authentication import AdminAuthentication
@@ -32,6 +35,7 @@ from kvobj.app import cycles
 from kvobj.app.admin_state import NodeView
 from kvobj.app.front import Front, OneProcess, worker_processes
 from kvobj.app.fronting import http_settings
+from kvobj.app.hbm import check_hbm
 from kvobj.app.listening import Listeners, address_of
 from kvobj.app.lm_listener import start_lm
 from kvobj.app.log import start_logging
@@ -41,14 +45,15 @@ from kvobj.app.readiness import READY, STOPPING, tell
 from kvobj.app.same_host import start_same_host
 from kvobj.app.signals import ServerSignals
 from kvobj.app.upstream_state import upstream_statuses
-from kvobj.app.upstreams import Fronted, make_upstreams
+from kvobj.app.upstreams import Fronted, check_upstreams, make_upstreams
 from kvobj.app.worker_pool import WorkerPool
-from kvobj.app.zmq_events import ZmqEvents
+from kvobj.app.zmq_events import ZmqEvents, require_zmq
 from kvobj.clock import Clock, SystemClock
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
+from kvobj.tiers.remote.bucket import access_to
 from kvobj.workers.shared_words import SharedWords
 
 if TYPE_CHECKING:
@@ -67,6 +72,20 @@ def run(settings: Settings, environment: Mapping[str, str]) -> int:
     with DataDirectory.open(settings.server.data) as data, uvloop_runner() as runner:
         runner.run(_serve(settings, data, environment, log))
     return 0
+
+
+def check(settings: Settings) -> None:
+    """What a start finds wrong with its configuration alone, beside what parsing it found: certificates and CA bundles that cannot
+    be used, extras and devices that are missing. `ConfigurationError`; nothing is logged, and no server is asked anything."""
+    quiet = logging.getLogger("kvobj.check")
+    quiet.setLevel(logging.CRITICAL + 1)
+    _Certificates.load(settings, SystemClock(), Metrics(), quiet)
+    if settings.remote is not None:
+        access_to(settings.remote)
+    check_upstreams(settings.upstreams)
+    if settings.events.zmq is not None:
+        require_zmq()
+    asyncio.run(check_hbm(settings.hbm))
 
 
 def uvloop_runner() -> asyncio.Runner:
@@ -93,8 +112,10 @@ async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[s
             )
             if signals.keeps_memory:
                 _end_as_it_is(log)
-            if not await flush(node, timeout_seconds=FLUSH_SECONDS):
+            is_written = await flush(node, timeout_seconds=FLUSH_SECONDS)
+            if not is_written:
                 log.warning("not everything could be written down before the stop")
+        log.info("stopped%s", ": everything is written down" if is_written else "")
     finally:
         listeners.close()
 
@@ -233,7 +254,7 @@ async def _serve_node(
         await s3.start(view.note_ready)  # who is answered finds the node ready
         cycles.search_from_now_on()
         tell(environment, READY)  # before the ready line: who reads that may end the process at once
-        _announce(node, listeners)
+        await _announce(node, listeners, view, log)
         async with housekeeping(node):
             await signals.wait_for_stop()
             view.ready = False
@@ -295,14 +316,37 @@ def _refreshed(handle: Handler, pool: WorkerPool) -> Handler:
     return refreshed
 
 
-def _announce(node: Node, listeners: Listeners) -> None:
+async def _announce(node: Node, listeners: Listeners, view: NodeView, log: logging.Logger) -> None:
+    """Tell whoever waits that requests are answered, and the log what this start found."""
     settings = node.settings
     scheme = "http" if settings.server.tls is None else "https"
     url = f"{scheme}://{address_of(listeners.s3[0])}"
     admin_scheme = "http" if settings.admin.tls is None else "https"
-    node.data.write_endpoints(s3=url, admin=f"{admin_scheme}://{address_of(listeners.admin)}")
-    sys.stdout.write(announcement(settings, url, node.data.credentials_path) + "\n")
+    admin_url = f"{admin_scheme}://{address_of(listeners.admin)}"
+    node.data.write_endpoints(s3=url, admin=admin_url)
+    sys.stdout.write(announcement(settings, url, node.data.credentials_path, command=_admin_command()) + "\n")
     sys.stdout.flush()
+    memory = "new" if node.database.volatile_fresh else f"taken over, {node.recovery.rows} objects in it alone"
+    log.info(
+        "ready: kvobj %s on %s, admin port on %s, data in %s, memory %s",
+        __version__,
+        url,
+        admin_url,
+        node.data.path,
+        memory,
+    )
+    lost = node.recovery.dropped_rows + node.recovery.dropped_orphans
+    if lost:
+        log.warning("%d objects are gone: they were only in memory, or followed on such a one", lost)
+    for note in await view.notes():
+        log.warning("%s", note)
+
+
+def _admin_command() -> str:
+    """How a shell finds `kvobj-admin`: by its name, or beside this interpreter where the environment is not activated."""
+    name = "kvobj-admin"
+    beside = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) is not None or not beside.exists() else str(beside)
 
 
 def _regions(settings: Settings) -> frozenset[str]:

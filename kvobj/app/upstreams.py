@@ -55,6 +55,15 @@ class Fronted:
             await upstream.client.aclose()
 
 
+def check_upstreams(settings: Sequence[UpstreamSettings]) -> None:
+    """`ConfigurationError` where `make_upstreams` would find the extra "remote" or a CA bundle missing."""
+    if settings:
+        from kvobj.store.upstream.client import access_to  # noqa: PLC0415 - a store without upstreams needs none of it
+
+        for each in settings:
+            access_to(each.server)
+
+
 def make_upstreams(
     settings: Sequence[UpstreamSettings],
     store: ObjectStore,

@@ -58,6 +58,14 @@ class Replay:
         return [message for message in self._kept if message[0] >= sequence]
 
 
+def require_zmq() -> None:
+    """`ConfigurationError` where pyzmq is missing."""
+    try:
+        import zmq.asyncio  # noqa: F401, PLC0415 - an extra: imported only where it is asked for, here to see that it is there
+    except ImportError as error:
+        raise ConfigurationError(["events.zmq: needs pyzmq, which is not installed: kvobj[zmq]"]) from error
+
+
 class ZmqEvents:
     """See the module's text. Event loop only."""
 
@@ -89,11 +97,10 @@ class ZmqEvents:
     def open(cls, history: History, settings: EventSettings, *, clock: Clock, log: logging.Logger) -> Self:
         """Bind the sockets that the settings name (`zmq` is set). `ConfigurationError` where pyzmq is missing or an address cannot
         be had."""
-        try:
-            import zmq  # noqa: PLC0415 - an extra: imported only where it is asked for
-            from zmq.asyncio import Context  # noqa: PLC0415 - the same
-        except ImportError as error:
-            raise ConfigurationError(["events.zmq: needs pyzmq, which is not installed: kvobj[zmq]"]) from error
+        require_zmq()
+        import zmq  # noqa: PLC0415 - an extra: imported only where it is asked for
+        from zmq.asyncio import Context  # noqa: PLC0415 - the same
+
         if settings.zmq is None:
             raise ConfigurationError(["events.zmq: is missing"])
         context = Context()

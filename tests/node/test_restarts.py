@@ -37,8 +37,14 @@ class HeldServer:
     @property
     def server_pid(self) -> int:
         """The process that serves, not the one that holds; 0 while there is none."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = self._children()
         return int(children[0]) if children else 0
+
+    def children(self) -> int:
+        return len(self._children())
+
+    def _children(self) -> list[str]:
+        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
 
     def starts(self) -> int:
         return self.process.log_path.read_text().count(READY)
@@ -288,6 +294,94 @@ def test_two_hundred_clients_wait_until_a_start_succeeds_at_last(held: HeldServe
             connection.send(client.head("GET", "/").head)
         held.process.configuration.write_text(good)
         assert {connection.read_reply().status for connection in waiting} == {200}
+
+
+def test_a_restart_with_a_configuration_that_cannot_be_used_leaves_the_server_alone(held: HeldServer) -> None:
+    server, good = held.server_pid, held.process.configuration.read_text()
+    held.process.configuration.write_text("colour = 1\n")
+    os.kill(held.process.pid, signal.SIGUSR2)
+    told = "no restart, the server goes on"
+    wait_until(lambda: told in held.process.log_tail(10), timeout_seconds=20, what="the refusal")
+    assert "colour: is no known key" in held.process.log_tail(10)
+    with held.process.raw() as client:
+        assert client.request("GET", "/").status == 200
+    assert held.server_pid == server
+    held.process.configuration.write_text(good)
+    held.restart_by(held.renew)
+    assert held.server_pid != server
+
+
+@contextmanager
+def hanging_check(held: HeldServer) -> Iterator[None]:
+    """A restart was asked for, and the check of the configuration hangs: that is a pipe with nobody at its other end."""
+    configuration = held.process.configuration
+    good = configuration.rename(configuration.with_suffix(".good"))
+    os.mkfifo(configuration)
+    try:
+        held.renew()
+        wait_until(lambda: held.children() == 2, timeout_seconds=20, what="the check")
+        yield
+    finally:
+        good.rename(configuration)
+
+
+def test_a_check_that_hangs_does_not_keep_a_holder_from_stopping(doomed: HeldServer) -> None:
+    with hanging_check(doomed):
+        assert doomed.process.terminate() == 0
+    assert "the check of the configuration" not in doomed.process.log_tail(10)
+
+
+def test_a_server_that_is_killed_while_a_check_hangs_is_started_again(held: HeldServer) -> None:
+    before = held.starts()
+    with hanging_check(held):
+        pass
+    held.kill_server()
+    wait_until(lambda: held.starts() > before, timeout_seconds=30, what="the next server")
+    wait_until(lambda: held.children() == 1, timeout_seconds=20, what="the end of the check")
+
+
+def test_a_check_that_hangs_is_given_up(held: HeldServer) -> None:
+    server, told = held.server_pid, "no restart, the server goes on: the check of the configuration did not end"
+    with hanging_check(held):
+        wait_until(lambda: told in held.process.log_tail(10), timeout_seconds=30, what="the end of the check")
+    assert held.server_pid == server
+    held.restart_by(held.renew)
+
+
+EARLIER_VERSION = """
+import argparse, os, signal, sys
+from kvobj.app.readiness import READY, tell
+parser = argparse.ArgumentParser(prog="kvobj")
+parser.add_argument("serve")
+parser.parse_args()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, signal.SIGTERM})
+tell(os.environ, READY)
+print("ready", flush=True)
+sys.exit(0 if signal.sigwait({signal.SIGUSR2, signal.SIGTERM}) == signal.SIGTERM else 3)
+"""
+HOLDER = """
+import os, sys
+from kvobj.app.holder import hold
+from kvobj.config.settings import AdminSettings, ListenAddress, ServerSettings, Settings
+any_port = ListenAddress("127.0.0.1", 0)
+settings = Settings(server=ServerSettings(listen=any_port), admin=AdminSettings(listen=any_port))
+sys.exit(hold(settings, [sys.executable, sys.argv[1], "serve"], os.environ))
+"""
+
+
+def test_a_version_that_knows_no_check_is_started_without(tmp_path: Path) -> None:
+    (tmp_path / "earlier.py").write_text(EARLIER_VERSION)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "earlier.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        holder.send_signal(signal.SIGUSR2)
+        assert holder.stdout.readline() == "ready\n"
+        holder.terminate()
+        _, error = holder.communicate(timeout=30)
+    assert holder.returncode == 0
+    assert "cannot check its configuration: restarting as it is" in error
+    assert "the server ended with status 3" in error
 
 
 def test_a_hangup_is_passed_on_and_ends_nobody(held: HeldServer) -> None:

@@ -81,6 +81,78 @@ def test_the_example_configuration_is_printed(capsys: pytest.CaptureFixture[str]
     assert tomllib.loads(capsys.readouterr().out)["server"]["listen"] == "127.0.0.1:9000"
 
 
+def test_a_check_says_whether_a_configuration_can_be_used_and_makes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "kvobj.toml"
+    config.write_text(f'[server]\ndata = "{tmp_path}/data"\n')
+    assert main(["serve", "--config", str(config), "--check"], environment={}) == 0
+    assert capsys.readouterr().out == "kvobj: this configuration can be used\n"
+    config.write_text(f'[server]\ndata = "{tmp_path}/data"\ntls_certificate = "absent"\ntls_key = "absent"\n')
+    assert main(["serve", "--config", str(config), "--check"], environment={}) == 2
+    assert "  server.tls_certificate: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kvobj.toml"]
+
+
+REMOTE = """[[tiers]]
+kind = "dram"
+[[tiers]]
+kind = "nvme"
+[[tiers]]
+kind = "remote"
+endpoint = "https://127.0.0.1:1"
+bucket = "remote"
+access_key = "remote-key"
+secret_key = "remote-secret"
+ca_bundle = "{directory}/absent"
+"""
+UPSTREAM = """[[buckets]]
+name = "chunks"
+kind = "kv"
+[[upstreams]]
+bucket = "chunks"
+endpoint = "https://127.0.0.1:1"
+access_key = "upstream-key"
+secret_key = "upstream-secret"
+ca_bundle = "{directory}/absent"
+"""
+HBM = """[[tiers]]
+kind = "hbm"
+capacity = "1 GiB"
+device = 999
+[[tiers]]
+kind = "dram"
+[[tiers]]
+kind = "nvme"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "absent", "problem"),
+    [
+        (REMOTE, "", "tiers: ca_bundle of the remote tier cannot be read: "),
+        (UPSTREAM, "", "upstreams: ca_bundle cannot be read: "),
+        ('[events]\nzmq = "tcp://127.0.0.1:0"\n', "zmq.asyncio", "events.zmq: needs pyzmq"),
+        (HBM, "cupy", "tiers: hbm: CuPy is not installed or does not load"),
+    ],
+    ids=["remote", "upstream", "zmq", "hbm"],
+)
+def test_a_check_refuses_what_a_start_refuses_of_its_configuration(  # noqa: PLR0917 - fixtures
+    text: str,
+    absent: str,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if absent:
+        monkeypatch.setitem(sys.modules, absent, None)
+    config = tmp_path / "kvobj.toml"
+    config.write_text(text.format(directory=tmp_path) + f'[server]\ndata = "{tmp_path}/data"\n')
+    assert main(["serve", "--config", str(config), "--check"], environment={}) == 2
+    assert f"\n  {problem}" in capsys.readouterr().err
+
+
 def test_the_announcement_begins_with_the_ready_line_and_keeps_the_secret() -> None:
     credentials = RootCredentials("root-key", "root-secret")
     for settings in (Settings(), Settings(root_credentials=credentials)):
@@ -89,7 +161,11 @@ def test_the_announcement_begins_with_the_ready_line_and_keeps_the_secret() -> N
         assert "aws --endpoint-url http://127.0.0.1:9000" in text
         assert 'boto3.client("s3", endpoint_url="http://127.0.0.1:9000"' in text
         assert "root-secret" not in text
-    assert "--data /data credentials" in announcement(Settings(), "http://x", Path("/data/credentials"))
+    found = announcement(Settings(), "http://x", Path("/a b/credentials"), command="/opt/an env/bin/kvobj-admin")
+    assert '''eval "$('/opt/an env/bin/kvobj-admin' --data '/a b' credentials)"''' in found
+    assert '''eval "$(kvobj-admin --data /data credentials)"''' in announcement(
+        Settings(), "http://x", Path("/data/credentials")
+    )
 
 
 def test_importing_the_package_the_client_and_the_holder_of_sockets_imports_nothing_heavy() -> None:

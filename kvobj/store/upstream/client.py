@@ -13,7 +13,7 @@ import random
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -27,8 +27,11 @@ from kvobj.store.upstream.via import Via
 from kvobj.tiers.remote.breaker import CircuitBreaker
 from kvobj.tiers.remote.connection import ConnectionPool
 from kvobj.tiers.remote.faults import RemoteFault
-from kvobj.tiers.remote.requests import Answer, Exchange, RemoteRequest, Requests, Signer
+from kvobj.tiers.remote.requests import Answer, Exchange, RemoteRequest, Requests
 from kvobj.wire.receive_check import choose_receive_mode
+
+if TYPE_CHECKING:
+    from kvobj.tiers.remote.signing import RequestSigner
 
 NAMESPACE_HEADER: Final = "x-kvobj-namespace"
 PARENT_HEADER: Final = "x-kvobj-parent"
@@ -128,17 +131,10 @@ class UpstreamClient:
         clock: Clock,
         log: logging.Logger,
     ) -> None:
-        try:
-            from kvobj.tiers.remote.signing import RequestSigner  # noqa: PLC0415 - the extra is looked for where it is needed
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                [f"upstreams: need the extra \"remote\" ({error.name} is missing): pip install 'kvobj[server,remote]'"]
-            ) from error
         self.settings = settings
         self.via = via
-        self._signer: Signer = RequestSigner(settings.server)
+        self._signer, self._tls = access_to(settings.server)
         self._where = (self._signer.host, self._signer.port)
-        self._tls = _trust(settings.server) if self._signer.is_tls else None
         self._instruments = instruments
         self._clock = clock
         self._log = log
@@ -316,8 +312,17 @@ async def _sha256(body: memoryview) -> str:
     return (await asyncio.to_thread(hashlib.sha256, body)).hexdigest()
 
 
-def _trust(server: RemoteSettings) -> ssl.SSLContext:
+def access_to(server: RemoteSettings) -> tuple[RequestSigner, ssl.SSLContext | None]:
+    """What signs requests to an upstream, and whom it trusts where that speaks https; nothing is asked of it. `ConfigurationError`
+    where the extra or the CA bundle is missing."""
     try:
-        return ssl.create_default_context(cafile=server.ca_bundle)
+        from kvobj.tiers.remote.signing import RequestSigner  # noqa: PLC0415 - the extra is looked for where it is needed
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            [f"upstreams: need the extra \"remote\" ({error.name} is missing): pip install 'kvobj[server,remote]'"]
+        ) from error
+    signer = RequestSigner(server)
+    try:
+        return signer, ssl.create_default_context(cafile=server.ca_bundle) if signer.is_tls else None
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError([f"upstreams: ca_bundle cannot be read: {error}"]) from error

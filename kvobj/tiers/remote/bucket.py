@@ -15,7 +15,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from kvobj.clock import Clock
 from kvobj.config import RemoteSettings
@@ -45,6 +45,9 @@ from kvobj.tiers.remote.writing import ObjectWriter
 from kvobj.tiers.verified import RunOnPool
 from kvobj.wire.receive_check import choose_receive_mode
 from kvobj.wire.response_head import BrokenAnswerError
+
+if TYPE_CHECKING:
+    from kvobj.tiers.remote.signing import RequestSigner
 
 __all__ = ["RemoteBucket", "RemoteObject", "RemoteUpload"]
 
@@ -96,19 +99,11 @@ class RemoteBucket:
     ) -> Self:
         """Get ready, and begin to probe in the background. Does not fail when the server is down. `ConfigurationError` where the
         extra or the CA bundle is missing. `run`: the pool that hashing of more than 64 KiB runs on."""
-        try:
-            from kvobj.tiers.remote.signing import RequestSigner  # noqa: PLC0415 - the extra is looked for where it is needed
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                [
-                    f'tiers: kind "remote" needs the extra "remote" ({error.name} is missing): pip install \'kvobj[server,remote]\''
-                ]
-            ) from error
-        signer = RequestSigner(settings)
+        signer, tls = access_to(settings)
         pool = ConnectionPool(
             signer.host,
             signer.port,
-            tls=_trust(settings) if signer.is_tls else None,
+            tls=tls,
             mode=await choose_receive_mode(log),
             connect_seconds=settings.connect_timeout_seconds,
             clock=clock,
@@ -404,8 +399,19 @@ class RemoteBucket:
             await asyncio.sleep(pause)
 
 
-def _trust(settings: RemoteSettings) -> ssl.SSLContext:
+def access_to(settings: RemoteSettings) -> tuple[RequestSigner, ssl.SSLContext | None]:
+    """What signs requests to the remote, and whom it trusts where that speaks https; nothing is asked of it. `ConfigurationError`
+    where the extra or the CA bundle is missing."""
     try:
-        return ssl.create_default_context(cafile=settings.ca_bundle)
+        from kvobj.tiers.remote.signing import RequestSigner  # noqa: PLC0415 - the extra is looked for where it is needed
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            [
+                f'tiers: kind "remote" needs the extra "remote" ({error.name} is missing): pip install \'kvobj[server,remote]\''
+            ]
+        ) from error
+    signer = RequestSigner(settings)
+    try:
+        return signer, ssl.create_default_context(cafile=settings.ca_bundle) if signer.is_tls else None
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError([f"tiers: ca_bundle of the remote tier cannot be read: {error}"]) from error
