@@ -8,14 +8,15 @@ from pathlib import Path
 from kvobj.config import Settings
 
 
-def announcement(settings: Settings, url: str, credentials_path: Path) -> str:
+def announcement(settings: Settings, url: str, credentials_path: Path, *, command: str = "kvobj-admin") -> str:
     """Compose the ready line, then how to reach the server with the aws CLI and boto3.
 
-    The keys themselves are not in it: standard output ends up in logs.
+    The keys themselves are not in it: standard output ends up in logs. `command` is how `kvobj-admin` is found.
     """
     region = settings.server.region
     if settings.root_credentials is None:
-        keys = f'eval "$(kvobj-admin --data {shlex.quote(str(credentials_path.parent))} credentials)"'
+        directory = shlex.quote(str(credentials_path.parent))
+        keys = f'eval "$({shlex.quote(command)} --data {directory} credentials)"'
     else:
         keys = 'export AWS_ACCESS_KEY_ID="$KVOBJ_ACCESS_KEY" AWS_SECRET_ACCESS_KEY="$KVOBJ_SECRET_KEY"'
     return "\n".join(

@@ -22,6 +22,7 @@ from kvobj.api.admin_view import (
 from kvobj.app.node import Node, flush
 from kvobj.app.rates import Rates
 from kvobj.app.remote_state import remote_place, remote_status
+from kvobj.app.room_notes import room_notes
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.arena import orphaned_arenas
 from kvobj.catalog.rows import BlobRef, ObjectRow
@@ -125,12 +126,7 @@ class NodeView:
             gc=node.upkeep.parts.figures(),
             leases=node.upkeep.parts.leases(),
             rates=self._rates.update(self._clock.monotonic(), self._counters()),
-            notes=node.notes
-            + self._orphans
-            + self._mode_notes(tiers)
-            + node.coding_rules.notes()
-            + node.readers.notes()
-            + (() if workers is None else workers.notes()),
+            notes=self._notes(tiers),
             cpu_seconds=process_time(),
             workers=() if workers is None else workers.status(),
             gpu=await asyncio.to_thread(_gpu_status),
@@ -138,6 +134,28 @@ class NodeView:
             unfinished=dict(node.catalog.unfinished.of_users),
             remote=remote_status(node.remote, node.writing, node.catalog.outbox, self._metrics),
             upstreams=self._upstreams(),
+        )
+
+    async def notes(self) -> tuple[str, ...]:
+        """The notes of `status` without the rest of it."""
+        node = self._node
+        return self._notes((await self._tier_status(node.nvme, str(node.nvme_directory), ()),))
+
+    def _notes(self, tiers: tuple[TierStatus, ...]) -> tuple[str, ...]:
+        node = self._node
+        segments = sum(segment.capacity_bytes for segment in node.nvme.segments)
+        return (
+            *node.notes,
+            *self._orphans,
+            *self._mode_notes(tiers),
+            *room_notes(
+                data=node.data.path,
+                nvme=node.nvme_directory,
+                growth_bytes=node.nvme.capacity_bytes - segments,
+            ),
+            *node.coding_rules.notes(),
+            *node.readers.notes(),
+            *(() if self._workers is None else self._workers.notes()),
         )
 
     @staticmethod

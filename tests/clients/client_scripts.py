@@ -94,4 +94,4 @@ def pinned_versions() -> dict[str, str]:
 def failures(server: ServerProcess, prefix: str) -> list[dict[str, object]]:
     """The server's log lines of requests below `prefix` that failed by the server's own fault."""
     lines = [json.loads(line) for line in server.log_path.read_text().splitlines() if line.startswith('{"time_ms"')]
-    return [line for line in lines if line["status"] >= 500 and str(line.get("key", "")).startswith(prefix)]
+    return [line for line in lines if line.get("status", 0) >= 500 and str(line.get("key", "")).startswith(prefix)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +17,8 @@ from real_store import node_settings, running_node
 from s3_driver import Driver
 
 from kvobj.app import node as node_module
-from kvobj.app.node import open_node
+from kvobj.app.admin_state import NodeView
+from kvobj.app.node import flush, open_node
 from kvobj.app.offline import fsck, rebuild
 from kvobj.clock import SystemClock, boot_ms
 from kvobj.config.settings import SecuritySettings, Settings
@@ -147,3 +150,68 @@ async def test_events_have_figures(settings: Settings) -> None:
     assert "\nkvobj_events_followers 0.0" in text
     (line,) = [line for line in text.splitlines() if line.startswith("kvobj_events_last_sequence ")]
     assert 0 < float(line.split()[1]) <= last
+
+
+# -- what a start tells ------------------------------------------------------------------------------------------------
+
+
+def unnumbered(note: str) -> str:
+    return re.sub(r"[0-9]+", "#", note)
+
+
+async def notes_of(settings: Settings) -> tuple[str, ...]:
+    metrics = Metrics()
+    async with running_node(settings) as node:
+        view = NodeView(node, clock=SystemClock(), metrics=metrics, receive_mode=lambda: "direct")
+        notes = await view.notes()
+        # Without figures: what is free on a busy disk differs from one look to the next.
+        assert [unnumbered(note) for note in notes] == [unnumbered(note) for note in (await view.status()).notes]
+        return notes
+
+
+def test_a_start_without_the_disk_of_its_segments_says_so_and_drops_no_row(settings: Settings) -> None:
+    async def store_a_chunk() -> None:
+        async with running_node(settings) as node:
+            driver = Driver(store=node.store)
+            await driver.put("/chunks", b"", x_kvobj_bucket_kind="kv")
+            put = await driver.put("/chunks/a", bytes(1 << 20), x_kvobj_durability="local")
+            assert put.headers["x-kvobj-durability"] == "local"
+            assert await flush(node, timeout_seconds=60)
+
+    async def compared() -> int:
+        async with running_node(settings) as node:
+            assert (await node.upkeep.sweep.sweep()).lost_rows == 0
+            return len((await node.catalog.list_objects("chunks")).rows)
+
+    asyncio.run(store_a_chunk())
+    assert not any("segment" in note for note in asyncio.run(notes_of(settings)))
+    segments = settings.server.data / "nvme"
+    segments.rename(settings.server.data.parent / "elsewhere")
+    (note,) = [note for note in asyncio.run(notes_of(settings)) if "segment" in note]
+    assert note.startswith("1 segment files of the nvme tier were not there at the start")
+    assert str(segments / "segment-000000") in note
+    assert "Is its disk mounted?" in note
+    assert asyncio.run(compared()) == 1
+
+
+def test_the_log_tells_of_a_start_and_of_a_stop(tmp_path: Path, shm_path: Path) -> None:
+    config = tmp_path / "kvobj.toml"
+    config.write_text(
+        f'[server]\ndata = "{tmp_path}/data"\nlisten = "127.0.0.1:0"\n[admin]\nlisten = "127.0.0.1:0"\n'
+        f'[[tiers]]\nkind = "dram"\ncapacity = "16MiB"\nregion_size = "16MiB"\npath = "{shm_path}/arena"\n'
+        '[[tiers]]\nkind = "nvme"\ncapacity = "64MiB"\nsegment_size = "64MiB"\n'
+    )
+    command = [sys.executable, "-m", "kvobj", "serve", "--config", str(config)]
+    said = []
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[2]
+            server.terminate()
+            log = [json.loads(line) for line in server.communicate()[1].splitlines()]
+        (ready,) = [line for line in log if line["message"].startswith("ready: ")]
+        assert ready["level"] == "info"
+        assert f" on {url}, " in ready["message"]
+        assert ready["message"].endswith(f"data in {tmp_path}/data, memory new")
+        said.append(log[-1]["message"])
+    assert said == ["stopped: everything is written down"] * 2

@@ -197,6 +197,7 @@ class TestReading:
         await node.stop()
         (node.directory / "segment-000000").unlink()
         await node.start()
+        assert node.tier.lost_segments == (0,)
         with pytest.raises(TierUnavailableError, match="missing"):
             await node.tier.get(blob(1))
         await node.tier.delete([blob(1)])

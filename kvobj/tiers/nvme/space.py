@@ -68,6 +68,8 @@ class SegmentSpace:
         self._growing: asyncio.Task[None] | None = None
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self.lost_segments: tuple[int, ...] = ()
+        """Numbers of the segments that the directory names and whose files were not there at open."""
 
     @property
     def mode(self) -> str:
@@ -100,6 +102,7 @@ class SegmentSpace:
         Rows of a segment whose file is gone stay in the directory: reading them fails as a failed medium does.
         """
         taken: dict[int, list[tuple[int, int]]] = {file.number: [] for file in files}
+        lost: set[int] = set()
         for place in places:
             if place.inline:
                 self.used_bytes += place.extent_bytes
@@ -108,6 +111,9 @@ class SegmentSpace:
             self._next_number = max(self._next_number, place.segment + 1)
             if place.segment in taken:
                 taken[place.segment].append((place.offset, place.extent_bytes))
+            else:
+                lost.add(place.segment)
+        self.lost_segments = tuple(sorted(lost))
         for file in files:
             allocator = ExtentAllocator(file.size_bytes, RECORD_BYTES)
             allocator.adopt(taken[file.number])
@@ -240,8 +246,14 @@ class SegmentSpace:
 
         def make() -> SegmentFile:
             # Asked first, since a fallocate that fails takes all the room there is for a moment.
-            if self._disk.available_bytes(self._directory) < size:
-                raise StoreFullError("no room for a segment file", wanted_bytes=size, path=self._directory)
+            free_bytes = self._disk.available_bytes(self._directory)
+            if free_bytes < size:
+                raise StoreFullError(
+                    "no room on its file system for a segment file",
+                    wanted_bytes=size,
+                    free_bytes=free_bytes,
+                    path=self._directory,
+                )
             return SegmentFile.create(self._disk, self._directory, number=number, size_bytes=size)
 
         try:

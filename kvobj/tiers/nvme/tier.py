@@ -131,6 +131,16 @@ class NvmeTier:
         """The segment files, for status."""
         return self._space.statuses()
 
+    @property
+    def capacity_bytes(self) -> int:
+        """What the tier may hold, in segments and in the database."""
+        return self._space.capacity_bytes
+
+    @property
+    def lost_segments(self) -> tuple[int, ...]:
+        """Numbers of segments that blobs lie in and whose files were not there at open: what lies there fails to be read."""
+        return self._space.lost_segments
+
     async def get(self, blob_id: BlobId, byte_range: ByteRange | None = None) -> PinnedFrame | None:
         """See `Tier.get`. Returns as soon as room is reserved; the frame fills from its start while it is read.
 
