@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kvobj.config import RootCredentials
-from kvobj.errors import ConfigurationError, CorruptionError, UnavailableError
+from kvobj.errors import ConfigurationError, CorruptionError, KvobjError, UnavailableError
 from kvobj.ids import RandomBytes
 
 FORMAT_VERSION: Final = 1
@@ -219,6 +219,14 @@ def _begin(path: Path, random_bytes: RandomBytes) -> None:
 
 def _format_text(store_id: bytes) -> bytes:
     return f'version = {FORMAT_VERSION}\nstore_id = "{store_id.hex()}"\n'.encode()
+
+
+def store_id_in(path: Path) -> bytes | None:
+    """The id of the store whose data directory this is; None where it is none, or none that can be read."""
+    try:
+        return _read_format(path / _FORMAT)
+    except (OSError, KvobjError):
+        return None
 
 
 def _read_format(file: Path) -> bytes:

@@ -31,6 +31,8 @@ from kvobj.app.remote import (
     open_remote,
     remote_tables,
 )
+from kvobj.app.room_notes import lost_segment_notes
+from kvobj.app.tier_claim import arena_kept, claimed
 from kvobj.app.tiering import make_tiering
 from kvobj.arena import Arena, PinnedFrame
 from kvobj.arena.geometry import current_boot_id
@@ -150,6 +152,9 @@ async def open_node(
     arena_choice = choose_arena(settings.dram, data, boot_id=boot_id)
     nvme_choice = choose_nvme(settings.nvme, data)
     async with AsyncExitStack() as stack:
+        is_new = not data.catalog_path.exists() and not data.record_log_path.exists()
+        stack.enter_context(claimed(nvme_choice.directory, data.store_id, data.path, is_new=is_new))
+        stack.enter_context(arena_kept(arena_choice.directory))
         node = await _compose(
             stack, settings, data, arena_choice, nvme_choice, boot_id=boot_id, clock=clock, metrics=metrics, log=log
         )
@@ -566,7 +571,12 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         corrupt=corrupt,
         hash_executor=hash_executor,
         recovery=recovery,
-        notes=(*arena_choice.notes, *_native_notes(), *_wrapping_notes(settings)),
+        notes=(
+            *arena_choice.notes,
+            *lost_segment_notes(nvme_choice.directory, nvme.lost_segments),
+            *_native_notes(),
+            *_wrapping_notes(settings),
+        ),
     )
     stack.push_async_callback(partial(decide, ending, dram=dram, catalog=catalog, log=log))
     _start_workers(stack, node)

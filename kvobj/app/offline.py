@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvobj.app.placement_choice import choose_arena, choose_nvme
+from kvobj.app.tier_claim import arena_kept, claimed
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
@@ -83,14 +84,26 @@ class RebuildReport:
 
 def fsck(settings: Settings, report: Report) -> FsckReport:
     """Check a stopped store. `report(kind, finding)` is called for every finding, as it is found."""
-    with DataDirectory.open(settings.server.data, create=False) as data:
+    with _claimed_data(settings, may_write=False) as data:
         return asyncio.run(_fsck(settings, data, report))
 
 
 def rebuild(settings: Settings, progress: OnProgress) -> RebuildReport:
     """Rebuild a stopped store's catalog and directories. `progress(done, total, step)` counts bytes or entries."""
-    with DataDirectory.open(settings.server.data, create=False) as data:
+    with _claimed_data(settings, may_write=True) as data:
         return asyncio.run(_rebuild(settings, data, progress))
+
+
+@contextmanager
+def _claimed_data(settings: Settings, *, may_write: bool) -> Iterator[DataDirectory]:
+    """The data directory, the nvme tier's and the arena's, all of this store and all locked. `may_write`: whether the nvme tier's
+    may be marked as this store's."""
+    with (
+        DataDirectory.open(settings.server.data, create=False) as data,
+        claimed(choose_nvme(settings.nvme, data).directory, data.store_id, data.path, may_write=may_write),
+        arena_kept(choose_arena(settings.dram, data, boot_id=current_boot_id()).directory),
+    ):
+        yield data
 
 
 @asynccontextmanager

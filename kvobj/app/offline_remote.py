@@ -24,6 +24,7 @@ from typing import Final
 from kvobj.app.kv_api import wrapping_key_of
 from kvobj.app.offline_opening import Report, on_pool, open_bucket, open_database
 from kvobj.app.placement_choice import choose_nvme
+from kvobj.app.tier_claim import claimed
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.log_entries import LogEntry, NamespaceRemoved, UserRemoved
 from kvobj.catalog.namespace_protocol import NamespaceRow
@@ -187,16 +188,18 @@ class _Rebuild:
 
     def _clear(self, store_id: bytes) -> None:
         data, mark = self._data, self._data.rebuild_mark_path
-        if not mark.exists() or data.store_id != store_id:
-            # A rebuild that did not finish goes on in the lineage that it took; any other takes the next one.
-            data.remote_claim_path.unlink(missing_ok=True)
-        mark.touch(mode=0o600)
-        for directory in (data.catalog_path, data.record_log_path):
-            shutil.rmtree(directory, ignore_errors=True)
-        for segment in choose_nvme(self._settings.nvme, data).directory.glob("segment-*"):
-            segment.unlink()
-        if data.store_id != store_id:
-            data.adopt(store_id)
+        segments = choose_nvme(self._settings.nvme, data).directory
+        with claimed(segments, store_id, data.path, also=(data.store_id,)):  # before anything goes
+            if not mark.exists() or data.store_id != store_id:
+                # A rebuild that did not finish goes on in the lineage that it took; any other takes the next one.
+                data.remote_claim_path.unlink(missing_ok=True)
+            mark.touch(mode=0o600)
+            for directory in (data.catalog_path, data.record_log_path):
+                shutil.rmtree(directory, ignore_errors=True)
+            for segment in segments.glob("segment-*"):
+                segment.unlink()
+            if data.store_id != store_id:
+                data.adopt(store_id)
 
     @property
     def _where(self) -> str:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvobj.app.tier_claim import refuse_anothers_arena
 from kvobj.arena.geometry import read_geometry
 from kvobj.arena.location import choose_location
 from kvobj.config.settings import DramSettings, NvmeSettings
@@ -31,8 +32,9 @@ class ArenaChoice:
 def choose_arena(settings: DramSettings, data: DataDirectory, *, boot_id: str) -> ArenaChoice:
     """Place and size of the arena: the configuration's, else the machine's.
 
-    An arena that an earlier process of this boot left keeps its sizes, whatever the configuration says now: it may hold what was
-    acknowledged and lies nowhere else. A clean stop removes it, and the next start makes one of the new size.
+    `ConfigurationError` where another store's arena lies there. One that an earlier process of this boot left keeps its sizes,
+    whatever the configuration says now: it may hold what was acknowledged and lies nowhere else. A clean stop removes it, and the
+    next start makes one of the new size.
     """
     notes: list[str] = []
     if settings.path is not None and settings.capacity_bytes is not None:
@@ -50,6 +52,7 @@ def choose_arena(settings: DramSettings, data: DataDirectory, *, boot_id: str) -
             notes.append(location.reason)
     region_bytes = min(settings.region_bytes, capacity_bytes)
     left = read_geometry(directory)
+    refuse_anothers_arena(directory, left, data, boot_id=boot_id)
     if (
         left is not None
         and (left.store_id, left.boot_id) == (data.store_id, boot_id)
