@@ -29,7 +29,12 @@ from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, Objec
 from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.clock import Clock
 from kvobj.config.bucket_name import bucket_name_problem
-from kvobj.config.credential_rules import access_key_problem, secret_key_problem
+from kvobj.config.credential_rules import (
+    access_key_problem,
+    display_name_problem,
+    secret_key_problem,
+    user_name_problem,
+)
 from kvobj.errors import (
     AccessDeniedError,
     DigestMismatchError,
@@ -227,7 +232,7 @@ class AdminService:
                 content = b"ready\n" if is_ready else b"not ready\n"
                 return Reply(200 if is_ready else 503, _TEXT, *_body_of(content, method), close=close)
             case _:
-                raise NotFoundError("no such page", path=path)
+                raise NotFoundError("no such page: this is the admin port, S3 is at another", path=path)
 
     async def _answer(self, head: RequestHead, name: str, raw_query: str, body: RequestBody) -> object:
         user = await self._authenticate(head)
@@ -344,6 +349,8 @@ class AdminService:
         bucket, key = call.parameter("bucket"), call.parameter("key")
         (row,) = await self._catalog.lookup(bucket, [key])
         if row is None:
+            if await self._catalog.bucket(bucket) is None:
+                raise NoSuchBucketError("no such bucket", bucket=bucket)
             raise NoSuchKeyError("no such key", bucket=bucket, key=key)
         statuses = await self._view.inspect(row)
         return {
@@ -382,8 +389,10 @@ class AdminService:
 
     async def _add_user(self, call: _Call) -> object:
         asked = call.request(_AddUser)
-        if not asked.id or not asked.id.isprintable():
-            raise InvalidRequestError("a user needs a printable id")
+        if problem := user_name_problem(asked.id):
+            raise InvalidRequestError(f"the user's id {problem}")
+        if asked.display_name and (problem := display_name_problem(asked.display_name)):
+            raise InvalidRequestError(f"the display name {problem}")
         access_key = asked.access_key or "KV" + self._random_bytes(10).hex().upper()
         secret_key = asked.secret_key or self._random_bytes(30).hex()
         if problem := access_key_problem(access_key):

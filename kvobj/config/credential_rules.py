@@ -1,12 +1,16 @@
-"""Which credentials are fit to guard a store: shapes that every S3 client can sign with, and none that stands in a manual."""
+"""Which credentials are fit to guard a store: shapes that every S3 client can sign with, and none that stands in a manual. And what
+a user may be called."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Final
 
 _ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9._-]{3,128}", re.ASCII)
 _SECRET_KEY: Final = re.compile(r"[!-~]{8,128}", re.ASCII)
+_NAME_BYTES_MAX: Final = 128
+_UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 # Defaults and samples from the documentation of S3 servers and clients: whoever scans a network tries these first.
 PUBLISHED_ACCESS_KEYS: Final = frozenset(
@@ -36,6 +40,23 @@ PUBLISHED_SECRET_KEYS: Final = frozenset(
         "change-me",
     }
 )
+
+
+def user_name_problem(name: str) -> str | None:
+    """What is wrong with a user's id, or None. It is part of the catalog's keys and of policies, and is shown in lists and logs."""
+    return _name_problem(name, is_fit=name.isprintable())
+
+
+def display_name_problem(name: str) -> str | None:
+    """What is wrong with a user's display name, or None. It is for people, and may have any script's spaces; what would steer a
+    terminal or break a line it may not have."""
+    return _name_problem(name, is_fit=not any(unicodedata.category(each) in _UNFIT_CATEGORIES for each in name))
+
+
+def _name_problem(name: str, *, is_fit: bool) -> str | None:
+    if is_fit and 0 < len(name.encode(errors="surrogatepass")) <= _NAME_BYTES_MAX:
+        return None
+    return f"must be 1 to {_NAME_BYTES_MAX} bytes of printable characters"
 
 
 def access_key_problem(access_key: str) -> str | None:

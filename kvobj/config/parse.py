@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from kvobj.config.bucket_name import bucket_name_problem
-from kvobj.config.credential_rules import access_key_problem, secret_key_problem
+from kvobj.config.credential_rules import (
+    access_key_problem,
+    display_name_problem,
+    secret_key_problem,
+    user_name_problem,
+)
 from kvobj.config.settings import (
     AdminSettings,
     BucketKindName,
@@ -180,6 +185,11 @@ def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSetti
     user_id = reader.required_text("id")
     if user_id == ROOT_USER_ID:
         reader.report("id", f"{ROOT_USER_ID} is the user of DATA/credentials: choose another")
+    elif user_id and (problem := user_name_problem(user_id)):
+        reader.report("id", problem)
+    display_name = reader.text("display_name", user_id)
+    if display_name not in ("", user_id) and (problem := display_name_problem(display_name)):
+        reader.report("display_name", problem)
     access_key = reader.required_text("access_key")
     if access_key and (problem := access_key_problem(access_key)):
         reader.report("access_key", problem)
@@ -187,7 +197,7 @@ def _read_user(reader: TableReader, environment: Mapping[str, str]) -> UserSetti
     same_host: SameHostName = reader.choice("same_host", ("no", "all", "trusted"), "no")
     user = UserSettings(
         id=user_id,
-        display_name=reader.text("display_name", user_id),
+        display_name=display_name,
         access_key=access_key,
         secret_key=secret_key,
         same_host=same_host,

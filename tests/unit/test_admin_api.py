@@ -197,6 +197,8 @@ async def test_inspect_shows_row_blobs_and_tiers(service: AdminService) -> None:
     assert (inspection["key"], blob["blob_id"], blob["tiers"]) == ("a/1", "01" * 16, ["dram", "nvme"])
     absent = await call(service, "GET", "/api/v1/inspect?bucket=cache&key=absent")
     assert (absent.status, error_code(absent)) == (404, "NoSuchKey")
+    nowhere = await call(service, "GET", "/api/v1/inspect?bucket=nowhere&key=absent")
+    assert (nowhere.status, error_code(nowhere)) == (404, "NoSuchBucket")
 
 
 async def test_a_users_secret_leaves_only_when_it_is_made(service: AdminService, store: FakeStore) -> None:
@@ -213,6 +215,20 @@ async def test_a_users_secret_leaves_only_when_it_is_made(service: AdminService,
 async def test_the_root_user_cannot_be_removed(service: AdminService, store: FakeStore) -> None:
     assert (await call(service, "DELETE", "/api/v1/users?id=root")).status == 400
     assert "root" in store.catalog.users_by_id
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[2Jb", "a\nb", "\u202eb", "a" * 129, "é" * 65])
+async def test_a_name_that_cannot_be_shown_or_kept_is_refused_for_users(
+    service: AdminService, store: FakeStore, name: str
+) -> None:
+    reply = await call(service, "POST", "/api/v1/users", json.dumps({"id": name}).encode())
+    assert (reply.status, error_code(reply)) == (400, "InvalidRequest")
+    if name:
+        body = json.dumps({"id": "new", "display_name": name}).encode()
+        assert (await call(service, "POST", "/api/v1/users", body)).status == 400
+    assert set(store.catalog.users_by_id) == {ROOT.id, MAIN.id}
+    longest = "é" * 64
+    assert (await call(service, "POST", "/api/v1/users", json.dumps({"id": longest}).encode())).status == 200
 
 
 async def test_published_keys_are_refused_for_users(service: AdminService) -> None:

@@ -288,6 +288,29 @@ def test_published_credentials_are_refused() -> None:
     assert [problem.split(":")[0] for problem in found] == ["KVOBJ_ACCESS_KEY", "KVOBJ_SECRET_KEY"]
 
 
+@pytest.mark.parametrize("name", ["a\\u001bb", "a\\nb", "a" * 129])
+def test_a_users_name_is_printable_and_of_bounded_length(name: str) -> None:
+    keys = f'access_key="main-key"\nsecret_key="{SECRET}"\n'
+    told = "must be 1 to 128 bytes of printable characters"
+    assert problems(f'[[users]]\nid="{name}"\n{keys}') == [f"users[0].id: {told}"]
+    assert problems(f'[[users]]\nid="main"\ndisplay_name="{name}"\n{keys}') == [f"users[0].display_name: {told}"]
+
+
+def test_a_display_name_has_the_spaces_of_any_script_and_nothing_that_steers_a_terminal() -> None:
+    def told(name: str, key: str) -> list[str]:
+        user = {"id": "main", "display_name": "main", key: name}
+        named = "\n".join(f'{each}="{value}"' for each, value in user.items())
+        return problems(f'[[users]]\n{named}\naccess_key="main-key"\nsecret_key="{SECRET}"\n')
+
+    problem = "must be 1 to 128 bytes of printable characters"
+    for space in ("\u3000", "\u00a0"):
+        named = f'[[users]]\nid="main"\ndisplay_name="a{space}b"\naccess_key="main-key"\nsecret_key="{SECRET}"\n'
+        assert parse(named).users[0].display_name == f"a{space}b"
+        assert told(f"a{space}b", "id")[0] == f"users[0].id: {problem}"
+    for unfit in ("\\u001b", "\u202e", "\ue000", "\u0378", "\u2028", "\u2029"):
+        assert told(f"a{unfit}b", "display_name") == [f"users[0].display_name: {problem}"]
+
+
 def test_two_users_share_neither_id_nor_access_key() -> None:
     user = f'[[users]]\nid="main"\naccess_key="main-key"\nsecret_key="{SECRET}"\n'
     assert problems(user + user) == [
