@@ -79,6 +79,9 @@ class FakeCatalog:
     async def buckets(self) -> tuple[BucketRow, ...]:
         return tuple(row for _, row in sorted(self.buckets_by_name.items()))
 
+    async def bucket(self, name: str) -> BucketRow | None:
+        return self.buckets_by_name.get(name)
+
     async def create_bucket(self, bucket: BucketRow) -> None:
         if bucket.name in self.buckets_by_name:
             raise BucketExistsError("the bucket exists", bucket=bucket.name)

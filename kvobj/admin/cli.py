@@ -71,57 +71,91 @@ def parser() -> argparse.ArgumentParser:
 
     command("status", "tiers, occupancy, hit ratios, rates")
     ls = command("ls", "list buckets, or the objects of one")
-    ls.add_argument("bucket", nargs="?", metavar="BUCKET")
-    ls.add_argument("key_prefix", nargs="?", default="", metavar="KEY_PREFIX")
+    ls.add_argument("bucket", nargs="?", metavar="BUCKET", help="default: the buckets themselves")
+    ls.add_argument("key_prefix", nargs="?", default="", metavar="KEY_PREFIX", help="objects whose keys begin so")
     inspect = command("inspect", "one object: blobs, tiers, frames, digest")
     inspect.add_argument("bucket", metavar="BUCKET")
     inspect.add_argument("key", metavar="KEY")
-    command("verify", "hash everything again").add_argument("bucket", nargs="?", metavar="BUCKET")
+    verify_ = command("verify", "hash every copy again, and replace a bad one from a good one")
+    verify_.add_argument("bucket", nargs="?", metavar="BUCKET", help="default: all buckets")
     flush_ = command("flush", "write down what is only in memory, and upload what waits for the remote tier")
     flush_.add_argument("--local", action="store_true", help="only write down, and upload nothing")
     flush_.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="exit 1 where that is not enough"
+        "--timeout",
+        type=_seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="exit 1 where that is not enough (default: %(default).0f)",
     )
     gc = command("gc", "remove now what policy does not want in the home tier any more")
     gc.add_argument("--dry-run", action="store_true", help="list what would go and why, and change nothing")
     recall_ = command("recall", "remove every chunk of a writer, a namespace or a span of time, with all descendants")
-    recall_.add_argument("--bucket", required=True, metavar="BUCKET")
-    recall_.add_argument("--namespace", metavar="NAMESPACE")
-    recall_.add_argument("--writer", metavar="USER")
+    recall_.add_argument("--bucket", required=True, metavar="BUCKET", help="alone: every chunk of it")
+    recall_.add_argument("--namespace", metavar="NAMESPACE", help="and of this namespace")
+    recall_.add_argument("--writer", metavar="USER", help="and stored by this user")
     recall_.add_argument(
-        "--from", dest="from_ms", type=time_ms, metavar="TIME", help="stored at or after: 2026-01-31T08:00"
+        "--from", dest="from_ms", type=time_ms, metavar="TIME", help="and stored at or after: 2026-01-31T08:00"
     )
     recall_.add_argument(
-        "--to", dest="to_ms", type=time_ms, metavar="TIME", help="stored before; UTC where no zone is given"
+        "--to", dest="to_ms", type=time_ms, metavar="TIME", help="and stored before; UTC where no zone is given"
     )
     recall_.add_argument("--dry-run", action="store_true", help="only count what fits")
     command("credentials", "print the root user's keys as shell exports")
     bucket = command("bucket", "create and set up buckets").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
-    create = bucket.add_parser("create", help="create a bucket", parents=[shared])
+    create = _action(bucket, "create", "create a bucket", shared)
     create.add_argument("name", metavar="NAME")
-    create.add_argument("--kind", choices=("ordinary", "kv"), default="ordinary")
+    create.add_argument(
+        "--kind", choices=("ordinary", "kv"), default="ordinary", help="kv: immutable chunks; default: ordinary"
+    )
     create.add_argument(
         "--durability", choices=("memory", "local", "shared"), help="default: memory for kv, local for ordinary"
     )
     create.add_argument("--remote", choices=_REMOTE_RULES, help="what else goes to the remote tier; default: never")
-    create.add_argument("--codec", choices=("raw", "zp"), default="raw")
+    create.add_argument("--codec", choices=("raw", "zp"), default="raw", help="on disk; default: raw")
     create.add_argument("--owner", metavar="USER", help="default: root")
-    change = bucket.add_parser("set", help="change what of a bucket goes to the remote tier", parents=[shared])
+    change = _action(bucket, "set", "change what of a bucket goes to the remote tier", shared)
     change.add_argument("name", metavar="NAME")
     change.add_argument("--remote", choices=_REMOTE_RULES, required=True)
-    user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = user.add_parser("add", help="add a user; keys that are not given are made and shown once", parents=[shared])
-    add.add_argument("id", metavar="ID")
-    add.add_argument("--display-name", default="")
-    add.add_argument("--user-access-key", default="", metavar="KEY")
-    add.add_argument("--user-secret-key", default="", metavar="SECRET")
-    user.add_parser("list", help="list users", parents=[shared])
-    user.add_parser("remove", help="remove a user", parents=[shared]).add_argument("id", metavar="ID")
+    _add_user_commands(command, shared)
     _add_namespace_commands(command, shared)
     _add_offline_commands(command)
     return whole
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, shared: argparse.ArgumentParser
+) -> argparse.ArgumentParser:
+    return actions.add_parser(name, help=text, description=text, parents=[shared])
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def _add_user_commands(command: Callable[[str, str], argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = _action(user, "add", "add a user; keys that are not given are made and shown once", shared)
+    add.add_argument("id", type=_name, metavar="ID")
+    add.add_argument("--display-name", default="", metavar="NAME", help="default: the id")
+    add.add_argument("--user-access-key", default="", metavar="KEY", help="the new user's; default: one is made")
+    add.add_argument("--user-secret-key", default="", metavar="SECRET", help="the new user's; default: one is made")
+    _action(user, "list", "list users", shared)
+    remove = _action(user, "remove", "remove a user, whose buckets and objects stay", shared)
+    remove.add_argument("id", type=_name, metavar="ID")
 
 
 def _add_namespace_commands(
@@ -204,12 +238,26 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
     # A subcommand's own default would overwrite what stood before the command: there, absent means absent.
     default = None if is_default else argparse.SUPPRESS
     flags = parser_.add_argument_group("access")
-    flags.add_argument("--endpoint", default=default, metavar="URL", help=f"admin port (default: {DEFAULT_ENDPOINT})")
-    flags.add_argument("--access-key", default=default, metavar="KEY")
-    flags.add_argument("--secret-key", default=default, metavar="SECRET")
-    flags.add_argument("--profile", default=default, metavar="NAME", help="a table of kvobj/profiles.toml")
     flags.add_argument(
-        "--data", type=Path, default=default, metavar="DIR", help="data directory: credentials, offline commands"
+        "--endpoint",
+        default=default,
+        metavar="URL",
+        help=f"admin port (default: what DIR/endpoints says, else {DEFAULT_ENDPOINT})",
+    )
+    flags.add_argument("--access-key", default=default, metavar="KEY", help="root's (or KVOBJ_ACCESS_KEY)")
+    flags.add_argument(
+        "--secret-key",
+        default=default,
+        metavar="SECRET",
+        help="root's (better in KVOBJ_SECRET_KEY: others see arguments)",
+    )
+    flags.add_argument("--profile", default=default, metavar="NAME", help="a table of ~/.config/kvobj/profiles.toml")
+    flags.add_argument(
+        "--data",
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help="data directory: the server's address and root's keys; the store of fsck and rebuild (default: ./kvobj-data)",
     )
     flags.add_argument(
         "--ca-bundle",
@@ -218,7 +266,12 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
         metavar="FILE",
         help="who signs an https endpoint's certificate (PEM)",
     )
-    flags.add_argument("--json", action="store_true", default=False if is_default else argparse.SUPPRESS)
+    flags.add_argument(
+        "--json",
+        action="store_true",
+        default=False if is_default else argparse.SUPPRESS,
+        help="answer in JSON, in place of tables",
+    )
 
 
 def _run(options: argparse.Namespace, output: Output, environment: Mapping[str, str]) -> int:
@@ -300,9 +353,7 @@ def _verify(client: AdminClient, output: Output, options: argparse.Namespace) ->
 
 
 def _flush(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
-    return flush(
-        client, output, local=options.local, timeout_seconds=max(0.0, options.timeout), monotonic=time.monotonic
-    )
+    return flush(client, output, local=options.local, timeout_seconds=options.timeout, monotonic=time.monotonic)
 
 
 def _gc(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
@@ -321,6 +372,8 @@ def _gc(client: AdminClient, output: Output, options: argparse.Namespace) -> int
 
 
 def _recall(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
+    if options.from_ms is not None and options.to_ms is not None and options.from_ms >= options.to_ms:
+        raise ConfigurationError(["--from and --to: nothing is stored at or after the one and before the other"])
     return recall(
         client,
         output,

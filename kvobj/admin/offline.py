@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from kvobj.admin.output import Output
+from kvobj.admin.output import Output, visible
 from kvobj.admin.render import print_values
 from kvobj.config import Settings, load_settings
 from kvobj.errors import ConfigurationError
@@ -92,7 +92,7 @@ def _findings(output: Output) -> tuple[list[dict[str, object]], Callable[[str, d
         findings.append({"kind": kind, **finding})
         if not output.is_json:
             text = " ".join(f"{name}={value}" for name, value in finding.items())
-            output.console.print(f"{kind}: {text}", markup=False, highlight=False, soft_wrap=True)
+            output.console.print(f"{kind}: {visible(text)}", markup=False, highlight=False, soft_wrap=True)
 
     return findings, report
 

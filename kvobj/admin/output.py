@@ -10,6 +10,14 @@ from typing import TextIO
 from rich.console import Console
 
 
+def visible(text: str) -> str:
+    """The text as it may stand on a line of a terminal: what would break the line, move the cursor or hide what follows is
+    written as its escape. Names and keys come from whoever wrote the object."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where answers go. `console` prints tables to the same stream that JSON would go to; `errors` is for people alone."""
@@ -28,4 +36,4 @@ class Output:
 
     def complain(self, text: str) -> None:
         """Tell why the command did not do what was asked."""
-        self.errors.write(f"kvobj-admin: {text}\n")
+        self.errors.write(f"kvobj-admin: {visible(text)}\n")

@@ -9,6 +9,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from kvobj.admin.output import visible
+
 Document = Mapping[str, object]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -78,21 +80,24 @@ def print_status(console: Console, status: Document) -> None:
             for key, value in values.items():
                 label, _, unit = str(key).rpartition("_")
                 is_size = unit == "bytes"
+                # Without its unit a size may have the name of a count beside it.
+                is_named_by_label = is_size and label not in values
                 table.add_row(
-                    (label if is_size else str(key)).replace("_", " "), size_text(value) if is_size else _text(value)
+                    (label if is_named_by_label else str(key)).replace("_", " "),
+                    size_text(value) if is_size else _text(value),
                 )
             console.print(table)
     unfinished = _table("user", "unfinished uploads", "limit")
     by_user = status.get("unfinished")
     for user, held in by_user.items() if isinstance(by_user, Mapping) else ():
         limit = "none" if user == "root" else size_text(status.get("unfinished_limit_bytes"))
-        unfinished.add_row(str(user), size_text(held), limit)
+        unfinished.add_row(_text(user), size_text(held), limit)
     if unfinished.row_count:
         console.print(unfinished)
     _print_workers(console, status)
     notes = status.get("notes")
     for note in notes if isinstance(notes, list) else []:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {visible(str(note))}", markup=False, highlight=False)
 
 
 def _print_workers(console: Console, status: Document) -> None:
@@ -233,7 +238,7 @@ def print_objects(console: Console, objects: Iterable[Document]) -> None:
     """One line an object, printed as they come: a bucket may hold millions, and a table would have to hold them all."""
     for row in objects:
         modified, size = time_text(row.get("modified_ms")), size_text(row.get("size_bytes"))
-        line = f"{modified}  {size:>10}  {row.get('durability')!s:6}  {row.get('key')}"
+        line = f"{modified}  {size:>10}  {row.get('durability')!s:6}  {visible(str(row.get('key')))}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -263,7 +268,7 @@ def print_inspection(console: Console, inspection: Document) -> None:
     for name in ("headers", "metadata", "checksums"):
         values = inspection.get(name)
         for key, value in values.items() if isinstance(values, Mapping) else ():
-            table.add_row(f"{name}: {key}", _text(value))
+            table.add_row(f"{name}: {_text(key)}", _text(value))
     console.print(table)
     blobs = _table("blob", "plain", "frame", "codec", "tiers", "blocks", "digest")
     for blob in _documents(inspection.get("blobs")):
@@ -349,7 +354,7 @@ def _text(value: object) -> str:
         case float():
             return f"{value:.3g}"
         case _:
-            return str(value).replace("[", r"\[")
+            return visible(str(value)).replace("[", r"\[")
 
 
 def _share_text(part: object, whole: object) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvobj.admin.output import Output
+from kvobj.admin.output import Output, visible
 from kvobj.admin.render import size_text
 from kvobj.client import AdminClient
 
@@ -48,7 +48,8 @@ def verify(client: AdminClient, output: Output, *, bucket: str | None, wait: Cal
 def _print_report(console: Console, report: Mapping[str, object]) -> None:
     problems = report.get("problems")
     for problem in problems if isinstance(problems, list) else []:
-        console.print(f"{problem['bucket']}/{problem['key']}: {problem['problem']}", markup=False, soft_wrap=True)
+        told = visible(f"{problem['bucket']}/{problem['key']}: {problem['problem']}")
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     ending = f": {report['failure']}" if report.get("failure") else ""
     console.print(
         f"{report.get('state')}{ending}; {_number(report, 'checked_objects')} objects, "

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from kvobj.client.connection import SignedConnection
+from kvobj.errors import InvalidRequestError, NotFoundError, UnavailableError
 
 Document = dict[str, object]
+
+_NO_SUCH_METHOD: Final = "MethodNotAllowed"
 
 
 class AdminClient:
@@ -153,18 +157,31 @@ class AdminClient:
 
     def remove_user(self, user_id: str) -> Document:
         """Remove a user, who is refused from then on."""
-        return self._connection.request("DELETE", "/api/v1/users", query=(("id", user_id),)).document()
+        return self._asked("DELETE", "users", query=(("id", user_id),))
 
     def _get(self, name: str, *query: tuple[str, str]) -> Document:
-        return self._connection.request("GET", f"/api/v1/{name}", query=query).document()
+        return self._asked("GET", name, query=query)
 
     def _post(self, name: str, document: Document) -> Document:
         return self._send("POST", name, document)
 
     def _send(self, method: str, name: str, document: Document) -> Document:
-        body = json.dumps(document).encode()
-        headers = {"content-type": "application/json"}
-        return self._connection.request(method, f"/api/v1/{name}", headers=headers, body=body).document()
+        return self._asked(method, name, body=json.dumps(document).encode())
+
+    def _asked(self, method: str, name: str, *, query: Sequence[tuple[str, str]] = (), body: bytes = b"") -> Document:
+        headers = {"content-type": "application/json"} if body else {}
+        try:
+            return self._connection.request(
+                method, f"/api/v1/{name}", query=query, headers=headers, body=body
+            ).document()
+        except (NotFoundError, InvalidRequestError) as error:
+            is_absent = isinstance(error, NotFoundError) and not error.data.keys() - {"code", "status"}
+            if not is_absent and error.data.get("code") != _NO_SUCH_METHOD:
+                raise
+            # An admin port says what it has not found, and knows all of these methods; an S3 port takes the path for a bucket and a
+            # key.
+            endpoint = self._connection.endpoint.host_header
+            raise UnavailableError("an S3 port answers: name the admin port", endpoint=endpoint) from error
 
 
 def _documents(page: Document, name: str) -> list[Document]:

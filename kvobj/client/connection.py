@@ -32,6 +32,7 @@ __all__ = ["Answer", "Endpoint", "Incoming", "SignedConnection"]
 TIMEOUT_SECONDS: Final = 60.0
 
 _FIRST_ERROR_STATUS: Final = 400
+_PLAIN_ANSWERS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "DELETE"})
 
 
@@ -226,4 +227,8 @@ class SignedConnection:
 
     def _unavailable(self, error: Exception) -> UnavailableError:
         reason = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLError) and error.reason in _PLAIN_ANSWERS:
+            reason = f"{reason}: does it speak http, not https?"
+        elif isinstance(error, ServerClosedError) and self._tls is None:
+            reason = f"{reason}: it may have ended, or speak https, not http"
         return UnavailableError("no answer from the server", endpoint=self.endpoint.host_header, reason=reason)

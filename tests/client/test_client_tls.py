@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from certificates import Authority
 from scripted_server import CREDENTIALS, ScriptedServer, answering, ok, read_request
 
-from kvobj.client import SignedConnection
+from kvobj.client import AdminClient, SignedConnection
 from kvobj.client.call_scope import CallScope
 from kvobj.errors import UnavailableError
 
@@ -58,6 +60,50 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_not_spoken_to(
         pytest.raises(UnavailableError, match="certificate"),
     ):
         connection.request("GET", "/")
+
+
+def answering_nothing(connection: socket.socket, _: int) -> None:
+    """Reads a request, and ends the connection."""
+    read_request(connection)
+
+
+def test_the_wrong_scheme_is_told_from_a_server_that_is_away(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    def refuse(connection: socket.socket, _: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    with ScriptedServer(refuse) as server:
+        endpoint = replace(server.endpoint, is_tls=True)
+        with (
+            SignedConnection(endpoint, CREDENTIALS, tls=contexts[1]) as connection,
+            pytest.raises(UnavailableError, match="does it speak http, not https"),
+        ):
+            connection.request("GET", "/")
+    # What a port of https makes of a plain request.
+    with (
+        ScriptedServer(answering_nothing) as server,
+        server.connection() as connection,
+        pytest.raises(UnavailableError, match="closed without an answer: it may have ended, or speak https, not http"),
+    ):
+        connection.request("GET", "/")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "ask"),
+    [
+        ("404 Not Found", "NoSuchBucket", AdminClient.status),
+        ("405 Method Not Allowed", "MethodNotAllowed", AdminClient.collect),
+    ],
+)
+def test_an_s3_port_is_told_from_an_admin_port(status: str, code: str, ask: Callable[[AdminClient], object]) -> None:
+    document = f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/xml\r\ncontent-length: {len(document)}\r\n\r\n"
+    with (
+        ScriptedServer(answering(head.encode() + document)) as server,
+        server.connection() as connection,
+        pytest.raises(UnavailableError, match="an S3 port answers: name the admin port"),
+    ):
+        ask(AdminClient(connection))
 
 
 def test_a_call_over_tls_is_ended_by_its_scope_and_its_deadline(

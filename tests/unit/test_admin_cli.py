@@ -141,6 +141,13 @@ def test_a_recall_of_no_bucket_or_at_no_time_is_misuse(admin: Admin, endpoint: s
     assert store.recalled == []
 
 
+def test_a_recall_of_no_time_at_all_is_misuse(admin: Admin, endpoint: str) -> None:
+    times = ["--from", "2026-02-01", "--to", "2026-01-01"]
+    status, _, err = admin("--endpoint", endpoint, *ACCESS, "recall", "--bucket", "cache", *times)
+    assert status == 2
+    assert "--from and --to" in err
+
+
 def test_every_command_speaks_json(admin: Admin, endpoint: str) -> None:
     for command in (["status"], ["ls"], ["inspect", "cache", "a/1"], ["verify"], ["flush"], ["user", "list"]):
         status, out, err = admin("--json", "--endpoint", endpoint, *ACCESS, *command)
@@ -160,6 +167,23 @@ def test_ls_lists_buckets_and_then_objects(admin: Admin, endpoint: str) -> None:
     assert [line.split()[-1] for line in out.splitlines()] == ["a/1", "a/[bold]2"]
     _, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "ls", "cache")
     assert [json.loads(line)["key"] for line in out.splitlines()] == ["a/1", "a/[bold]2", "b é"]
+
+
+def test_names_that_would_write_on_the_terminal_are_shown_as_escapes(
+    admin: Admin, endpoint: str, store: FakeStore
+) -> None:
+    key = "a\x1b[2J\nb\u202e[red]"
+    store.catalog.rows["cache", key] = ObjectRow("cache", key, (), 10, "e-0", 0, "own\x07er", Durability.LOCAL)
+    shown = "a\\x1b[2J\\nb\\u202e[red]"
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "ls", "cache", "a\x1b")
+    assert out.removesuffix("\n").endswith(f"  {shown}")
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "inspect", "cache", key)
+    assert shown in out
+    assert "own\\x07er" in out
+    status, _, err = admin("--endpoint", endpoint, *ACCESS, "inspect", "cache", f"{key}?")
+    assert (status, shown in err, "\x1b" in err) == (1, True, False)
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "--json", "ls", "cache", "a\x1b")
+    assert json.loads(out)["key"] == key
 
 
 def test_inspect_of_an_absent_key_exits_1(admin: Admin, endpoint: str) -> None:
@@ -246,7 +270,17 @@ def test_misuse_exits_2(admin: Admin, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["nothing"], ["inspect", "cache"], ["bucket", "create", "x", "--kind", "odd"], ["bucket", "set", "x"]],
+    [
+        [],
+        ["nothing"],
+        ["inspect", "cache"],
+        ["bucket", "create", "x", "--kind", "odd"],
+        ["bucket", "set", "x"],
+        ["user", "add", ""],
+        ["flush", "--timeout", "-1"],
+        ["flush", "--timeout", "soon"],
+        ["flush", "--timeout", "nan"],
+    ],
 )
 def test_wrong_arguments_exit_2(admin: Admin, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
