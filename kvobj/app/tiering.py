@@ -126,6 +126,7 @@ async def make_tiering(  # noqa: PLR0915 - one list of tiers around tiers, in or
 ) -> Tiering:
     """Everything between the tiers and the store; closed by the stack. `read_object` gives a small object's bytes."""
     remote_corrupt = CorruptBlobs()
+    staying = CorruptBlobs()  # those of nvme whose copy is a cache's, and was told of
     mending: set[asyncio.Task[None]] = set()
 
     def corrupt_in_dram(blob_id: BlobId) -> None:
@@ -134,17 +135,17 @@ async def make_tiering(  # noqa: PLR0915 - one list of tiers around tiers, in or
             corrupt.note(blob_id)
 
     def corrupt_in_nvme(blob_id: BlobId) -> None:
-        log.error("a frame in nvme is corrupt blob_id=%s", blob_id.hex())
+        _tell_once(log, "a frame in nvme is corrupt", blob_id, corrupt, staying)
         if remote is None or remote.directory.find(blob_id) is None or blob_id in remote_corrupt:
             corrupt.note(blob_id)
             return
         # A cache's copy: the next read brings up a good one. Were it noted, a chunk could be taken for lost.
-        task = asyncio.create_task(_drop_copy(home, blob_id, log), name="drop-corrupt-copy")
+        task = asyncio.create_task(_drop_copy(home, blob_id, staying, log), name="drop-corrupt-copy")
         mending.add(task)
         task.add_done_callback(mending.discard)
 
     def corrupt_in_remote(blob_id: BlobId) -> None:
-        log.error("a frame on the remote is corrupt, or was on its way blob_id=%s", blob_id.hex())
+        _tell_once(log, "a frame on the remote is corrupt, or was on its way", blob_id, remote_corrupt)
         remote_corrupt.note(blob_id)
 
     def corrupt_below(blob_id: BlobId) -> None:
@@ -259,6 +260,12 @@ async def make_tiering(  # noqa: PLR0915 - one list of tiers around tiers, in or
     )
 
 
+def _tell_once(log: logging.Logger, what: str, blob_id: BlobId, *known: CorruptBlobs) -> None:
+    """One line a blob, not one a read: a client may ask for it again and again."""
+    if not any(blob_id in each for each in known):
+        log.error("%s blob_id=%s", what, blob_id.hex())
+
+
 def _names_of(directory: RemoteDirectory, blob_id: BlobId) -> BlobNames | None:
     """What the remote calls the blob; None where it does not lie there, or its key is too long to be told in full."""
     place = directory.find(blob_id)
@@ -266,11 +273,17 @@ def _names_of(directory: RemoteDirectory, blob_id: BlobId) -> BlobNames | None:
     return None if parsed is None or parsed[1] else parsed[0]
 
 
-async def _drop_copy(home: Tier, blob_id: BlobId, log: logging.Logger) -> None:
+async def _drop_copy(home: Tier, blob_id: BlobId, staying: CorruptBlobs, log: logging.Logger) -> None:
+    """Delete a cache's copy, which is `staying` until that has been done. The first failure is told, one line a blob."""
+    was_staying = blob_id in staying
+    staying.note(blob_id)
     try:
         await home.delete([blob_id])
     except KvobjError as error:
-        log.warning("a corrupt copy stays for now blob_id=%s: %s", blob_id.hex(), error)
+        if not was_staying:
+            log.warning("a corrupt copy stays for now blob_id=%s: %s", blob_id.hex(), error)
+    else:
+        staying.forget(blob_id)
 
 
 async def _all_done(tasks: set[asyncio.Task[None]]) -> None:

@@ -15,6 +15,7 @@ from s3_driver import Driver, FakeBody
 
 from kvobj.app.node import Node, flush
 from kvobj.config.settings import Settings
+from kvobj.ids import BlobId
 
 
 def content(seed: int, size_bytes: int) -> bytes:
@@ -252,3 +253,20 @@ async def test_a_chunk_lost_before_it_was_written_down_is_dropped_and_never_call
     assert await node.catalog.lookup("chunks", ["lost"]) == [None]
     assert (await driver.get("/chunks/kept")).body == content(2, MIB)
     assert node.write_behind.failures == 1
+
+
+async def test_damage_is_told_once_however_often_it_is_asked_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    driver = await with_buckets(node)
+    body = content(1, MIB)
+    await driver.put("/objects/a", body)
+    (row,) = await node.catalog.lookup("objects", ["a"])
+    assert row is not None
+    await node.dram.delete([BlobId(row.blobs[0].blob_id)])
+    (segment,) = [path for path in node.nvme_directory.iterdir() if body[:4096] in path.read_bytes()]
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().find(body[:4096]) + 10)
+        file.write(bytes([body[10] ^ 1]))
+    for _ in range(3):
+        assert (await driver.get("/objects/a")).status == 500
+    told = [record.getMessage() for record in caplog.records if "corrupt" in record.getMessage()]
+    assert told == [f"a frame in nvme is corrupt blob_id={row.blobs[0].blob_id.hex()}"]

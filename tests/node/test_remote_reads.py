@@ -13,6 +13,7 @@ from remote_world import RemoteWorld, content, remote_settings, remote_world, un
 from s3_proxy import FaultProxy, Operation, Plan, Toxic, proxy_thread
 
 from kvobj.config.settings import Settings
+from kvobj.errors import TierUnavailableError
 
 
 @pytest.fixture
@@ -193,6 +194,33 @@ async def test_a_corrupt_copy_in_nvme_is_read_from_the_remote_and_replaced(world
     await world.node.read_tier.promotions_done()
     await until(lambda: is_served(world, "/objects/o", content(1, 2 * MIB)), "it is not served")
     assert blob_id not in world.node.corrupt
+
+
+async def test_a_corrupt_copy_in_nvme_that_cannot_be_dropped_is_told_once_however_often_it_is_read(
+    world: RemoteWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: object) -> None:
+        raise TierUnavailableError("the disk takes no deletes")
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "corrupt" in record.getMessage()]
+
+    body = content(1, 2 * MIB)
+    await world.put("/objects/o", body)
+    blob_id = await world.blob("objects", "o")
+    spoil(world, blob_id_frame=body[:4096])
+    with monkeypatch.context() as refusing:
+        refusing.setattr(world.node.nvme, "delete", refuse)
+        for _ in range(3):
+            await world.node.dram.delete([blob_id])
+            assert (await world.driver.get("/objects/o")).body == body
+            await world.node.read_tier.promotions_done()
+            await until(lambda: asyncio.sleep(0, len(told()) >= 2), "the failure is not told")
+    name = blob_id.hex()
+    assert told() == [
+        f"a frame in nvme is corrupt blob_id={name}",
+        f"a corrupt copy stays for now blob_id={name}: the disk takes no deletes",
+    ]
 
 
 async def is_served(world: RemoteWorld, target: str, body: bytes) -> bool:
