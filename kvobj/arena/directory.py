@@ -43,9 +43,13 @@ def prepare_directory(directory: Path, wanted: Geometry) -> tuple[Geometry, bool
         free = os.statvfs(directory)
         # What is behind the files, not how long they are: one whose making was cut short has holes.
         have_bytes = sum(file.stat().st_blocks * 512 for file in files)
-        if have_bytes + free.f_bavail * free.f_frsize < geometry.capacity_bytes:
+        free_bytes = have_bytes + free.f_bavail * free.f_frsize
+        if free_bytes < geometry.capacity_bytes:
             raise StoreFullError(
-                "no room for the arena", directory=str(directory), capacity_bytes=wanted.capacity_bytes
+                "no room for the arena: give the dram tier less capacity, or another path",
+                directory=str(directory),
+                capacity_bytes=wanted.capacity_bytes,
+                free_bytes=free_bytes,
             )
         write_geometry(directory, geometry)
     except OSError as error:

@@ -61,7 +61,10 @@ def claim_durable(
         environment_id = transaction.get(ENVIRONMENT_ID, None, handle)
         if environment_id is None:
             if log is not None and not rebuild and not log.is_empty():
-                raise CorruptionError("the database is lost but its record log is not: rebuild it", directory=directory)
+                raise CorruptionError(
+                    "the database is lost but its record log is not: rebuild it (kvobj-admin rebuild)",
+                    directory=directory,
+                )
             environment_id = uuid.uuid4().bytes
             transaction.put(ENVIRONMENT_ID, environment_id, db=handle)
             transaction.put(STORE_ID, store_id or uuid.uuid4().bytes, db=handle)
