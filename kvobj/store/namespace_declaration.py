@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -36,7 +36,7 @@ _PROFILED_CODECS: Final = frozenset({"ek"})
 _DEVICE_CODECS: Final = ("raw", "x3", "xa")
 """What lies in device memory: what was put, encoded and decoded there."""
 _ADAPTERLESS: Final = ("vllm-sha256-cbor", "sglang-sha256")
-_PATH: Final = re.compile(r"at `(?:key in )?\$\.?(.*?)`")
+_PATH: Final = re.compile(r"at (`key` in )?`\$\.?(.*?)`")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
 
 _Text = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -46,6 +46,11 @@ _Rank = tuple[Annotated[int, Meta(ge=0, le=2**20)], _Count]
 _Level = Literal["read", "write"]
 _Tier = Literal["hbm", "dram", "nvme", "remote"]
 _Codec = Literal["raw", "zp", "x3", "xa", "f8", "eq57", "eq55", "eq4", "eq3", "ek", "h4"]
+_Kind = Literal["kv", "k", "v", "mla", "opaque"]
+_Dtype = Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8"]
+_Axis = Literal["layer", "kv", "head", "token", "dim"]
+_Ids = Literal["kvobj", "foreign", "lmcache", "vllm-sha256-cbor", "sglang-sha256"]
+_PartAxis = Literal["layer", "kv", "rank"]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,12 +63,12 @@ class Layout(_Part, frozen=True):
     Layers and heads are those that one chunk holds: of a rank's share where the namespace is a rank's.
     """
 
-    kind: Literal["kv", "k", "v", "mla", "opaque"]
-    dtype: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8"] | None = None
+    kind: _Kind
+    dtype: _Dtype | None = None
     layers: _Count | None = None
     kv_heads: _Count | None = None
     head_dim: _Count | None = None
-    order: tuple[Literal["layer", "kv", "head", "token", "dim"], ...] | None = None
+    order: tuple[_Axis, ...] | None = None
 
 
 class Rank(_Part, frozen=True):
@@ -92,19 +97,33 @@ class _Document(_Part, frozen=True, kw_only=True):
     model: _Text
     chunk_tokens: _Count
     layout: Layout
-    ids: Literal["kvobj", "foreign", "lmcache", "vllm-sha256-cbor", "sglang-sha256"]
+    ids: _Ids
     revision: _Text | None = None
     tokenizer: _Text | None = None
     rank: Rank = Rank()
     adapter: _Text | None = None
     rope: Rope | None = None
     salt: Annotated[str, Meta(max_length=1024)] = ""
-    part_axis: Literal["layer", "kv", "rank"] | None = None
+    part_axis: _PartAxis | None = None
     codecs: dict[_Tier, _Codec] | UnsetType | None = UNSET
     lossy: bool | UnsetType | None = UNSET
     access: Annotated[dict[_Text, _Level], Meta(max_length=4096)] | UnsetType | None = UNSET
     quota: _Quota | UnsetType | None = UNSET
     profile: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | UnsetType | None = UNSET
+
+
+_NO_CHOICE: Final = re.compile(r"Invalid enum value (.*)")
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "ids": get_args(_Ids),
+    "layout.kind": get_args(_Kind),
+    "layout.dtype": get_args(_Dtype),
+    "layout.order[...]": get_args(_Axis),
+    "part_axis": get_args(_PartAxis),
+    "codecs (key)": get_args(_Tier),
+    "codecs[...]": get_args(_Codec),
+    "access[...]": get_args(_Level),
+}
+"""What may stand in the fields that have a choice, by their names; `(key)`: as a name in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +203,7 @@ def parse_declaration(document: Mapping[str, object]) -> Declaration:
     try:
         parsed = msgspec.convert(dict(document), _Document)
     except msgspec.ValidationError as error:
-        raise _refusal(_field_of(str(error)), str(error).split(" - at ")[0]) from error
+        raise _refusal(_field_of(str(error)), _problem_of(str(error))) from error
     layout = _completed(parsed.layout)
     chunk_bytes = _chunk_bytes(layout, parsed.chunk_tokens)
     _check(parsed, layout)
@@ -304,9 +323,18 @@ def _flat(declaration: bytes) -> dict[str, object]:
 
 def _field_of(message: str) -> str:
     at = _PATH.search(message)
-    outer = at[1] if at else ""
+    outer = at[2] if at else ""
     unknown = _UNKNOWN.search(message) or re.search(r"missing required field `(.*?)`", message)
     return ".".join(part for part in (outer, unknown[1] if unknown else "") if part) or "declaration"
+
+
+def _problem_of(message: str) -> str:
+    """What msgspec found, with the words that would have been right where there are some."""
+    problem = message.split(" - at ", maxsplit=1)[0]
+    wrong, at = _NO_CHOICE.fullmatch(problem), _PATH.search(message)
+    field = re.sub(r"\[\d+\]", "[...]", _field_of(message))
+    choices = _CHOICES.get(f"{field} (key)" if at and at[1] else field)
+    return problem if wrong is None or choices is None else f"{wrong[1]} is none of {', '.join(choices)}"
 
 
 def _refusal(field: str, problem: str) -> InvalidRequestError:

@@ -190,6 +190,23 @@ def test_settings_that_are_not_named_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"ids": "sha"}, "ids: 'sha' is none of kvobj, foreign, lmcache, vllm-sha256-cbor, sglang-sha256"),
+        ({"codecs": {"disk": "xa"}}, "codecs: 'disk' is none of hbm, dram, nvme, remote"),
+        ({"codecs": {"nvme": "zip"}}, "codecs[...]: 'zip' is none of raw, zp, x3, xa, "),
+        ({"access": {"a": "admin"}}, "access[...]: 'admin' is none of read, write"),
+        ({"layout": {"kind": "kv", "dtype": "float16"}}, "layout.dtype: 'float16' is none of fp32, bf16, fp16, "),
+        ({"layout": {"kind": "kv", "order": ["kv", "time"]}}, "layout.order[1]: 'time' is none of layer, kv, head, "),
+    ],
+)
+def test_where_there_is_a_choice_the_refusal_names_it(document: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_declaration(OPAQUE | document)
+    assert caught.value.message.startswith(problem)
+
+
+@pytest.mark.parametrize(
     ("document", "field"),
     [
         ({}, "model"),
