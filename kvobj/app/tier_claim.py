@@ -168,9 +168,8 @@ def arena_kept(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            with suppress(
-                OSError
-            ):  # while the lock is held: who waits for it looks whether this is still the directory
+            # While the lock is held: who waits for it looks whether this is still the directory.
+            with suppress(OSError):
                 directory.rmdir()
             os.close(lock)
 
