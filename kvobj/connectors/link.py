@@ -108,7 +108,7 @@ class StoreLink:
             except KvobjError:
                 return  # the load tells
             except Exception:
-                self.log.exception("opening chunks ahead failed")
+                self.log.exception("opening chunks ahead failed")  # a bug: the load asks for itself
 
     # -- chunks --------------------------------------------------------------------------------------------------
     def load(self, names: Sequence[Name], rooms: Sequence[memoryview]) -> list[bool]:
