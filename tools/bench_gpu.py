@@ -158,13 +158,21 @@ def parity(world: World, *, cases: int | None = None) -> dict[str, Any]:
 
 def seconds_of(work: Callable[[], object], repetitions: int) -> float:
     """The median time of a call, after one that warms up."""
-    work()
-    times = []
-    for _ in range(repetitions):
-        began = time.perf_counter()
+    return seconds_in_turn((work,), repetitions)[0]
+
+
+def seconds_in_turn(works: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
+    """The median time of a call of each, after one that warms up: called in turn, so that what disturbs the machine for a while
+    disturbs all of them."""
+    for work in works:
         work()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repetitions):
+        for work, taken in zip(works, times, strict=True):
+            began = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - began)
+    return [statistics.median(taken) for taken in times]
 
 
 class Recorded:
@@ -409,8 +417,9 @@ def copy_speeds(world: World, size_bytes: int, repetitions: int) -> dict[str, fl
         def ours(copy: Copy = copy, kind: CopyKind = kind) -> None:
             world.wait(world.copies.begin(kind, [copy]))
 
-        figures[f"{name}_driver"] = size_bytes / seconds_of(bare, repetitions) / 1e9
-        figures[f"{name}_ours"] = size_bytes / seconds_of(ours, repetitions) / 1e9
+        driver_seconds, our_seconds = seconds_in_turn((bare, ours), repetitions)
+        figures[f"{name}_driver"] = size_bytes / driver_seconds / 1e9
+        figures[f"{name}_ours"] = size_bytes / our_seconds / 1e9
         figures[f"{name}_part"] = figures[f"{name}_ours"] / figures[f"{name}_driver"]
     stream.close()
     world.device.unregister(address)
