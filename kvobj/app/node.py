@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
-from kvobj.app.arena_ending import ArenaEnding, decide
+from kvobj.app.arena_ending import decide
 from kvobj.app.collection import Upkeep, make_collection, make_upkeep
-from kvobj.app.declared import ROOT_USER_ID, declare
+from kvobj.app.declared import declare
 from kvobj.app.hbm import check_hbm
 from kvobj.app.kv_api import KvApi, check_wrapping_key, make_kv_api, register_events, wrapping_key_of
+from kvobj.app.media import open_media, watched_readers
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice, choose_arena, choose_nvme
 from kvobj.app.remote import (
     Remote,
@@ -29,33 +30,27 @@ from kvobj.app.remote import (
     last_epochs,
     make_remote_writing,
     open_remote,
-    remote_tables,
 )
 from kvobj.app.room_notes import lost_segment_notes
+from kvobj.app.store_hooks import StoreHooks
 from kvobj.app.tier_claim import arena_kept, claimed
 from kvobj.app.tiering import make_tiering
-from kvobj.arena import Arena, PinnedFrame
+from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
-from kvobj.catalog.encoding import CATALOG_TABLES
-from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import ObjectRow
-from kvobj.catalog.unfinished import UnfinishedBytes
-from kvobj.clock import Clock, boot_ms
+from kvobj.clock import Clock
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.database import Database, ReaderWatch
 from kvobj.errors import KvobjError
 from kvobj.gc.collector import Collector
 from kvobj.gc.reaper import Reaper
-from kvobj.ids import BlobId, BlobIdAllocator, epoch_of, new_epoch
+from kvobj.ids import BlobIdAllocator, epoch_of, new_epoch
 from kvobj.manifests.signing import Signing
-from kvobj.metrics import Family, Metrics
+from kvobj.metrics import Metrics
 from kvobj.native import status as native_status
-from kvobj.policy.choose import chunk_policy
-from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
-from kvobj.policy.dram_view import DramView
+from kvobj.policy.chunk_policy import ChunkPolicy
 from kvobj.record_log import RecordLog
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
@@ -71,13 +66,13 @@ from kvobj.store.transcoding_ladder import HomeDemotion
 from kvobj.store.transcoding_rules import CodingRules
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.cascade import Cascade
-from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlobs
+from kvobj.tiers.coded_blobs import CodedBlobs
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
-from kvobj.tiers.dram import DRAM_BLOBS, DramTier
+from kvobj.tiers.dram import DramTier
 from kvobj.tiers.hbm import HbmTier
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.instruments import HotHits, TierInstruments
-from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
+from kvobj.tiers.nvme import NvmeTier
 from kvobj.tiers.nvme.rebuild import live_inline_entries
 from kvobj.tiers.protocol import Tier
 from kvobj.tiers.verified import RunOnPool
@@ -175,66 +170,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
 ) -> Node:
     hash_executor = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
     stack.callback(hash_executor.shutdown)
-    arena = await Arena.open(
-        arena_choice.directory,
-        capacity_bytes=arena_choice.capacity_bytes,
-        region_bytes=arena_choice.region_bytes,
-        store_id=data.store_id,
-        boot_id=boot_id,
-        huge_pages=settings.dram.huge_pages,
-        dedicated_buckets=frozenset(bucket.name for bucket in settings.buckets if bucket.regions == "own"),
-        data_directory=data.path,
+    media = await open_media(
+        stack, settings, data, arena_choice, nvme_choice, boot_id=boot_id, clock=clock, metrics=metrics
     )
-    ending = ArenaEnding(arena, arena_choice.volatile_path)
-    stack.push_async_callback(ending.close_arena)
-    record_log = RecordLog.open(data.record_log_path)
-    database = Database.open(
-        durable=data.catalog_path,
-        volatile=arena_choice.volatile_path,
-        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES, *remote_tables(settings)],
-        map_bytes=settings.catalog.map_bytes,
-        volatile_map_bytes=settings.catalog.volatile_map_bytes,
-        record_log=record_log,
-        store_id=data.store_id,
-        boot_id=boot_id,
-        outbox=None if settings.remote is None else clock,
-    )
-    stack.push_async_callback(database.aclose)
-    policy = chunk_policy(
-        settings.policy.kind,
-        {
-            CacheTier.DRAM: int(settings.dram.high_watermark * arena.capacity_bytes),
-            CacheTier.NVME: int(settings.nvme.high_watermark * nvme_choice.capacity_bytes),
-        },
-        history=settings.policy.history,
-        write_margin=settings.policy.write_margin,
-    )
-    dram_view = DramView(policy, now_ms=lambda: boot_ms(clock))
-    dram = DramTier(arena, database, dram_view, metrics=metrics, high_watermark=settings.dram.high_watermark)
-    stack.push_async_callback(dram.aclose)
-    nvme = await NvmeTier.open(
-        nvme_choice.directory,
-        database=database,
-        arena=arena,
-        record_key=data.store_key,
-        capacity_bytes=nvme_choice.capacity_bytes,
-        segment_bytes=nvme_choice.segment_bytes,
-    )
-    stack.push_async_callback(nvme.aclose)
-    lease_ttl_ms = int(settings.gc.lease_ttl_seconds * 1000)
-    catalog = await LmdbCatalog.open(
-        database,
-        limits=LeaseLimits(ttl_ms_max=lease_ttl_ms * LONGEST_LEASE_TTLS),
-        max_events=settings.events.max_events,
-        now_boot_ms=boot_ms(clock),
-    )
-    stack.push_async_callback(catalog.aclose)
-    unfinished_max = settings.limits.unfinished_bytes_per_user
-    catalog.unfinished.bound(
-        nvme_choice.capacity_bytes // 4 if unfinished_max is None else unfinished_max, exempt=(ROOT_USER_ID,)
-    )
-    metrics.add_families(partial(_unfinished_families, catalog.unfinished))
-
+    arena, database, catalog, dram, nvme = media.arena, media.database, media.catalog, media.dram, media.nvme
     instruments = TierInstruments(metrics)
     run = _on_pool(hash_executor)
     coded_blobs = CodedBlobs(database)
@@ -306,13 +245,13 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         home=nvme if remote is None else home,
         home_capacity_bytes=nvme_choice.capacity_bytes,
         tiers=read_tier,
-        policy=policy,
+        policy=media.policy,
         in_use=in_use,
         clock=clock,
         on_freed=placement.note_room,
         refused=lambda: write_behind.refused(),  # noqa: PLW0108 - it is made below
-        name_blob=dram_view.note,
-        is_cached=dram_view.__contains__,
+        name_blob=media.dram_view.note,
+        is_cached=media.dram_view.__contains__,
         stored_bytes=partial(_stored_bytes, coded_blobs),
         local=tiering.local,
         remote=tiering.remote,
@@ -338,27 +277,21 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         log=log,
     )
 
-    async def on_written(row: ObjectRow) -> None:
-        await collector.written(row)
-        await dram_transcoding.note(row)
-
-    def on_read(row: ObjectRow) -> None:
-        collector.touched(row)
-        dram_transcoding.touched(row)
-        if writing is not None:
-            writing.note_read(row)
-
-    def asked(row: ObjectRow) -> None:
-        tiering.hbm_codings.note(row)
-        collector.hold(row)
-
-    on_asked = collector.hold if tiering.hbm is None else asked
+    hooks = StoreHooks(
+        collector=collector,
+        reaper=reaper,
+        dram=dram,
+        dram_transcoding=dram_transcoding,
+        home_demotion=home_demotion,
+        hbm_codings=None if tiering.hbm is None else tiering.hbm_codings,
+        hits=HotHits(instruments),
+    )
     write_behind = WriteBehind(
         catalog=catalog,
         placement=placement,
         clock=clock,
         make_room=collector.make_room,
-        on_written=on_written,
+        on_written=hooks.written,
         on_refused=dram_transcoding.note,
         admits=collector.admits,
         remove=collector.remove_now,
@@ -395,6 +328,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             log=log,
         )
         catalog.on_settings_changed = writing.rules.look
+        hooks.note_read_remotely = writing.note_read
     shared = None if writing is None else writing.shared
     arriving = ArrivingKeys()
     commit_step = CommitStep(
@@ -406,46 +340,12 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         clock=clock,
         hash_executor=hash_executor,
         make_room=collector.make_room,
-        on_written=on_written,
+        on_written=hooks.written,
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
         unhashed_bytes_max=min(UNHASHED_BYTES_MAX, max(UNHASHED_BYTES_MIN, arena.capacity_bytes // UNHASHED_SHARE)),
         log=log,
         shared=shared,
     )
-
-    def on_removed(rows: Sequence[ObjectRow]) -> None:
-        collector.removed(rows)
-        for row in rows:
-            dram_transcoding.removed(row)
-        reaper.kick()
-
-    def on_namespace_changed(_: NamespaceRow) -> None:
-        home_demotion.look()
-        collector.look_at_quotas()
-
-    hits = HotHits(instruments)
-
-    def hot_frame(blob_id: BlobId) -> PinnedFrame | None:
-        frame = dram.get_hot(blob_id)
-        if frame is not None:
-            hits.reads += 1
-            hits.size_bytes += frame.size
-        return frame
-
-    def hot_bytes(blob_id: BlobId, start: int, stop: int) -> bytes | None:
-        found = dram.copy_hot(blob_id, start, stop)
-        if found is not None:
-            hits.reads += 1
-            hits.size_bytes += stop
-        return found
-
-    def on_hot_read(row: ObjectRow) -> None:
-        if tiering.hbm is not None:
-            tiering.hbm_codings.note(row)
-        collector.held_and_touched(row)
-        dram_transcoding.touched(row)
-        if writing is not None:
-            writing.note_read(row)
 
     store = Store(
         catalog=catalog,
@@ -461,13 +361,13 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             segment_bytes=nvme_choice.segment_bytes,
         ),
         in_use=in_use,
-        on_read=on_read,
-        on_asked=on_asked,
-        on_removed=on_removed,
+        on_read=hooks.read,
+        on_asked=hooks.asked,
+        on_removed=hooks.removed,
         corrupt=corrupt,
-        hot_frame=hot_frame,
-        hot_bytes=hot_bytes,
-        on_hot_read=on_hot_read,
+        hot_frame=hooks.hot_frame,
+        hot_bytes=hooks.hot_bytes,
+        on_hot_read=hooks.hot_read,
         named_profiles=profiles.named,
         shared=shared,
     )
@@ -483,11 +383,11 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         in_use=in_use,
         arena_bytes=arena.capacity_bytes,
         executor=hash_executor,
-        hold=on_asked,
-        on_removed=on_removed,
+        hold=hooks.asked,
+        on_removed=hooks.removed,
         clock=clock,
         pace=collection.pace,
-        on_namespace_changed=on_namespace_changed,
+        on_namespace_changed=hooks.namespace_changed,
         check_profile=profiles.check,
     )
     await check_wrapping_key(kv.book, catalog)
@@ -504,12 +404,12 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         cache=cache,
         home=home,
         tiers=read_tier,
-        policy=policy,
+        policy=media.policy,
         in_use=in_use,
         corrupt=corrupt,
         settled=settled,
         being_written=lambda blob_id: epoch_of(blob_id) == epoch,
-        on_removed=on_removed,
+        on_removed=hooks.removed,
         compact=compact,
         run=run,
         directory=data.path,
@@ -540,8 +440,8 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         data=data,
         arena=arena,
         database=database,
-        readers=_watched_readers(database, clock=clock, metrics=metrics, log=log),
-        record_log=record_log,
+        readers=watched_readers(database, clock=clock, metrics=metrics, log=log),
+        record_log=media.record_log,
         catalog=catalog,
         hbm=tiering.hbm,
         remote=remote,
@@ -562,10 +462,10 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         commit_step=commit_step,
         write_behind=write_behind,
         reaper=reaper,
-        policy=policy,
+        policy=media.policy,
         collector=collector,
         upkeep=upkeep,
-        on_asked=on_asked,
+        on_asked=hooks.asked,
         kv=kv,
         in_use=in_use,
         corrupt=corrupt,
@@ -578,24 +478,9 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
             *_wrapping_notes(settings),
         ),
     )
-    stack.push_async_callback(partial(decide, ending, dram=dram, catalog=catalog, log=log))
+    stack.push_async_callback(partial(decide, media.ending, dram=dram, catalog=catalog, log=log))
     _start_workers(stack, node)
     return node
-
-
-def _watched_readers(database: Database, *, clock: Clock, metrics: Metrics, log: logging.Logger) -> ReaderWatch:
-    readers = database.watch_readers(clock=clock, log=log)
-    metrics.gauge_of(
-        "kvobj_database_oldest_reader_seconds",
-        "for how long the oldest reader has kept pages of the catalog from being used again",
-        lambda: readers.oldest_seconds,
-    )
-    metrics.gauge_of(
-        "kvobj_database_dead_readers",
-        "readers whose process had died and whose slots were freed since the start",
-        lambda: readers.dead_readers,
-    )
-    return readers
 
 
 def _native_notes() -> tuple[str, ...]:
@@ -611,20 +496,6 @@ def _wrapping_notes(settings: Settings) -> tuple[str, ...]:
         "believes whatever lies there"
     )
     return (told,)
-
-
-def _unfinished_families(unfinished: UnfinishedBytes) -> list[Family]:
-    name, refused = "kvobj_unfinished_bytes", "kvobj_unfinished_refusals"
-    samples = [(name, {"user": user}, float(held)) for user, held in unfinished.of_users.items()]
-    return [
-        Family(name, "bytes of parts of uploads in progress, and of chunks in parts, by user", "gauge", samples),
-        Family(
-            refused,
-            "parts and uploads refused since their user's unfinished uploads held as much as they may",
-            "counter",
-            [(f"{refused}_total", {}, float(unfinished.refusals))],
-        ),
-    ]
 
 
 def _stored_bytes(coded: CodedBlobs, row: ObjectRow) -> int:
