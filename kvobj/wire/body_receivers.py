@@ -10,8 +10,9 @@ from typing import Final
 from kvobj.wire.body_threads import BodyThreads, Direction, native_threads
 
 RECEIVED_BYTES_MIN: Final = 512 * 1024
-"""From here on what is left of a body is worth the two hops, as of senders. On 16 cores, four connections, GB/s received with threads
-and without: bodies of 32 MiB 10 to 13 and 3 to 5, of 8 MiB 6 to 12 and 3.5, of 1 MiB 1.7 to 2.6 and 1.4 (two runs of each in turn)."""
+"""From here on what is left of a body is worth the two hops, as of senders. On 16 cores, four connections, GB/s received with
+threads and without: bodies of 32 MiB 10 to 13 and 3 to 5, of 8 MiB 6 to 12 and 3.5, of 1 MiB 1.7 to 2.6 and 1.4 (two runs of each
+in turn)."""
 _TOLD_BYTES: Final = 2 * 1024 * 1024
 """As often as this its owner, who hashes and hands on what has come, is told of a body that still comes."""
 _TURNS_ALONE: Final = 16
