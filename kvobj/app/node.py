@@ -57,6 +57,7 @@ from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
 from kvobj.store.profile_shelf import ProfileShelf
 from kvobj.store.recovery import Recovery, RecoveryReport
+from kvobj.store.sealing import Sealing
 from kvobj.store.split import BlobSplit
 from kvobj.store.store import Store
 from kvobj.store.transcoding import Transcoder
@@ -117,7 +118,7 @@ class Node:
     home_demotion: HomeDemotion
     transcoder: Transcoder
     store: Store
-    commit_step: CommitStep
+    sealing: Sealing
     write_behind: WriteBehind
     reaper: Reaper
     policy: ChunkPolicy
@@ -156,7 +157,7 @@ async def open_node(
         yield node
 
 
-async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of parts, in order
+async def _compose(  # noqa: PLR0915 - the composition root is one list of parts, in order
     stack: AsyncExitStack,
     settings: Settings,
     data: DataDirectory,
@@ -298,10 +299,19 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         on_queued=reaper.kick,
         log=log,
     )
+    arriving = ArrivingKeys()
+    sealing = Sealing(
+        catalog=catalog,
+        placement=placement,
+        write_behind=write_behind,
+        arriving=arriving,
+        clock=clock,
+        hash_executor=hash_executor,
+        unhashed_bytes_max=min(UNHASHED_BYTES_MAX, max(UNHASHED_BYTES_MIN, arena.capacity_bytes // UNHASHED_SHARE)),
+        log=log,
+    )
+    settled = partial(sealing.settled, wait=True)
     await catalog.open_epoch(epoch)
-
-    async def settled(row: ObjectRow) -> ObjectRow:
-        return await commit_step.settled(row, wait=True)
 
     async def has_sound_copy(row: ObjectRow) -> bool:
         return (await upkeep.copies.check(row)).problem is None
@@ -330,20 +340,18 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         catalog.on_settings_changed = writing.rules.look
         hooks.note_read_remotely = writing.note_read
     shared = None if writing is None else writing.shared
-    arriving = ArrivingKeys()
     commit_step = CommitStep(
         arena=arena,
         catalog=catalog,
         placement=placement,
         write_behind=write_behind,
+        sealing=sealing,
         arriving=arriving,
         clock=clock,
         hash_executor=hash_executor,
         make_room=collector.make_room,
         on_written=hooks.written,
         reserve_timeout_seconds=settings.limits.reserve_timeout_seconds,
-        unhashed_bytes_max=min(UNHASHED_BYTES_MAX, max(UNHASHED_BYTES_MIN, arena.capacity_bytes // UNHASHED_SHARE)),
-        log=log,
         shared=shared,
     )
 
@@ -459,7 +467,7 @@ async def _compose(  # noqa: C901, PLR0915 - the composition root is one list of
         home_demotion=home_demotion,
         transcoder=transcoder,
         store=store,
-        commit_step=commit_step,
+        sealing=sealing,
         write_behind=write_behind,
         reaper=reaper,
         policy=media.policy,
@@ -567,7 +575,7 @@ async def housekeeping(node: Node) -> AsyncIterator[None]:
 
 async def flush(node: Node, *, timeout_seconds: float) -> bool:
     """Write down everything that is only in memory; False if the deadline came first."""
-    await node.commit_step.drain()
+    await node.sealing.drain()
     return await node.write_behind.flush(timeout_seconds=timeout_seconds)
 
 

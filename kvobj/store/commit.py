@@ -1,16 +1,12 @@
 """The last step of a write: blobs are placed where their class needs them, then one catalog commit makes them visible.
 
-Class `memory` in a raw KV bucket does not wait for digests: the row is committed without them, and a follow-up seals the
-frame, whose header then has the digest, and hands the row to write-behind, which records it. At most
-`unhashed_bytes_max` bytes are in that state; a crash in between is healed by adoption, which hashes what was unsealed
-before it serves it.
+Class `memory` in a raw KV bucket does not wait for digests: the row is committed without them, and `Sealing` makes them after it.
+A crash in between is healed by adoption, which hashes what was unsealed before it serves it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -32,40 +28,19 @@ from kvobj.catalog.rows import (
 from kvobj.clock import Clock
 from kvobj.codec.codec import codec_named
 from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
-from kvobj.errors import FrameCorruptError, KvobjError, StoreFullError
-from kvobj.ids import BlobId
+from kvobj.errors import KvobjError, StoreFullError
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PutResult
-from kvobj.store.sealed import with_header_digest
+from kvobj.store.sealing import Sealing
 from kvobj.store.write_behind import WriteBehind
-from kvobj.task_endings import to_their_end
 from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
-SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
-SEAL_DELAY_SECONDS: Final = 0.025
-"""How long no further chunk must come, and next to nothing of any, before digests that nobody waits for are made: a burst of chunks
-is stored, and read, before their hashing takes the cores. Where it goes on after all, they wait again. Only while three quarters at
-most of what may be unhashed is, and half of what may be dirty."""
-SEAL_DELAY_SECONDS_MAX: Final = 1.0
-"""How long a burst that does not end puts them off; what may be unhashed bounds it in bytes."""
-BURST_BYTES: Final = 1024 * 1024
-"""Bodies of which less than this comes within the delay, or while a batch is hashed, want no core for themselves."""
 MAKE_ROOM_MAX: Final = 8
 """How often room is made for one blob before its writer is refused."""
-_SEALING_MAX: Final = 2
-"""Batches that are sealed at a time once writers will have to wait for it soon, and while no chunk comes; until then one, and the
-cores are others'."""
-
-
-def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
-    for blob in blobs:
-        assert blob.hash is not None
-        blob.hash.advance(blob.plain_bytes, None)
-        blob.seal()
 
 
 def kv_etag(blob_id: bytes) -> str:
@@ -87,14 +62,13 @@ class CommitStep:
         catalog: Catalog,
         placement: Placement,
         write_behind: WriteBehind,
+        sealing: Sealing,
         arriving: ArrivingKeys,
         clock: Clock,
         hash_executor: Executor,
         make_room: Callable[[int], Awaitable[int]],
         on_written: Callable[[ObjectRow], Awaitable[None]],
         reserve_timeout_seconds: float,
-        unhashed_bytes_max: int,
-        log: logging.Logger,
         shared: SharedWrites | None = None,
     ) -> None:
         """`arriving`: the writes under way, as `Store` has them. `shared`: where there is a remote, what class `shared` takes."""
@@ -108,16 +82,8 @@ class CommitStep:
         self._make_room = make_room
         self._on_written = on_written
         self._reserve_timeout_seconds = reserve_timeout_seconds
-        self._unhashed_bytes_max = unhashed_bytes_max
-        self._unhashed_bytes = 0
-        self._log = log
         self._shared = shared
-        self._follow_ups: dict[bytes, asyncio.Future[None]] = {}
-        self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
-        self._hurry = asyncio.Event()
-        self._delayed_bytes_max = min(unhashed_bytes_max * 3 // 4, placement.dirty_bytes_max // 2)
-        self._followed = 0
-        self._sealing: set[asyncio.Task[None]] = set()
+        self.sealing = sealing
 
     async def reserve(self, plain_sizes: list[int], *, codec: str = "raw", bucket: str | None = None) -> list[Pin]:
         """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw; in
@@ -254,7 +220,7 @@ class CommitStep:
             if blob is None or not transfer.hash_later or not self._may_defer(transfer):
                 return None
             blobs.append(blob)
-        if self._unhashed_bytes + sum(blob.plain_bytes for blob in blobs) > self._unhashed_bytes_max:
+        if not self.sealing.has_room(sum(blob.plain_bytes for blob in blobs)):
             return None
         for transfer, blob in zip(transfers, blobs, strict=True):
             transfer.written.append(blob.blob_id)
@@ -273,11 +239,6 @@ class CommitStep:
             and transfer.request.bucket.codec == "raw"
             and transfer.is_body_digested
         )
-
-    def puts_off(self, size_bytes: int) -> bool:
-        """Whether a body that comes now is better hashed after its acknowledgement: the cores are free to receive it, and what has
-        been put off leaves room. Else it is hashed while it arrives, beside what was put off."""
-        return self._unhashed_bytes + size_bytes <= self._delayed_bytes_max
 
     def _row(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> ObjectRow:
         request, place = transfer.request, transfer.request.place
@@ -312,7 +273,8 @@ class CommitStep:
         if outcome is None or outcome.existed:
             return
         if transfer.durability is Durability.MEMORY and transfer.held is not None and not transfer.held.sealed:
-            self._follow(transfer, transfer.held, outcome.row)
+            blob, transfer.held = transfer.held, None
+            self.sealing.follow(blob, outcome.row, is_hashed_later=transfer.hash_later)
         else:
             await self.committed(outcome.row)
 
@@ -352,7 +314,7 @@ class CommitStep:
             not want_digest
             and not transfer.is_small
             and self._may_defer(transfer)
-            and self._unhashed_bytes + blob.plain_bytes <= self._unhashed_bytes_max
+            and self.sealing.has_room(blob.plain_bytes)
         )
         if not may_defer or blob.hash.finished:
             transfer.hash_now()
@@ -403,130 +365,3 @@ class CommitStep:
             self._write_behind.enqueue(row)
         else:
             await self._on_written(row)
-
-    def _follow(self, transfer: PutTransfer, blob: ReceivedBlob, row: ObjectRow) -> None:
-        transfer.held = None
-        self._unhashed_bytes += blob.plain_bytes
-        if transfer.hash_later:
-            self._followed += 1
-            self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
-            self._unsealed.append((blob, row))
-            if self._unhashed_bytes > self._delayed_bytes_max:
-                self._hurry.set()
-            is_behind = self._unhashed_bytes > self._unhashed_bytes_max * 7 // 8
-            # Of those that end just now none looks again.
-            at_work = sum(1 for task in self._sealing if not task.done())
-            if at_work < (_SEALING_MAX if is_behind else 1):
-                task = asyncio.create_task(self._seal_batches())
-                self._sealing.add(task)
-                task.add_done_callback(self._sealing.discard)
-        else:
-            self._follow_ups[bytes(blob.blob_id)] = asyncio.create_task(self._seal_hashed(blob, row))
-
-    async def _seal_hashed(self, blob: ReceivedBlob, row: ObjectRow) -> None:
-        assert blob.hash is not None
-        try:
-            await blob.hash.wait()
-            blob.seal()
-        finally:
-            self._end_follow_up(blob, row)
-
-    async def _seal_batches(self) -> None:
-        """Hash and seal what is waiting, many small bodies in one job: while no more comes, unless somebody waits or it is much."""
-        deadline = self._clock.monotonic() + SEAL_DELAY_SECONDS_MAX
-        while self._unsealed:
-            await self._burst_ends(deadline)
-            beside = asyncio.create_task(self._seal_in_quiet(lambda: False))
-            try:
-                await self._seal_in_quiet(lambda: self._is_due(deadline))
-            finally:
-                await to_their_end([beside])
-        self._hurry.clear()
-
-    def _is_due(self, deadline: float) -> bool:
-        """Whether what was put off is wanted now, whatever comes."""
-        return self._hurry.is_set() or self._clock.monotonic() >= deadline
-
-    async def _seal_in_quiet(self, is_due: Callable[[], bool]) -> None:
-        """Hash and seal on one core, for as long as nobody sends what would want it, or it is due."""
-        before = self._came()
-        while self._unsealed and (not self._is_burst(before, now := self._came()) or is_due()):
-            before = now
-            await self._seal_batch()
-
-    def _came(self) -> tuple[int, int]:
-        """How many chunks have been put off so far, and how much of others is there."""
-        return self._followed, self._arriving.filled_bytes
-
-    @staticmethod
-    def _is_burst(before: tuple[int, int], now: tuple[int, int]) -> bool:
-        """Whether chunks have come in between, or so much of one: between two of a few large ones that come side by side passes
-        longer than the delay."""
-        return now[0] != before[0] or now[1] - before[1] >= BURST_BYTES
-
-    async def _burst_ends(self, deadline: float) -> None:
-        while not self._is_due(deadline):
-            before = self._came()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SEAL_DELAY_SECONDS):
-                    await self._hurry.wait()
-            if not self._is_burst(before, self._came()):
-                return
-
-    async def _seal_batch(self) -> None:
-        batch: list[tuple[ReceivedBlob, ObjectRow]] = []
-        size_bytes = 0
-        while self._unsealed and size_bytes < SEAL_BATCH_BYTES:
-            batch.append(self._unsealed.popleft())
-            size_bytes += batch[-1][0].plain_bytes
-        blobs = [blob for blob, _ in batch]
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _hash_and_seal, blobs)
-        finally:
-            for blob, row in batch:
-                follow_up = self._follow_ups[bytes(blob.blob_id)]
-                self._end_follow_up(blob, row)
-                follow_up.set_result(None)
-
-    def _end_follow_up(self, blob: ReceivedBlob, row: ObjectRow) -> None:
-        del self._follow_ups[bytes(blob.blob_id)]
-        if blob.sealed:
-            self._placement.cache.mark_sealed(blob.blob_id)
-            self._write_behind.enqueue(row)
-        else:
-            # The row stays volatile and its blob dirty: the next start hashes and enqueues it again.
-            self._log.error("a chunk could not be sealed blob_id=%s", blob.blob_id.hex())
-        self._unhashed_bytes -= blob.plain_bytes
-        blob.frame.release()
-
-    async def settled(self, row: ObjectRow, *, wait: bool) -> ObjectRow:
-        """The row with the digest that it was committed without, from its frame's header.
-
-        A digest that is still being computed is waited for, or left out where `wait` is false.
-        """
-        if row.digest is not None or len(row.blobs) != 1:
-            return row
-        (blob,) = row.blobs
-        pending = self._follow_ups.get(blob.blob_id)
-        if pending is not None:
-            if not wait:
-                return row
-            self._hurry.set()
-            await asyncio.wait([pending])
-        frame = await self._placement.cache.get(BlobId(blob.blob_id))
-        if frame is not None:
-            try:
-                return with_header_digest(row, frame)
-            except FrameCorruptError:
-                return row  # a digest nobody knows is left out; the bytes are judged where they are read
-            finally:
-                frame.release()
-        # Written down and evicted since it was looked up: the durable row has the digest.
-        (current,) = await self._catalog.lookup(row.bucket, [row.key])
-        return current if current is not None and current.blobs[0].blob_id == blob.blob_id else row
-
-    async def drain(self) -> None:
-        """Wait until no digest is pending."""
-        while self._follow_ups:
-            self._hurry.set()
-            await asyncio.wait(list(self._follow_ups.values()))

@@ -65,7 +65,7 @@ from kvobj.tiers.in_use import BlobsInUse
 
 # Up to here a body is always hashed after its acknowledgement, many in one job: a job of its own costs a 1 MiB body a fifth of
 # its time in thread hops. A larger one is, unless its writer waits for that or much was put off already
-# (`CommitStep.puts_off`).
+# (`Sealing.puts_off`).
 HASH_LATER_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
@@ -319,7 +319,7 @@ class Store:
     def _is_hashed_later(self, request: PutRequest) -> bool:
         if request.size_bytes <= HASH_LATER_BYTES_MAX:
             return True
-        return not request.wants_digest and self._commit_step.puts_off(request.size_bytes)
+        return not request.wants_digest and self._commit_step.sealing.puts_off(request.size_bytes)
 
     async def _early_look(self, request: PutRequest) -> ObjectRow | None:
         """The live chunk that answers for the write; refuses what the commit would refuse, before the body."""
@@ -559,7 +559,7 @@ class Store:
 
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
         """The row with its digest, waiting for it (unless told not to) where it is still being computed."""
-        return await self._commit_step.settled(row, wait=wait)
+        return await self._commit_step.sealing.settled(row, wait=wait)
 
     # -- removal -------------------------------------------------------------------------------------------------
     async def delete(

@@ -140,7 +140,7 @@ async def test_no_lossy_copy_is_made_of_bytes_that_were_damaged_in_memory(tmp_pa
     settings = {"nvme": lossy()}
     async with coded_node(tmp_path, shm_path, codecs=settings, lossy=True) as coded:
         damaged, sound = await coded.put(4), await coded.put(5)
-        await coded.node.commit_step.drain()
+        await coded.node.sealing.drain()
         frame = await coded.node.dram.get(await coded.blob_id(damaged))
         assert frame is not None
         frame.writable[frame.frame_bytes // 2] ^= 1

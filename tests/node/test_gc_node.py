@@ -95,7 +95,7 @@ async def test_a_refused_chunk_stays_in_memory_and_is_never_written(
     refuse_everything(node, monkeypatch)
     await put_chain(driver, 3)
     await driver.put("/objects/o", content(9), x_kvobj_durability="memory")
-    await node.commit_step.drain()
+    await node.sealing.drain()
     await settled_refusals(node, 3)
     assert (await driver.get("/chunks/c2")).body == content(2)
     assert (await row_of(node, "c2")).durability is Durability.MEMORY
@@ -113,7 +113,7 @@ async def test_a_flush_removes_what_policy_refuses_but_for_what_is_asked_for(
     driver = await with_buckets(node)
     refuse_everything(node, monkeypatch)
     await put_chain(driver, 4)
-    await node.commit_step.drain()
+    await node.sealing.drain()
     await settled_refusals(node, 4)
     assert (await driver.request("HEAD", "/chunks/c1")).status == 200
     assert await flush(node, timeout_seconds=30)
@@ -129,7 +129,7 @@ async def test_a_flush_writes_a_refused_chunk_that_is_pinned(node: Node, monkeyp
     driver = await with_buckets(node)
     refuse_everything(node, monkeypatch)
     await put_chain(driver, 2)
-    await node.commit_step.drain()
+    await node.sealing.drain()
     await settled_refusals(node, 2)
     now_ms = boot_ms(SystemClock())
     leases = node.catalog.leases

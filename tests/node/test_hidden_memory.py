@@ -17,7 +17,7 @@ from kvobj.clock import SystemClock, boot_ms
 from kvobj.config.settings import GcSettings, Settings
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
-from kvobj.store import commit
+from kvobj.store import sealing
 
 
 def content(seed: int) -> bytes:
@@ -77,7 +77,7 @@ async def hidden(node: Node, key: str) -> ObjectRow:
 
 def leave_unsealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No frame is hashed and sealed any more: so they are found by the next start, as after kill -9."""
-    monkeypatch.setattr(commit, "_hash_and_seal", lambda _: None)
+    monkeypatch.setattr(sealing, "_hash_and_seal", lambda _: None)
 
 
 async def test_what_a_pin_holds_is_read_after_a_crash_before_it_was_hashed(
@@ -87,7 +87,7 @@ async def test_what_a_pin_holds_is_read_after_a_crash_before_it_was_hashed(
         with monkeypatch.context() as patched:
             leave_unsealed(patched)
             driver = await put_chain(node, 2)
-            await node.commit_step.drain()
+            await node.sealing.drain()
         session, pin_id = await pin(node, "c1")
         assert (await driver.request("DELETE", "/chunks/c0")).status == 204
     async with running_node(settings) as node:
@@ -109,7 +109,7 @@ async def test_what_a_pin_holds_is_written_down_like_any_other_and_evicted_by_no
     driver = await put_chain(node, 2)
     session, pin_id = await pin(node, "c1")
     await driver.request("DELETE", "/chunks/c0")
-    await node.commit_step.drain()
+    await node.sealing.drain()
     assert node.dram.dirty_bytes > 2 * MIB
     assert await flush(node, timeout_seconds=30)
     assert node.dram.dirty_bytes == 0
@@ -127,7 +127,7 @@ async def test_a_hidden_chunk_whose_bytes_are_lost_stops_no_start(settings: Sett
         driver = await put_chain(node, 1)
         session, pin_id = await pin(node, "c0")
         await driver.request("DELETE", "/chunks/c0")
-        await node.commit_step.drain()
+        await node.sealing.drain()
         lost = BlobId((await hidden(node, "c0")).blobs[0].blob_id)
         await driver.put("/chunks/kept", content(9))
         await node.dram.delete([lost])
@@ -151,7 +151,7 @@ async def store_anew(node: Node, key: str) -> None:
 @pytest.mark.parametrize("fault", ["replaced before it is recorded", "given up"])
 async def test_write_behind_takes_no_bytes_from_a_pin(node: Node, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     await put_chain(node, 1)
-    await node.commit_step.drain()
+    await node.sealing.drain()
     (row,) = await node.catalog.lookup("chunks", ["c0"])
     assert row is not None
     blob_id = BlobId(row.blobs[0].blob_id)

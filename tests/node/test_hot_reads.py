@@ -51,7 +51,7 @@ async def test_what_lies_in_memory_is_read_alike_at_once_and_step_by_step(kv: Kv
             stated = headers if bucket == "files" or key != "said" else {**said, "x-amz-tagging": ""}
             put = await kv.driver.request("PUT", f"/{bucket}/{key}", body=body, headers=stated)
             assert put.status == 200
-            await kv.node.commit_step.drain()
+            await kv.node.sealing.drain()
             hot = await read_both_ways(kv, f"/{bucket}/{key}")
             assert (was_hot(hot), hot.body) == (True, body)
             assert was_hot(await read_both_ways(kv, f"/{bucket}/{key}", x_amz_checksum_mode="enabled"))

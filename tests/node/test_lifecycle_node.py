@@ -80,7 +80,7 @@ async def test_expired_objects_are_gone_and_their_room_is_free_again(
     await driver.put("/objects?lifecycle", rules(days(1, "short/"), days(3, "long/")))
     for key in ("short/a", "short/b", "long/a", "kept"):
         assert (await driver.put(f"/objects/{key}", BODY)).status == 200
-    await node.commit_step.drain()
+    await node.sealing.drain()
     used = (await node.nvme.usage()).used_bytes
     lifecycle = node.upkeep.lifecycle
     assert await lifecycle.run_pass() == LifecycleReport()

@@ -246,7 +246,7 @@ async def test_an_open_upload_of_class_memory_outlives_a_clean_stop(settings: Se
 async def test_a_chunk_lost_before_it_was_written_down_is_dropped_and_never_called_local(node: Node) -> None:
     driver = await with_buckets(node)
     await driver.put("/chunks/lost", content(1, MIB))
-    await node.commit_step.drain()
+    await node.sealing.drain()
     await lose(node)
     await driver.put("/chunks/kept", content(2, MIB))
     assert await flush(node, timeout_seconds=30)

@@ -153,7 +153,7 @@ async def test_a_restart_finds_what_left_nvme_and_holds_none_of_it_dirty(
 ) -> None:
     async with remote_world(settings, proxy, kvobj_remote) as world:
         await world.driver.put("/chunks/c", content(1), x_kvobj_durability="memory")
-        await world.node.commit_step.drain()
+        await world.node.sealing.drain()
         await world.node.write_behind.flush(timeout_seconds=10)
         await world.put("/chunks/c", content(1))
         await world.evict("chunks", "c", from_memory=False)

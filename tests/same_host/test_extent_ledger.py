@@ -95,7 +95,7 @@ async def test_what_is_stored_is_opened_where_it_lies(node: Node) -> None:
     assert memory(node, opened.place) == data
     assert ledger.pinned_bytes == len(data)
     assert len(ledger) == 1
-    await node.commit_step.drain()
+    await node.sealing.drain()
     assert (await node.store.settled(row)).digest == blake3(data).digest()
     ledger.close()
     assert (len(ledger), ledger.pinned_bytes) == (0, 0)
@@ -132,7 +132,7 @@ async def test_hashes_of_another_size_are_refused_and_nothing_is_stored(node: No
 async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(node: Node) -> None:
     ledger, data = ledger_of(node), os.urandom(5 * MIB)
     row = await stored(node, "k", data)
-    await node.commit_step.drain()
+    await node.sealing.drain()
     opened = await ledger.open(row)
     assert opened is not None
     await node.store.delete("cache", ["k"])
@@ -175,7 +175,7 @@ async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Nod
     region = opened.place.region
     assert node.arena.lane_of(region) == "apart"
     # Promoted from nvme it lands among others' bytes: the lane gets a copy.
-    await node.commit_step.drain()
+    await node.sealing.drain()
     assert await node.write_behind.flush(timeout_seconds=10)
     await node.dram.delete([BlobId(row.blobs[0].blob_id)])
     again = await own.open(row)
@@ -189,7 +189,7 @@ async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: N
     everyone = ledger_of(node)
     # Something of others was in every region before.
     rows = [await stored(node, f"k{number}", b"\xee" * (3 * MIB)) for number in range(18)]
-    await node.commit_step.drain()
+    await node.sealing.drain()
     await node.write_behind.flush(timeout_seconds=10)
     await node.dram.delete([BlobId(row.blobs[0].blob_id) for row in rows])
     row = await stored(node, "k", b"mine", bucket="apart")

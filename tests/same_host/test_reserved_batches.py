@@ -76,7 +76,7 @@ async def test_what_is_written_into_its_room_is_stored_and_told_of_once(node: No
     assert [item.status for item in told.items] == [200, 200]
     assert not any(item.existed for item in told.items)
     assert len(writer.told) == 1
-    await node.commit_step.drain()
+    await node.sealing.drain()
     for row, each in zip(await node.catalog.lookup("cache", ["k0", "k1"]), data, strict=True):
         assert row is not None
         assert (await node.store.settled(row)).digest == blake3(each).digest()
@@ -131,7 +131,7 @@ async def test_others_get_their_turn_all_through_a_batch_of_many_chunks(node: No
     told = await writer.commit(number)
     assert turns.end() >= 2 * (len(sizes) // 64 - 1)  # before the commit, and behind it
     assert {item.status for item in told.items} == {200}
-    await node.commit_step.drain()
+    await node.sealing.drain()
     assert len(node.store.arriving) == 0
 
 
@@ -154,7 +154,7 @@ async def test_two_writers_of_one_chunk_are_both_answered_and_the_first_ones_sta
     writer.fill(other, b"2" * SIZE)
     assert not (await writer.commit(first)).items[0].existed
     assert (await writer.commit(second)).items[0].existed
-    await node.commit_step.drain()
+    await node.sealing.drain()
     (row,) = await node.catalog.lookup("cache", ["k"])
     assert row is not None
     assert (await node.store.settled(row)).digest == blake3(b"1" * SIZE).digest()
