@@ -49,7 +49,7 @@ class ChunkBytes:
                 return ChunkView(
                     memory, digest=extent.digest, tier=extent.tier, lane=held.lane, on_release=held.release
                 )
-        found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=timeout_seconds)
+        found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=timeout_seconds, wants_digest=True)
         if found is None:
             return None
         data, digest = found
@@ -68,14 +68,18 @@ class ChunkBytes:
     ) -> memoryview | None:
         """See `KvClient.get_chunk`."""
         key = namespace.key_of(name)
-        held = self._same_host.open([key], layers=layers, pins=_pins(pin), timeout_seconds=timeout_seconds)
+        held = None
+        if self._same_host.is_wanted:
+            held = self._same_host.open([key], layers=layers, pins=_pins(pin), timeout_seconds=timeout_seconds)
         if held is not None:
             if held.size_of(0) is None:
                 return None
             view = self._copied(held, 0, into)
             if view is not None:
                 return view
-        found = self._http.get(key, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds)
+        found = self._http.get(
+            key, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds, wants_digest=self._verify
+        )
         if found is None:
             return None
         self._check(*found)
@@ -171,7 +175,9 @@ class ChunkBytes:
         if pin is not None:  # a stream reads no pins: what a DELETE has hidden comes one by one
             for place in places:
                 key = namespace.key_of(names[place])
-                found = self._http.get(key, layers=None, pin=pin, into=rooms[place], timeout_seconds=None)
+                found = self._http.get(
+                    key, layers=None, pin=pin, into=rooms[place], timeout_seconds=None, wants_digest=self._verify
+                )
                 if found is not None:
                     self._check(*found)
                     sizes[place] = len(found[0])

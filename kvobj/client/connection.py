@@ -21,6 +21,7 @@ from kvobj.client.call_scope import CallScope, current_scope
 from kvobj.client.credentials import Credentials
 from kvobj.client.errors import answer_error
 from kvobj.client.incoming import Incoming
+from kvobj.client.native_fetch import BROKEN_HEAD, HANDED, STALE, TIMED_OUT, UNFIT, fetch_calls
 from kvobj.client.request_head import SignedHeads
 from kvobj.client.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from kvobj.client.wire import ServerClosedError, Wire
@@ -30,6 +31,10 @@ from kvobj.wire.response_head import BrokenAnswerError, ResponseHead
 __all__ = ["Answer", "Endpoint", "Incoming", "SignedConnection"]
 
 TIMEOUT_SECONDS: Final = 60.0
+
+ASK: Final = UNFIT
+ASKED: Final = HANDED
+"""What `fetch` tells instead of a number of bytes."""
 
 _FIRST_ERROR_STATUS: Final = 400
 _PLAIN_ANSWERS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
@@ -84,7 +89,7 @@ class Answer:
 
 
 class SignedConnection:
-    """Sends signed requests to one endpoint. A context manager; not thread-safe."""
+    """Sends signed requests to one endpoint. A context manager; not thread-safe. `is_native` False: never by the native library."""
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class SignedConnection:
         timeout_seconds: float = TIMEOUT_SECONDS,
         wall_seconds: Callable[[], float] = time.time,
         tls: ssl.SSLContext | None = None,
+        is_native: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self._heads = SignedHeads(credentials, host=endpoint.host_header, region=region)
@@ -102,6 +108,7 @@ class SignedConnection:
         self._timeout_seconds = timeout_seconds
         self._tls = (tls or ssl.create_default_context()) if endpoint.is_tls else None
         self._wire = Wire()
+        self._fetch_calls = fetch_calls() if is_native and not endpoint.is_tls else None
 
     def request(
         self,
@@ -126,17 +133,22 @@ class SignedConnection:
         headers: Mapping[str, str] | None = None,
         body: bytes | Sequence[bytes | memoryview] = b"",
         timeout_seconds: float | None = None,
+        is_asked: bool = False,
     ) -> Incoming:
         """Send a request and read the head of its answer, all within the timeout; the body is the caller's to read.
 
-        A body of several buffers is sent without being copied, and not signed. Errors are those of `request`.
+        A body of several buffers is sent without being copied, and not signed. Errors are those of `request`. `is_asked`: `fetch`
+        has sent this very request.
         """
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         buffers = body if not isinstance(body, bytes) else (body,) if body else ()
-        head = self._signed(method, path, query, headers or {}, body)
+        head = b"" if is_asked else self._signed(method, path, query, headers or {}, body)
         scope = current_scope()
         try:
-            answered = self._exchange(method, head, buffers, deadline=deadline, scope=scope)
+            if is_asked:
+                answered = self._wire.read_head(method=method, deadline=deadline)
+            else:
+                answered = self._exchange(method, head, buffers, deadline=deadline, scope=scope)
         except (OSError, BrokenAnswerError) as error:
             self._end(scope)
             raise self._unavailable(error) from error
@@ -154,6 +166,37 @@ class SignedConnection:
                 content_type=told.get("content-type", ""),
                 retry_after=told.get("retry-after", ""),
             )
+
+    def fetch(self, path: str, headers: Mapping[str, str], room: memoryview, *, timeout_seconds: float) -> int:
+        """GET a path, and the whole body of its answer into a room that is writable and not empty: how many bytes it has. `ASK`: it
+        could not be done so, call `open`; `ASKED`: call `open` with `is_asked`, since the answer is on its way. Errors as `open`
+        and as of reading a body."""
+        calls, wire = self._fetch_calls, self._wire
+        if calls is None or (frame := self._heads.native(calls, headers, second=int(self._wall_seconds()))) is None:
+            return ASK
+        scope = current_scope()
+        if scope is not None:
+            scope.guard(wire.abort)
+        try:
+            told = wire.fetch(calls, frame, path.encode(), room, seconds=timeout_seconds)
+        except BaseException:
+            self._end(scope)
+            raise
+        if told == HANDED:
+            return ASKED
+        if scope is not None:
+            scope.unguard()
+        if told >= 0 or told == UNFIT:
+            return told
+        error = TimeoutError("timed out") if told == TIMED_OUT else wire.fetch_error()
+        wire.close()
+        if told in (STALE, BROKEN_HEAD):
+            return ASK
+        raise self._unavailable(error) from error
+
+    def fetched_digest(self) -> bytes | None:
+        """BLAKE3 of what the last fetch read, if the server told it."""
+        return self._wire.fetched_digest()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -42,6 +42,8 @@ def follow(
             with transport.open("GET", path, query=query, timeout_seconds=timeout_seconds) as answer:
                 if layers is not None:
                     yield from _by_layer(answer, layers[1] - layers[0] + 1, timeout_seconds)
+                elif answer.status != _OK:
+                    raise UnavailableError("the answer is no chunk", status=answer.status)
                 else:
                     yield from _by_piece(answer, timeout_seconds, verify=verify)
                 return
@@ -67,7 +69,7 @@ def _by_layer(answer: Incoming, count: int, timeout_seconds: float) -> Iterator[
 
 
 def _by_piece(answer: Incoming, timeout_seconds: float, *, verify: bool) -> Iterator[memoryview]:
-    digest = answer.headers.get("x-kvobj-digest") if answer.status == _OK and verify else None
+    digest = answer.headers.get("x-kvobj-digest") if verify else None
     hasher = blake3()
     room = memoryview(b"")
     while True:

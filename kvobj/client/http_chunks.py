@@ -13,11 +13,12 @@ from kvobj.client.errors import error_of
 from kvobj.client.incoming import Incoming
 from kvobj.client.kv_stream import LENGTH_BYTES, STREAM_TYPE, chunk_stream, header_length, parse_header
 from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, StoredBytes, StoredChunk
-from kvobj.client.transport import MSGPACK, Transport, read_answer
+from kvobj.client.transport import MSGPACK, Fetched, Transport, read_answer
 from kvobj.errors import InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
 
 _OK: Final = 200
+_PARTIAL: Final = 206
 _DIGITS: Final = Context(prec=13, rounding=ROUND_CEILING)
 
 Rooms = Callable[[int, int | None, int], memoryview | None]
@@ -49,20 +50,28 @@ class HttpChunks:
         pin: bytes | None,
         into: bytearray | memoryview | None,
         timeout_seconds: float | None,
+        wants_digest: bool,
     ) -> tuple[memoryview, bytes | None] | None:
-        """A chunk's bytes, or those of layers A to B, and the digest if they are the whole; None if it is not stored."""
+        """A chunk's bytes, or those of layers A to B, and the digest if it is wanted and they are the whole; None if it is not
+        stored."""
+        path = f"{self._path}/{key}"
         headers = {} if pin is None else {"x-kvobj-pin": pin.hex()}
         query = () if layers is None else (("layers", f"{layers[0]}-{layers[1]}"),)
         try:
-            with self._transport.open(
-                "GET", f"{self._path}/{key}", query=query, headers=headers, timeout_seconds=timeout_seconds
-            ) as answer:
-                view = room_for(into, int(answer.headers.get("content-length", "0")))
+            room = memoryview(b"") if into is None or query else memoryview(into).cast("B")
+            if not room.readonly and len(room):
+                lent = self._transport.fetch(path, headers, room, timeout_seconds, wants_digest=wants_digest)
+                if isinstance(lent, Fetched):
+                    return room[: lent.size_bytes], lent.digest
+            else:
+                lent = self._transport.open("GET", path, query=query, headers=headers, timeout_seconds=timeout_seconds)
+            with lent as answer:
+                view = room_for(into, _size_of(answer, _OK, *(_PARTIAL,) if query else ()))
                 answer.readinto(view)
-                digest = answer.headers.get("x-kvobj-digest") if answer.status == _OK else None
+                digest = answer.headers.get("x-kvobj-digest") if wants_digest and answer.status == _OK else None
         except NoSuchKeyError:
             return None
-        return view, bytes.fromhex(digest) if digest else None
+        return view, _digest_of(digest)
 
     def get_stored(
         self,
@@ -82,19 +91,18 @@ class HttpChunks:
             with self._transport.open(
                 "GET", f"{self._path}/{key}", headers=headers, timeout_seconds=timeout_seconds
             ) as answer:
-                view = room_for(None, int(answer.headers.get("content-length", "0")))
+                view = room_for(None, _size_of(answer, _OK))
                 answer.readinto(view)
                 told = answer.headers
         except NoSuchKeyError:
             return None
-        digest, lossy_digest = told.get("x-kvobj-digest"), told.get("x-kvobj-lossy-digest")
         return StoredBytes(
             data=view,
             codec=told.get("x-kvobj-codec", RAW),
             lossy=told.get("x-kvobj-lossy"),
-            digest=bytes.fromhex(digest) if digest else None,
+            digest=_digest_of(told.get("x-kvobj-digest")),
             tier=told.get("x-kvobj-tier", ""),
-            lossy_digest=bytes.fromhex(lossy_digest) if lossy_digest else None,
+            lossy_digest=_digest_of(told.get("x-kvobj-lossy-digest")),
         )
 
     def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
@@ -110,14 +118,15 @@ class HttpChunks:
         body = [memoryview(chunk.data).cast("B")]
         path = f"{self._path}/{namespace.key_of(chunk.id)}"
         with self._transport.open("PUT", path, headers=headers, body=body) as answer:
+            if answer.status != _OK:  # a redirect, for one, has stored nothing
+                raise UnavailableError("the answer is none to a chunk that was put", status=answer.status)
             answer.read()
             told = answer.headers
-        digest = told.get("x-kvobj-digest")
         return StoredChunk(
             existed=told.get("x-kvobj-existed") == "true",
             durability=told.get("x-kvobj-durability", ""),
             etag=told.get("etag", "").strip('"'),
-            digest=bytes.fromhex(digest) if digest else None,
+            digest=_digest_of(told.get("x-kvobj-digest")),
         )
 
     def mget(
@@ -204,6 +213,23 @@ def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview
             "the chunk is larger than the room for it", size_bytes=size_bytes, room_bytes=len(view)
         )
     return view[:size_bytes]
+
+
+def _size_of(answer: Incoming, *statuses: int) -> int:
+    """How many bytes of a chunk an answer of one of these statuses has. `UnavailableError` for another, a redirect for one, and
+    where it does not tell: then this is not the server it was taken for."""
+    length = answer.headers.get("content-length")
+    if length is None or answer.status not in statuses:
+        raise UnavailableError("the answer is no chunk", status=answer.status, length=length)
+    return int(length)
+
+
+def _digest_of(told: str | None) -> bytes | None:
+    """A digest as a header has it. `UnavailableError` for what is none: then this is not the server it was taken for."""
+    try:
+        return bytes.fromhex(told) if told else None
+    except ValueError as error:
+        raise UnavailableError("the answer's digest is none", digest=told) from error
 
 
 def _stored(item: Mapping[str, Any]) -> StoredChunk | KvobjError:

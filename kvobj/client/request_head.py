@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvobj.client.credentials import Credentials
-from kvobj.client.sigv4 import SigningFrame, encoded_path, encoded_query
+from kvobj.client.native_fetch import FetchCalls, NativeFrame, native_frame
+from kvobj.client.sigv4 import EMPTY_SHA256, SigningFrame, encoded_path, encoded_query
 from kvobj.errors import InvalidRequestError
 
 _NEVER: Final = -1
@@ -20,7 +21,10 @@ class SignedHeads:
     it is written once, and kept for the next one.
     """
 
-    __slots__ = ("_credentials", "_fields", "_frame", "_headers", "_host", "_payload_sha256", "_region", "_second")
+    __slots__ = (
+        "_credentials", "_fields", "_frame", "_headers", "_host", "_native", "_native_headers", "_native_second",
+        "_payload_sha256", "_region", "_second",
+    )  # fmt: skip
 
     def __init__(self, credentials: Credentials, *, host: str, region: str) -> None:
         self._credentials = credentials
@@ -31,6 +35,18 @@ class SignedHeads:
         self._payload_sha256 = ""
         self._fields = ""
         self._frame: SigningFrame | None = None
+        self._native: NativeFrame | None = None
+        self._native_second = _NEVER
+        self._native_headers: Mapping[str, str] = {}
+
+    def native(self, calls: FetchCalls, headers: Mapping[str, str], *, second: int) -> NativeFrame | None:
+        """What a native GET of any path without a query is signed with, in the second and with the fields given. Errors as `head`;
+        None where it is too long. It is written anew by the next call for another second or other fields."""
+        if second != self._native_second or headers != self._native_headers:
+            frame = self._begin(headers, EMPTY_SHA256, second)
+            self._native = native_frame(calls, frame, self._fields)
+            self._native_second, self._native_headers = second, self._headers
+        return self._native
 
     def head(
         self,

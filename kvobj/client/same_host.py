@@ -113,7 +113,8 @@ class SameHost:
         self._grant = grant
         self._renew = renew
         self._timeout_seconds = timeout_seconds
-        self._is_wanted = is_wanted and sys.platform.startswith("linux")
+        self.is_wanted: Final = is_wanted and sys.platform.startswith("linux")
+        """False: nothing ever goes this way."""
         self.opened = 0
         """Chunks that were opened here."""
         self.fallbacks = 0
@@ -316,13 +317,13 @@ class SameHost:
 
     def _fall_back(self) -> None:
         """Count a call that has to go over HTTP, unless it always does."""
-        if self._is_wanted and not self._is_refused:
+        if self.is_wanted and not self._is_refused:
             self.fallbacks += 1
 
     # -- lanes ---------------------------------------------------------------------------------------------------
     @property
     def _may_try(self) -> bool:
-        return self._is_wanted and not self._is_closed and (bool(self._lanes) or time.monotonic() >= self._rest_until)
+        return self.is_wanted and not self._is_closed and (bool(self._lanes) or time.monotonic() >= self._rest_until)
 
     @contextmanager
     def _lane(self, deadline: float) -> Iterator[Lane | None]:

@@ -91,11 +91,12 @@ class Mac:
     """HMAC-SHA256 (RFC 2104) with one key, hashed once: `hmac` sets OpenSSL up anew for every text, which takes longer than all of
     the hashing, most of all where caches are cold. Thread-safe."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("_inner", "_outer", "key")
 
     def __init__(self, key: bytes) -> None:
         if len(key) > _BLOCK_BYTES:
             raise ValueError(f"a key of {len(key)} bytes")
+        self.key = key
         block = key.ljust(_BLOCK_BYTES, b"\0")
         self._inner = hashlib.sha256(block.translate(_INNER))
         self._outer = hashlib.sha256(block.translate(_OUTER))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from kvobj.client.call_scope import current_scope, pause
-from kvobj.client.connection import Incoming, SignedConnection
+from kvobj.client.connection import ASKED, Incoming, SignedConnection
 from kvobj.client.forking import forget_in_child
 from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds, told_seconds
 from kvobj.errors import BusyError, UnavailableError
@@ -24,24 +24,42 @@ MSGPACK: Final = "application/msgpack"
 T = TypeVar("T")
 
 
+class Fetched(NamedTuple):
+    """How many bytes of a room were filled; their BLAKE3 if it was wanted, and the server told it."""
+
+    size_bytes: int
+    digest: bytes | None
+
+
 class Lent:
-    """A context manager: an answer to be read within the block, on a connection that is lent until the block's end."""
+    """A context manager: an answer to be read within the block, on a connection that is lent until the block's end. Before there
+    is an answer, it is but the connection."""
 
-    __slots__ = ("_connection", "_incoming", "_transport")
+    __slots__ = ("_is_lent", "_transport", "connection", "incoming")
 
-    def __init__(self, transport: Transport, connection: SignedConnection, incoming: Incoming) -> None:
+    def __init__(self, transport: Transport, connection: SignedConnection) -> None:
         self._transport = transport
-        self._connection = connection
-        self._incoming = incoming
+        self._is_lent = True
+        self.connection = connection
+        self.incoming: Incoming | None = None
+
+    def give_back(self) -> None:
+        """The connection is the transport's again, closed if there is an answer that was not read to its end. Idempotent."""
+        if not self._is_lent:
+            return
+        self._is_lent = False
+        try:
+            if self.incoming is not None:
+                self.incoming.close()
+        finally:
+            self._transport.give(self.connection)
 
     def __enter__(self) -> Incoming:
-        return self._incoming
+        assert self.incoming is not None
+        return self.incoming
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._incoming.close()
-        finally:
-            self._transport.give(self._connection)
+        self.give_back()
 
 
 class Transport:
@@ -99,6 +117,42 @@ class Transport:
         ) as answer:
             return read_answer(answer.read(), kind)
 
+    def fetch(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        room: memoryview,
+        timeout_seconds: float | None = None,
+        *,
+        wants_digest: bool,
+    ) -> Fetched | Lent:
+        """GET a path into a room that is writable and not empty, in as few steps as there can be. Where they do not bring the whole
+        answer it is lent, to be read as after `open`. Errors as `open`."""
+        began = time.monotonic()
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        scope = current_scope()
+        if scope is not None and scope.deadline < began + seconds:
+            seconds = scope.deadline - began
+        lent = None
+        try:
+            lent = self._lend_idle()
+            if lent is not None:
+                told = lent.connection.fetch(path, headers, room, timeout_seconds=seconds)
+                if told >= 0:
+                    fetched = Fetched(told, lent.connection.fetched_digest() if wants_digest else None)
+                    lent.give_back()
+                    self._budget.note_call()
+                    return fetched
+                if told != ASKED:
+                    lent.give_back()
+                    lent = None
+            left = seconds - (time.monotonic() - began)  # what was waited for so far is not to be waited for again
+            return self.open("GET", path, headers=headers, timeout_seconds=left, asked=lent)
+        except BaseException:
+            if lent is not None:
+                lent.give_back()
+            raise
+
     def open(
         self,
         method: str,
@@ -108,8 +162,10 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | Sequence[bytes | memoryview] = b"",
         timeout_seconds: float | None = None,
+        asked: Lent | None = None,
     ) -> Lent:
-        """Send a request and wait for its answer's head; the body is read within the block. Nothing is retried then."""
+        """Send a request and wait for its answer's head; the body is read within the block. Nothing is retried then. `asked`: a
+        connection that has sent it already; after an error it is given back."""
         deadline = time.monotonic() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         scope = current_scope()
         if scope is not None and scope.deadline < deadline:
@@ -117,13 +173,16 @@ class Transport:
         self._budget.note_call()
         tries = 0
         while True:
-            connection = self._take(deadline)
+            is_asked = asked is not None
+            lent, asked = asked or Lent(self, self._take(deadline)), None
             try:
                 left = max(0.0, deadline - time.monotonic())
-                incoming = connection.open(method, path, query=query, headers=headers, body=body, timeout_seconds=left)
-                return Lent(self, connection, incoming)
+                lent.incoming = lent.connection.open(
+                    method, path, query=query, headers=headers, body=body, timeout_seconds=left, is_asked=is_asked
+                )
+                return lent  # noqa: TRY300 - up to here an interrupt gives it back
             except (BusyError, UnavailableError) as error:
-                self.give(connection)
+                lent.give_back()
                 tries += 1
                 seconds = told_seconds(error) + pause_seconds(tries)
                 is_late = time.monotonic() + seconds >= deadline
@@ -131,7 +190,7 @@ class Transport:
                 if is_late or is_ended or tries >= self._retry.tries or not self._budget.take():
                     raise
             except BaseException:
-                self.give(connection)
+                lent.give_back()
                 raise
             pause(seconds)
 
@@ -158,6 +217,15 @@ class Transport:
                 self._idle.append(connection)
             if self._waiting:
                 self._changed.notify()
+
+    def _lend_idle(self) -> Lent | None:
+        """One that is idle, if another may be lent."""
+        with self._lock:
+            if not self._idle or self._lent >= self._connections:
+                return None
+            lent = Lent(self, self._idle.pop())
+            self._lent += 1
+        return lent
 
     def _take(self, deadline: float) -> SignedConnection:
         with self._lock:

@@ -9,6 +9,7 @@ timeouts come back for every hundred kilobytes, and each time wait for the inter
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
@@ -21,7 +22,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from kvobj.buffers import address_of
 from kvobj.client.forking import forget_in_child
+from kvobj.client.native_fetch import (
+    HANDED,
+    INTERRUPTED,
+    STASH_BYTES,
+    UNFIT,
+    FetchCalls,
+    FetchState,
+    NativeFrame,
+)
 from kvobj.wire.response_head import HEAD_BYTES_MAX, HEAD_END, BrokenAnswerError, ResponseHead, parse_head
 
 _AHEAD_BYTES: Final = 8 * 1024
@@ -40,6 +51,9 @@ most waits, which end at most so much after their deadline."""
 
 
 _UNSET: Final = -1.0
+_DIGITS: Final = 64
+_char_at: Final = ctypes.c_char.from_buffer
+_addressof: Final = ctypes.addressof
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
@@ -53,6 +67,7 @@ class Wire:
     __slots__ = (
         "__weakref__",
         "_end",
+        "_fetching",
         "_is_aborted",
         "_lock",
         "_poll",
@@ -73,6 +88,7 @@ class Wire:
         self._view = memoryview(self._stash)
         self._start = 0
         self._end = 0
+        self._fetching: _Fetching | None = None
         forget_in_child(self)
 
     @property
@@ -119,6 +135,7 @@ class Wire:
         with self._lock:
             closed, self._socket = self._socket, None
             self._start = self._end = 0
+            self._fetching = None
             if closed is not None:
                 closed.close()
 
@@ -148,6 +165,37 @@ class Wire:
                 at += 1
             if sent:
                 left[at] = left[at][sent:]
+
+    def fetch(self, calls: FetchCalls, frame: NativeFrame, path: bytes, room: memoryview, *, seconds: float) -> int:
+        """GET a path in one native call, into a room that is writable and not empty: how many bytes of it were filled, or one of
+        `native_fetch`'s codes. After `HANDED` the answer is read by the other calls, from its beginning. After `UNFIT` nothing
+        was sent; after the other codes the connection has to be closed."""
+        opened = self._socket
+        if opened is None or self._poll is None or self._start != self._end or seconds <= 0:
+            return UNFIT
+        if not self._timeout * _SHARE_LEFT <= seconds <= self._timeout:
+            self._set_timeout(opened, seconds)
+        fetching = self._fetching
+        if fetching is None:
+            fetching = self._fetching = _Fetching(calls, opened.fileno(), self._view)
+        into = _addressof(_char_at(room))
+        told = calls.begin(fetching.address, frame.address, path, len(path), into, len(room), seconds, self._timeout)
+        while told == INTERRUPTED:  # back here so that a signal's handler may run, and may raise
+            told = calls.go_on(fetching.address)
+        if told == HANDED:
+            self._start, self._end = 0, fetching.state.came
+        return told
+
+    def fetched_digest(self) -> bytes | None:
+        """What the last fetch that filled its room was told of it: BLAKE3 of the bytes."""
+        fetching = self._fetching
+        at = 0 if fetching is None else fetching.state.digest_at
+        return bytes.fromhex(str(self._view[at : at + _DIGITS], "ascii")) if at else None
+
+    def fetch_error(self) -> OSError:
+        """Why the last fetch broke, at once after it."""
+        number = 0 if self._fetching is None else self._fetching.state.error
+        return OSError(number, os.strerror(number)) if number else ConnectionError("the connection ends early")
 
     def read_head(self, *, method: str, deadline: float) -> ResponseHead:
         """The next head that is no interim one. `ServerClosedError` where not a byte of it comes."""
@@ -225,14 +273,17 @@ class Wire:
             raise ConnectionError("the connection is closed")
         left = _left(deadline)
         if not self._timeout * _SHARE_LEFT <= left <= self._timeout:
-            self._timeout = left * _SHARE_SET
-            if self._poll is None:
-                opened.settimeout(self._timeout)
-            else:
-                timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+            self._set_timeout(opened, left)
         return opened
+
+    def _set_timeout(self, opened: socket.socket, left: float) -> None:
+        self._timeout = left * _SHARE_SET
+        if self._poll is None:
+            opened.settimeout(self._timeout)
+        else:
+            timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def _send_head(self, head: bytes, deadline: float) -> int:
         opened = self._allow(deadline)
@@ -293,6 +344,19 @@ class Wire:
         raw = bytes(self._view[self._start : found])
         self._start = found
         return raw
+
+
+class _Fetching:
+    """What a connection's fetches are made with; `state` and the stash are the native call's while it runs."""
+
+    __slots__ = ("_memory", "_stash", "address", "state")
+
+    def __init__(self, calls: FetchCalls, descriptor: int, stash: memoryview) -> None:
+        self._stash = stash
+        self._memory = ctypes.create_string_buffer(calls.state_bytes)
+        self.address = ctypes.addressof(self._memory)
+        self.state = FetchState.from_buffer(self._memory)
+        calls.ready(self.address, descriptor, address_of(stash), STASH_BYTES)
 
 
 def _left(deadline: float) -> float:
