@@ -32,8 +32,9 @@ GETS: Final = {4096: 1000, MIB: 400, 8 * MIB: 100}
 """Pairs of one round, by size."""
 QUICK_GETS: Final = {4096: 100, MIB: 40}
 GROUPS: Final = 10
-"""The pairs of a size are divided among so many pairs of connections. What the kernel makes of a connection (with BBR whether it
-holds the sender back yet, how large the buffers grew) differs from one to the next, by more than a millisecond for 8 MiB."""
+"""The pairs of a size are divided among so many connections, and both of a pair go over the same one. What the kernel makes of a
+connection (with BBR whether it holds the sender back yet, how large the buffers grew) differs from one to the next, by more than a
+millisecond for 8 MiB: over a connection each, the two would differ by that."""
 
 _WARM_UP: Final = 3
 _BARE_REPLY_BYTES: Final = 64 * MIB
@@ -207,19 +208,30 @@ class Gets:
                 self._figures.note(f"{GET_PART} {size}/{name} bare", median(bare for bare, _ in pairs))
 
     def _pairs(self, client: KvClient, size: int, count: int) -> list[tuple[float, float]]:
-        """Seconds of the bare loop and of the client beside it, over a connection each; either begins as often."""
+        """Seconds of the bare loop and of the client beside it, over the client's connection; either begins as often."""
         room = prefaulted(size + _HEAD_ROOM_BYTES)
         head = signed(self._server, "GET", f"/{BUCKET}/client-{size}")
         pairs: list[tuple[float, float]] = []
-        with socket.create_connection(("127.0.0.1", self._server.port), timeout=_SOCKET_SECONDS) as connection:
-            _blocking(connection)
-            for number in range(count + _WARM_UP):
-                own = _own_get(client, room, size) if number % 2 else None
-                began = time.perf_counter()
-                _bare_get(connection, head, room, size)
-                bare = time.perf_counter() - began
-                pairs.append((bare, _own_get(client, room, size) if own is None else own))
+        _own_get(client, room, size)
+        connection = _socket_of(client)
+        for number in range(count + _WARM_UP):
+            own = _own_get(client, room, size) if number % 2 else None
+            began = time.perf_counter()
+            _bare_get(connection, head, room, size)
+            bare = time.perf_counter() - began
+            pairs.append((bare, _own_get(client, room, size) if own is None else own))
+        if _socket_of(client) is not connection:
+            raise RuntimeError("the client has made another connection")
         return pairs[_WARM_UP:]
+
+
+def _socket_of(client: KvClient) -> socket.socket:
+    """The client's one connection. It blocks, the deadline is the kernel's, and between two calls nothing is on it."""
+    (idle,) = client._transport._idle  # noqa: SLF001 - both sides must use the very same one
+    found = idle._wire._socket  # noqa: SLF001
+    if found is None:
+        raise RuntimeError("the client is not connected")
+    return found
 
 
 def _own_get(client: KvClient, room: memoryview, size: int) -> float:
