@@ -81,9 +81,10 @@ class StoreHooks:
             self._dram_transcoding.removed(row)
         self._reaper.kick()
 
-    def namespace_changed(self, _: NamespaceRow) -> None:
+    def namespace_changed(self, namespace: NamespaceRow) -> None:
         """A namespace has other limits, or is to be stored in another way."""
-        self._home_demotion.look()
+        if namespace.codecs:  # else there is nothing that a copy could be made coarser to: that looks through the whole catalog
+            self._home_demotion.look()
         self._collector.look_at_quotas()
 
     def hot_frame(self, blob_id: BlobId) -> PinnedFrame | None:

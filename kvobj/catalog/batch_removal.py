@@ -24,6 +24,7 @@ from kvobj.catalog.encoding import (
 )
 from kvobj.catalog.key_tree import STRIDE_BYTES
 from kvobj.catalog.object_rows import ObjectRows, RowPair, tell_removed
+from kvobj.catalog.queue_batches import encode_batches
 from kvobj.catalog.rows import ObjectRow, ObjectState, QueueEntry
 from kvobj.database import WriteView
 
@@ -44,7 +45,7 @@ class BatchRemoval:
         self._now_ms = now_ms
         self._taken: list[tuple[bytes, RowPair]] = []
         # Those of `take_all` by bucket root: lists and no tuple a row, since the cyclic collector walks these.
-        self._durable: list[tuple[bytes, list[ObjectRow]]] = []
+        self._durable: list[tuple[bytes, Sequence[ObjectRow]]] = []
         # Removals expose nothing.
         self._has_exposed = not (is_all and view.is_empty(EXPOSED))
 
@@ -60,11 +61,19 @@ class BatchRemoval:
         self._taken.append((root, before))
 
     def take_all(self, root: bytes, keys: Sequence[bytes], taken: Sequence[RowPair]) -> None:
-        """`take` of each key of a bucket: in a third of the time where all are durable and of ordinary length."""
+        """`take` of each key of a bucket."""
         rows = [row for volatile, row in taken if volatile is None and row is not None]
-        if self._has_exposed or len(rows) != len(taken) or max(map(len, keys), default=0) > STRIDE_BYTES:
-            for key, before in zip(keys, taken, strict=True):
-                self.take(root, key, before)
+        if len(rows) == len(taken):
+            self.take_durable(root, keys, rows)
+            return
+        for key, before in zip(keys, taken, strict=True):
+            self.take(root, key, before)
+
+    def take_durable(self, root: bytes, keys: Sequence[bytes], rows: Sequence[ObjectRow]) -> None:
+        """`take` of keys that have these rows alone, all durable: in a third of the time where all are of ordinary length."""
+        if self._has_exposed or max(map(len, keys), default=0) > STRIDE_BYTES:
+            for key, row in zip(keys, rows, strict=True):
+                self.take(root, key, RowPair(None, row))
             return
         self._view.delete_many(OBJECTS, [root + key for key in keys])
         chain_rows.unlink_durable(self._view, root, keys, rows)
@@ -73,21 +82,12 @@ class BatchRemoval:
     def finish(self) -> None:
         """Count out what was taken, write it to the record log, and queue the blobs, due at once."""
         view, remote = self._view, self._objects.remote
-        durable_items: _Items = []
-        volatile_items: _Items = []
         for row in chain(*(rows for _, rows in self._durable), (durable for _, (_, durable) in self._taken)):
             if row is not None:
                 tell_removed(view, row)
                 if remote is not None:
                     remote.overtaken(view, row, None)
-                self._queue(durable_items, row, (), volatile=False)
-        for _, (volatile, durable) in self._taken:
-            if volatile is not None:
-                self._queue(volatile_items, volatile, set(durable.blob_ids) if durable else (), volatile=True)
-        if durable_items:
-            view.put_many(DELETE_QUEUE, durable_items)
-        if volatile_items:
-            view.put_many(DELETE_QUEUE_VOLATILE, volatile_items)
+        self._queue_all()
         for (is_volatile, root, namespace), amounts in self._totals().items():
             usage, namespaces = _USAGES[is_volatile]
             view.add(usage, root, amounts)
@@ -119,6 +119,21 @@ class BatchRemoval:
                 if durable is not None:
                     count(root, durable, 1, volatile=True)
         return totals
+
+    def _queue_all(self) -> None:
+        """The blobs of durable rows first."""
+        blob_ids = [blob_id for _, rows in self._durable for row in rows for blob_id in row.blob_ids]
+        items = encode_batches(blob_ids, self._objects.allocate, now_ms=self._now_ms)
+        volatile_items: _Items = []
+        for _, (volatile, durable) in self._taken:
+            if durable is not None:
+                self._queue(items, durable, (), volatile=False)
+            if volatile is not None:
+                self._queue(volatile_items, volatile, set(durable.blob_ids) if durable else (), volatile=True)
+        if items:
+            self._view.put_many(DELETE_QUEUE, items)
+        if volatile_items:
+            self._view.put_many(DELETE_QUEUE_VOLATILE, volatile_items)
 
     def _queue(self, items: _Items, row: ObjectRow, queued: set[bytes] | tuple[()], *, volatile: bool) -> None:
         for blob_id in row.blob_ids:

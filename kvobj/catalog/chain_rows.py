@@ -70,7 +70,7 @@ class Children:
         twice."""
         if not self._tables:
             return [[] for _ in keys]
-        places = [children_place(root, key) for key in keys]
+        places = [root + key_hash(key) for key in keys]  # `children_place` of each
         first, *others = self._tables
         found = self._view.values_under(first, places)
         for table in others:
@@ -121,7 +121,7 @@ def relink(
 def unlink_durable(view: WriteView, root: bytes, keys: Sequence[bytes], removed: Sequence[ObjectRow]) -> None:
     """`relink` of many durable rows of a bucket that go, where no parent is exposed. `keys` are theirs."""
     links = [
-        children_place(root, row.parent.encode()) + key_hash(key)
+        root + key_hash(row.parent.encode()) + key_hash(key)  # as in `relink`
         for key, row in zip(keys, removed, strict=True)
         if row.parent
     ]

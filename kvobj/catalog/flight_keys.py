@@ -24,11 +24,8 @@ def removal_key(bucket: str, key: str) -> bytes:
 
 def removal_keys(names: Iterable[tuple[str, str]]) -> list[bytes]:
     """What the removal of these (bucket, key) holds: `row_key` and `removal_key` of each."""
-    keys: list[bytes] = []
-    for bucket, key in names:
-        name = _name(bucket, key)
-        keys += (b"o" + name, b"x" + name)
-    return keys
+    encoded = [_name(bucket, key) for bucket, key in names]
+    return [*map(b"o".__add__, encoded), *map(b"x".__add__, encoded)]
 
 
 def reliance_key(bucket: str, key: str) -> bytes:

@@ -22,6 +22,10 @@ from kvobj.catalog.object_rows import RowPair
 from kvobj.catalog.rows import ChunkName, ObjectRow, ObjectState
 from kvobj.database import ReadView, WriteView
 
+_LIVE, _HIDDEN = ObjectState.LIVE, ObjectState.CONDEMNED
+_Claimed = tuple[ObjectRow, bool]
+"""A row that went, and whether it was of class `memory` and not written down."""
+
 
 def first_blob(row: ObjectRow) -> bytes:
     """The blob that names the row to gc and pins; b"" for an empty object."""
@@ -116,13 +120,12 @@ class ClaimChange:
         hidden = step.claim([(bucket, key, None) for bucket, key in self.hidden])
         step.finish()
         for volatile in (True, False):
-            told = [before.top for before in reversed(marked) if (before.durable is None) is volatile]
-            rows = [row for row in told if row is not None]
+            rows = [row for row, is_volatile in reversed(marked) if is_volatile is volatile]
             if rows:
                 self.tables.history.removed(
                     view, rows, reason=RemovalReason.EVICTED, now_ms=self.now_ms, volatile=volatile
                 )
-        return [before.top for before in (*marked, *hidden) if before.top is not None]
+        return [row for row, _ in (*marked, *hidden)]
 
 
 class _Claiming:
@@ -141,36 +144,45 @@ class _Claiming:
         self._pins = tables.guard.over(view)
         self._has_volatile = not view.is_empty(OBJECTS_VOLATILE)
 
-    def claim(self, names: Sequence[tuple[str, str, bytes | None]]) -> list[RowPair]:
+    def claim(self, names: Sequence[tuple[str, str, bytes | None]]) -> list[_Claimed]:
         """Remove the rows of each (bucket, key, first blob) that nothing holds, children before parents; blob None: a hidden one.
         What was removed."""
-        removed: list[RowPair] = []
+        removed: list[_Claimed] = []
         for bucket, members in groupby(names, key=itemgetter(0)):
             root = root_of(self._view, bucket)
             if root is not None:
                 removed += self._claim_of(bucket, root, list(members))
         return removed
 
-    def _claim_of(self, bucket: str, root: bytes, names: Sequence[tuple[str, str, bytes | None]]) -> list[RowPair]:
+    def _claim_of(self, bucket: str, root: bytes, names: Sequence[tuple[str, str, bytes | None]]) -> list[_Claimed]:
         gone = self._gone.setdefault(bucket, set())
         keys = [name.encode() for _, name, _ in names]
-        pairs = self._tables.objects.pairs(self._view, root, keys, is_durable=not self._has_volatile)
-        taken_keys: list[bytes] = []
-        taken: list[RowPair] = []
-        for (_, name, blob_id), key, before, below in zip(
-            names, keys, pairs, self._children.of_many(root, keys), strict=True
+        pairs: list[RowPair] = []
+        if self._has_volatile:
+            pairs = self._tables.objects.pairs(self._view, root, keys)
+            tops = [before.top for before in pairs]
+        else:
+            tops = self._tables.objects.durable_rows(self._view, root, keys)
+        taken: list[int] = []
+        for place, ((_, name, blob_id), key, top, below) in enumerate(
+            zip(names, keys, tops, self._children.of_many(root, keys), strict=True)
         ):
-            row = before.hidden if blob_id is None else before.live
+            row = top if top is not None and top.state is (_HIDDEN if blob_id is None else _LIVE) else None
             if row is None or (blob_id is not None and first_blob(row) != blob_id):
                 continue
             if not gone.issuperset(below) or self._pins.holds_row(bucket, name) or key in gone:
                 continue
             # Not held by its key, so none of its blobs is.
             gone.add(key)
-            taken_keys.append(key)
-            taken.append(before)
-        self._removal.take_all(root, taken_keys, taken)
-        return taken
+            taken.append(place)
+        taken_keys = [keys[place] for place in taken]
+        rows = [row for place in taken if (row := tops[place]) is not None]
+        if not self._has_volatile:
+            self._removal.take_durable(root, taken_keys, rows)
+            return [(row, False) for row in rows]
+        befores = [pairs[place] for place in taken]
+        self._removal.take_all(root, taken_keys, befores)
+        return [(row, before.durable is None) for row, before in zip(rows, befores, strict=True)]
 
     def finish(self) -> None:
         """After the last claim."""

@@ -61,6 +61,7 @@ from kvobj.catalog.object_changes import (
     Refusal,
     UpdateObject,
 )
+from kvobj.catalog.queue_batches import blobs_of
 from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
     BucketRow,
@@ -78,8 +79,8 @@ from kvobj.catalog.rows import (
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
 from kvobj.catalog.snapshot import snapshot_entries
 from kvobj.clock import SystemClock, boot_ms
-from kvobj.database import Database, SnapshotSource, Table
-from kvobj.errors import BatchTooLargeError, InvalidRequestError, KvobjError
+from kvobj.database import Database, SnapshotSource, Table, WriteView
+from kvobj.errors import BatchTooLargeError, ConflictError, InvalidRequestError, KvobjError
 
 _SCAN_ROWS: Final = 1000
 _CHAIN_ROWS_MAX: Final = 1000
@@ -339,6 +340,51 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             self.unfinished.ended(upload_id)
         return outcome
 
+    def commit_at_once(
+        self,
+        row: ObjectRow,
+        *,
+        mode: CommitMode,
+        condition: WriteCondition | None = None,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        beside: Callable[[WriteView], None],
+    ) -> CommitOutcome | None:
+        """See `Catalog.commit_at_once`."""
+        database = self._database
+        if not database.is_idle:
+            keys, shared = _commit_keys(row, condition, None)
+            if database.is_in_flight([*keys, *shared, bucket_key(row.bucket)]):
+                return None
+        change = CommitChange(
+            self._tables,
+            row,
+            mode,
+            condition,
+            None,
+            quota,
+            now_ms,
+            durable=False,
+            parent_tokens=parent_tokens,
+            keeps_live=True,
+        )
+
+        def both(view: WriteView) -> CommitOutcome:
+            beside(view)
+            outcome = change(view)
+            if isinstance(outcome, Refusal):
+                raise outcome.error
+            if outcome.existed:
+                raise ConflictError("another row stands")
+            return outcome
+
+        self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
+        try:
+            return database.write_volatile(both)
+        except KvobjError:
+            return None
+
     async def commit_chain(
         self,
         rows: Sequence[ObjectRow],
@@ -502,7 +548,7 @@ def _blobs_of_part(_: bytes, value: bytes) -> Iterable[bytes]:
 
 
 def _blob_of_queue_entry(_: bytes, value: bytes) -> Iterable[bytes]:
-    return (decode_queue_entry(value).blob_id,)
+    return blobs_of(decode_queue_entry(value))
 
 
 def _nothing() -> None:

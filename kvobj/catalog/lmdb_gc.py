@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, compress, islice
 from typing import Final
 
@@ -14,8 +15,9 @@ from kvobj.catalog.flight_keys import reliance_key, removal_keys
 from kvobj.catalog.gc_changes import ClaimChange, may_condemn, without_relied_on
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.numbers import NumberLine
+from kvobj.catalog.queue_batches import entries_of, forget
 from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
-from kvobj.database import Database, Table, WriteView
+from kvobj.database import Database, WriteView
 from kvobj.errors import BatchTooLargeError
 
 _CONDEMN_MAX: Final = 1000
@@ -128,35 +130,38 @@ class LmdbGc(LmdbBase):
 
     async def due(self, *, now_ms: int, limit: int = 1000, after: int = 0) -> list[QueueEntry]:
         """See `Catalog.due`."""
-        return await self._on_thread(self._due, now_ms, limit, after)
+        due, is_all = self._due(now_ms, limit, after, INLINE_ROWS)
+        if not is_all:
+            due, _ = await self._on_thread(self._due, now_ms, limit, after, None)
+        return due
 
-    def _due(self, now_ms: int, limit: int, after: int) -> list[QueueEntry]:
+    def _due(self, now_ms: int, limit: int, after: int, look_at: int | None) -> tuple[list[QueueEntry], bool]:
+        """What is due, and whether that is all that was asked for: not where it took a look at more stored entries."""
         guard, start = self._tables.guard, number_key(after + 1)
         due: list[QueueEntry] = []
         with self._database.read() as view:
             queued = view.range(DELETE_QUEUE, start)
             if not view.is_empty(DELETE_QUEUE_VOLATILE):
                 queued = heapq.merge(queued, view.range(DELETE_QUEUE_VOLATILE, start))
-            for _, value in queued:
+            for looked_at, (_, value) in enumerate(queued):
+                if looked_at == look_at:
+                    return due, False
                 entry = decode_queue_entry(value)
-                if entry.not_before_ms <= now_ms and not (
+                if entry.not_before_ms > now_ms or (
                     entry.pinned and guard.holds_blob(view, entry.pinned_blob or entry.blob_id)
                 ):
-                    due.append(entry)
-                    if len(due) == limit:
-                        break
-        return due
+                    continue
+                due += entries_of(entry)
+                if len(due) >= limit:
+                    break
+        return due, True
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:
         """See `Catalog.reap`. Not synced: what power loss brings back is deleted once more, which does no harm."""
         for volatile in (True, False):
-            places = [number_key(entry.position) for entry in entries if entry.volatile is volatile]
-            table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
-
-            def change(view: WriteView, places: list[bytes] = places, table: Table = table) -> None:
-                view.delete_many(table, places)
-
-            if places and volatile:
+            gone = [entry for entry in entries if entry.volatile is volatile]
+            change = partial(forget, table=DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE, entries=gone)
+            if gone and volatile:
                 self._database.write_volatile(change)
-            elif places:
+            elif gone:
                 await self._database.write(change, synced=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, repeat
 from operator import itemgetter
 from typing import Final
 
@@ -50,17 +50,29 @@ class Marks:
 
     def add(self, chunks: Iterable[ChunkName], *, not_before_boot_ms: int) -> list[bool]:
         """Mark chunks (again: the earlier time stands). False for those that are being claimed, and where there are too many."""
-        order = next(self._order)
-        marked = self._marked
+        given = list(chunks)
+        order, marked = next(self._order), self._marked
+        fresh = dict(zip([(chunk.bucket, chunk.key) for chunk in given], zip(repeat(order), given), strict=False))
+        if (
+            len(marked) + len(fresh) <= MARKS_MAX
+            and marked.keys().isdisjoint(fresh)
+            and self._claiming.isdisjoint(fresh)
+        ):
+            # As nearly always: in a third of the time.
+            marked.update(fresh)
+            if fresh:
+                heapq.heappush(self._due, (not_before_boot_ms, order, list(fresh)))
+            return [True] * len(given)
         names: list[_Name] = []
         outcomes: list[bool] = []
-        for chunk in chunks:
+        for chunk in given:
             name = (chunk.bucket, chunk.key)
             standing = marked.get(name)
             is_marked = standing is not None and standing[1].blob_id == chunk.blob_id
             if not is_marked and name not in self._claiming and len(marked) < MARKS_MAX:
+                if standing is None or standing[0] != order:  # else given twice, of two blobs: the later stands
+                    names.append(name)
                 marked[name] = (order, chunk)
-                names.append(name)
                 is_marked = True
             outcomes.append(is_marked)
         if names:
@@ -76,20 +88,24 @@ class Marks:
     def begin_claim(self, *, now_boot_ms: int, limit: int) -> list[ChunkName]:
         """Take the marks whose time has come, in the order in which they were given; they are being claimed from now on."""
         taken: list[tuple[int, ChunkName]] = []
+        marked = self._marked
         while self._due and self._due[0][0] <= now_boot_ms and len(taken) < limit:
             not_before_boot_ms, order, names = heapq.heappop(self._due)
-            for place, name in enumerate(names):
-                if len(taken) == limit:
-                    heapq.heappush(self._due, (not_before_boot_ms, order, names[place:]))
-                    break
-                standing = self._marked.get(name)
-                if standing is not None and standing[0] == order:
-                    del self._marked[name]
-                    self._claiming.add(name)
-                    taken.append(standing)
+            room = limit - len(taken)
+            if len(names) > room:
+                heapq.heappush(self._due, (not_before_boot_ms, order, names[room:]))
+            mine = {
+                name: standing
+                for name in names[:room]
+                if (standing := marked.get(name)) is not None and standing[0] == order
+            }
+            self._claiming.update(mine)  # first: who asks on another thread finds each in one of the two
+            for name in mine:
+                del marked[name]
+            taken += mine.values()
         taken.sort(key=itemgetter(0))
         return [chunk for _, chunk in taken]
 
     def end_claim(self, chunks: Sequence[ChunkName]) -> None:
         """The claim is over; what it left has no mark any more."""
-        self._claiming.difference_update((chunk.bucket, chunk.key) for chunk in chunks)
+        self._claiming.difference_update([(chunk.bucket, chunk.key) for chunk in chunks])

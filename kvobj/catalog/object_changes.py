@@ -97,8 +97,7 @@ def failed_condition(live: ObjectRow | None, condition: WriteCondition | None) -
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitChange:
+class CommitChange(msgspec.Struct, frozen=True):
     """`Catalog.commit` as a change."""
 
     tables: CatalogRows
@@ -113,6 +112,8 @@ class CommitChange:
     tells: bool = True
     """Whether to write the event; who commits many rows tells of them together."""
     to_remote: bool = False
+    keeps_live: bool = False
+    """Whether the first writer wins without exception: no live row gives way but to `CommitMode.REPLACE`."""
 
     def __call__(self, view: WriteView) -> CommitOutcome | Refusal:
         """Run it."""
@@ -187,7 +188,11 @@ class CommitChange:
     def _replaces(self, live: ObjectRow) -> bool:
         """Whether the row takes a live one's place. Chunks do not change, but a client's own keys on its own condition do, and the
         same chunk put again has its bytes, where the live row lasts in a lossy copy alone."""
-        if self.mode is CommitMode.REPLACE or is_put_again(live, self.row):
+        if self.mode is CommitMode.REPLACE:
+            return True
+        if self.keeps_live:
+            return False
+        if is_put_again(live, self.row):
             return True
         return (
             self.condition is not None

@@ -113,9 +113,9 @@ class ObjectRows:
             value = self.durable.get(view, root, key)
         return None if value is None else decode_object(value)
 
-    def pair(self, view: ReadView, root: bytes, key: bytes, *, is_durable: bool = False) -> RowPair:
-        """Both rows of a key. `is_durable`: the caller knows that there is no volatile one."""
-        above = None if is_durable else self.volatile.get(view, root, key)
+    def pair(self, view: ReadView, root: bytes, key: bytes) -> RowPair:
+        """Both rows of a key."""
+        above = self.volatile.get(view, root, key)
         below = self.durable.get(view, root, key)
         if above is None and below is None:
             return NO_ROWS
@@ -124,12 +124,17 @@ class ObjectRows:
             None if below is None else decode_object(below),
         )
 
-    def pairs(self, view: ReadView, root: bytes, keys: Sequence[bytes], *, is_durable: bool = False) -> list[RowPair]:
-        """`pair` of each key, at two thirds of its cost where all of them are durable and of ordinary length."""
-        if not is_durable or max(map(len, keys), default=0) > STRIDE_BYTES:
-            return [self.pair(view, root, key, is_durable=is_durable) for key in keys]
-        values = view.get_many(OBJECTS, [root + key for key in keys])
-        return [NO_ROWS if value is None else RowPair(None, decode_object(value)) for value in values]
+    def pairs(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[RowPair]:
+        """`pair` of each key."""
+        return [self.pair(view, root, key) for key in keys]
+
+    def durable_rows(self, view: ReadView, root: bytes, keys: Sequence[bytes]) -> list[ObjectRow | None]:
+        """The durable row of each key, hidden or not: at a third of the cost of `any` where all are of ordinary length."""
+        if max(map(len, keys), default=0) > STRIDE_BYTES:
+            values = [self.durable.get(view, root, key) for key in keys]
+        else:
+            values = view.get_many(OBJECTS, [root + key for key in keys])
+        return [None if value is None else decode_object(value) for value in values]
 
     @staticmethod
     def pages(view: Snapshot) -> list[TablePages]:

@@ -9,7 +9,7 @@ be reached. All drivers pass `tests/contract/catalog_contract.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from kvobj.catalog.history_protocol import History
@@ -36,6 +36,7 @@ from kvobj.catalog.rows import (
 )
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate
 from kvobj.catalog.unfinished import UnfinishedBytes
+from kvobj.database import WriteView
 from kvobj.errors import KvobjError
 
 
@@ -169,6 +170,23 @@ class Catalog(Protocol):
         Where there is a remote, a LOCAL row that is stored goes into the remote queue in the same step if `to_remote`, or if its
         bucket's rule (`always`) or default class (`shared`) says so.
         """
+        ...
+
+    def commit_at_once(
+        self,
+        row: ObjectRow,
+        *,
+        mode: CommitMode,
+        condition: WriteCondition | None = None,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        beside: Callable[[WriteView], None],
+    ) -> CommitOutcome | None:
+        """`commit` of a row of class `memory` before this returns, in one step with `beside`, which changes other tables of the
+        same database. None, and nothing was done: something has to be waited for, `commit` would refuse the row, a live one stands
+        (which only `CommitMode.REPLACE` replaces here: no chunk's bytes change), there is no room, or this catalog has no such
+        database."""
         ...
 
     async def commit_chain(
@@ -331,11 +349,12 @@ class Catalog(Protocol):
         ...
 
     async def due(self, *, now_ms: int, limit: int = 1000, after: int = 0) -> list[QueueEntry]:
-        """Entries behind the position `after` whose `not_before_ms` has passed and whose blob nobody pins, oldest first."""
+        """Entries behind the position `after` whose `not_before_ms` has passed and whose blob nobody pins, oldest first. Those of
+        one position come together, so there may be up to 100 more than `limit`."""
         ...
 
     async def reap(self, entries: Sequence[QueueEntry]) -> None:
-        """Forget entries whose blobs are deleted from every tier. Idempotent."""
+        """Forget entries whose blobs are deleted from every tier, in any portions. Idempotent."""
         ...
 
     async def aclose(self) -> None:

@@ -238,6 +238,9 @@ class QueueEntry(_Row, frozen=True, array_like=True, gc=False):
 
     `position` is the entry's place in the queue, set by the catalog; reap names it. `pinned`: the chunk was pinned when
     it was queued, so it waits until it is not, and through quiet time; `pinned_blob` is the blob that its pins name.
+    `together`: so many blobs of durable rows, which nothing pinned, were queued under this position by one claim (0: this one
+    alone), without bucket and key. In the LMDB catalog they are one entry, with their ids end to end (`queue_batches`); nobody
+    else sees them so.
     """
 
     blob_id: bytes
@@ -248,6 +251,7 @@ class QueueEntry(_Row, frozen=True, array_like=True, gc=False):
     volatile: bool = False
     pinned: bool = False
     pinned_blob: bytes = b""
+    together: int = 0
 
 
 class WriteCondition(_Row, frozen=True, array_like=True):

@@ -119,7 +119,7 @@ class RunReader:
         return tuple(rows) if rows else ChunkRecords(chunks, pages)
 
     def _values(self, view: ReadView, root: bytes, chunks: ChunkList, start: int, stop: int) -> list[bytes | None]:
-        """Encoded rows, by LMDB."""
+        """Encoded rows."""
         joined, ends = chunks.joined_keys(start, stop)
         return self._objects.values(view, root, [joined[begin:end] for begin, end in pairwise((0, *ends))])
 

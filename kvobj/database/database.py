@@ -424,9 +424,12 @@ class Database:
 
     def _enqueue(self, pending: Pending) -> None:
         self._queue.append(pending)
-        in_flight = self._in_flight
-        for key in pending.keys:
-            in_flight[key] = in_flight.get(key, 0) + 1
+        in_flight, keys = self._in_flight, pending.keys
+        if len(keys) > 1 and in_flight.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            in_flight.update(dict.fromkeys(keys, 1))
+        else:
+            for key in keys:
+                in_flight[key] = in_flight.get(key, 0) + 1
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 

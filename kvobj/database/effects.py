@@ -17,6 +17,9 @@ import msgspec
 
 from kvobj.database.lmdb_types import Handle, Transaction
 
+_PAIR = struct.Struct(">qq")
+_PAIR_NUMBERS = 2
+
 
 class Effects(msgspec.Struct, array_like=True):
     """Values to be (None: deleted) by table and key, and amounts to be added to counters by table and key."""
@@ -67,6 +70,13 @@ def unpack_counters(value: bytes | None) -> tuple[int, ...]:
 
 def summed(value: bytes | None, amounts: Sequence[int]) -> bytes | None:
     """The stored form of counters after an addition; None when all are zero, which is stored as nothing."""
+    if len(amounts) == _PAIR_NUMBERS:  # as nearly all are
+        first, second = amounts
+        if value is not None:
+            before = _PAIR.unpack(value)
+            first += before[0]
+            second += before[1]
+        return _PAIR.pack(first, second) if first or second else None
     total = amounts if value is None else tuple(map(add, unpack_counters(value), amounts))
     return struct.pack(f">{len(total)}q", *total) if any(total) else None
 

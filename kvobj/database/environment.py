@@ -95,8 +95,8 @@ class Environment:
         return (last_page + 1) * self._page_bytes if last_page > self.held_at_page else 0
 
     def close(self) -> None:
-        """Unmap and close, freeing transactions that are open. On the thread of who looks rows up in `mapped`, and while no other
-        thread has one in use."""
+        """Unmap and close, freeing transactions that are open. On the event loop's thread, while no other one looks anything up in
+        `mapped` or has a transaction in use."""
         self.lmdb.close()
 
 

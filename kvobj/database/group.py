@@ -208,6 +208,7 @@ class GroupWriter:
             entries=entries,
             published=published,
             handles=self._handles,
+            mapped=self._durable.mapped,
             durable_is_full=self.is_full,
             volatile_is_full=self._volatile.is_full,
         )

@@ -27,7 +27,8 @@ _RECORD: Final = struct.Struct("<IHHQQQQQ")
 
 class TablePages(ctypes.Structure):
     """One table as a snapshot sees it: `table_t` of native code. Good for as long as the snapshot and the environment are open: who
-    reads it holds no lock, so it is read on the thread that closes the environment, in one synchronous step with `table`."""
+    reads it holds no lock, so it is read on the thread that closes the environment, in one synchronous step with `table`, or on one
+    that is waited for before (`Database`)."""
 
     _fields_ = (
         ("map", ctypes.c_void_p),
@@ -39,7 +40,7 @@ class TablePages(ctypes.Structure):
 
 
 class MappedTables:
-    """The tables of an open environment in its map. Used on the thread that closes it: the event loop's."""
+    """The tables of an open environment in its map. Used as `TablePages` says."""
 
     __slots__ = ("_address", "_environment", "_main", "_page_bytes")
 
@@ -52,8 +53,8 @@ class MappedTables:
         self._address = _mapped_at(directory / "data.mdb", map_bytes)
 
     def table(self, transaction: Transaction, name: str) -> TablePages | None:
-        """A table as an open read transaction sees it. None where its pages cannot be read. lmdb.Error where the environment was
-        closed. ~4 µs."""
+        """A table as an open transaction found it when it began, whatever a write transaction has done to it since. None where its
+        pages cannot be read. lmdb.Error where the environment was closed. ~4 µs."""
         if self._address is None:
             return None
         record = transaction.get(name.encode(), None, self._main)

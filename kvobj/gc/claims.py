@@ -126,23 +126,23 @@ class Claims:
             self._chunks.shared(row)
 
     # -- claims ----------------------------------------------------------------------------------------------------
-    async def claim(self, *, paced: bool = False) -> list[ObjectRow]:
-        """Claim everything that is due; what went. What was due and stays was rescued, or is protected by now."""
+    async def claim(self, *, paced: bool = False) -> int:
+        """Claim everything that is due; the bytes that went. What was due and stays was rescued, or is protected by now."""
         await self._rescue_shared()
         now_ms = boot_ms(self._clock)
-        rows: list[ObjectRow] = []
+        claimed_bytes = 0
         while any(self._catalog.condemned()):
             started = self._clock.monotonic()
             claimed = await self._claim_batch(self._pace.claim_batch if paced else BATCH_MAX, now_ms=now_ms)
             if not claimed:
                 break
-            rows += claimed
+            claimed_bytes += sum([row.size_bytes for row in claimed])
             if paced:
                 await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
         for name in self.marked.due(now_ms):
             self.used(name)
             self._choice.spare(name)  # else who waits for room would choose it again and again
-        return rows
+        return claimed_bytes
 
     async def claim_some(self, limit: int) -> None:
         """Claim at most so many of what is due."""
@@ -152,7 +152,7 @@ class Claims:
         claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=limit, now_ms=self._clock.now_ms())
         if claimed:
             self._counts.claimed += len(claimed)
-            self._counts.claimed_bytes += sum(row.size_bytes for row in claimed)
+            self._counts.claimed_bytes += sum([row.size_bytes for row in claimed])
             self._on_claimed(claimed)
         return claimed
 

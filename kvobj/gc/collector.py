@@ -303,13 +303,14 @@ class Collector(BackgroundWorker):
             self._holds.drop(name)
 
     def _claimed(self, rows: Sequence[ObjectRow]) -> None:
-        names = self._claims.marked.claimed(row.blobs[0].blob_id for row in rows if row.blobs)
+        names = self._claims.marked.claimed([row.blobs[0].blob_id for row in rows if row.blobs])
         if len(names) < len(rows):
             self.removed(rows)  # there are hidden ones among them
-        for name in names:
-            if name in self._chunks:
-                self._chunks.take(name)
-            self._holds.drop(name)
+        for name in self._chunks.known(names):
+            self._chunks.take(name)
+        if len(self._holds):
+            for name in names:
+                self._holds.drop(name)
         self._reaper.kick()
 
     def _forget(self, name: bytes) -> None:
@@ -372,7 +373,7 @@ class Collector(BackgroundWorker):
         names = [ChunkName(row.bucket, row.key, row.blobs[0].blob_id) for row in free]
         if not await self._claims.condemn_untaken(names):
             return 0
-        return sum(row.size_bytes for row in await self._claims.claim())
+        return await self._claims.claim()
 
     async def make_room(self, needed_bytes: int) -> int:
         """Somebody waits for room in the home tier: remove chunks until so much fits below the watermark; bytes removed.
@@ -391,7 +392,7 @@ class Collector(BackgroundWorker):
                     break
                 await self._claims.condemn(chunks, due_ms=boot_ms(self._clock))
                 await self._claims.rescue_held([chunk.chunk for chunk in chunks])
-                removed_bytes += sum(row.size_bytes for row in await self._claims.claim())
+                removed_bytes += await self._claims.claim()
                 while await self._reaper.reap_batch():
                     pass
             self.counts.pressed_bytes += removed_bytes - evicted_bytes

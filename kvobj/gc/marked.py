@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 from kvobj.gc.home_chunks import HomeChunk
 from kvobj.gc.quotas import Place
@@ -17,7 +16,7 @@ class Marked:
     __slots__ = ("_marks", "_names", "size_bytes")
 
     def __init__(self) -> None:
-        self._marks: OrderedDict[bytes, tuple[HomeChunk, int]] = OrderedDict()
+        self._marks: dict[bytes, tuple[HomeChunk, int]] = {}
         self._names: dict[bytes, bytes] = {}  # by blob id
         self.size_bytes = 0
 
@@ -33,17 +32,17 @@ class Marked:
 
     def add_all(self, chunks: Sequence[HomeChunk], *, due_ms: int) -> None:
         """`add` of each."""
-        self._marks.update((chunk.name, (chunk, due_ms)) for chunk in chunks)
-        self._names.update((chunk.chunk.blob_id, chunk.name) for chunk in chunks)
-        self.size_bytes += sum(chunk.size_bytes for chunk in chunks if not chunk.is_away)
+        names = [chunk.name for chunk in chunks]
+        self._marks.update(zip(names, zip(chunks, repeat(due_ms)), strict=False))
+        self._names.update(zip([chunk.chunk.blob_id for chunk in chunks], names, strict=True))
+        self.size_bytes += sum([0 if chunk.is_away else chunk.size_bytes for chunk in chunks])
 
     def claimed(self, blob_ids: Iterable[bytes]) -> list[bytes]:
         """The chunks that have these first blobs are gone: the names of those that were on the list."""
-        names = [name for blob_id in blob_ids if (name := self._names.pop(blob_id, None)) is not None]
-        for name in names:
-            mark = self._marks.pop(name, None)
-            if mark is not None:
-                self.size_bytes -= mark[0].home_bytes
+        taken = self._names.pop
+        names = [name for blob_id in blob_ids if (name := taken(blob_id, None)) is not None]
+        marks = [mark for name in names if (mark := self._marks.pop(name, None)) is not None]
+        self.size_bytes -= sum([0 if chunk.is_away else chunk.size_bytes for chunk, _ in marks])
         return names
 
     def pop(self, name: bytes) -> HomeChunk | None:
@@ -70,7 +69,7 @@ class Marked:
 
     @property
     def oldest_due_ms(self) -> int | None:
-        """When the chunk that was condemned first is due."""
+        """When the chunk that was condemned first is due. 1 ns for each that was taken off in front of it since one was added."""
         for _, due_ms in self._marks.values():
             return due_ms
         return None

@@ -14,6 +14,7 @@ from typing import Final
 
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.queue_batches import BATCH_BLOBS
 from kvobj.catalog.rows import QueueEntry
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError
@@ -23,7 +24,9 @@ from kvobj.ids import BlobId
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import Tier
 
-BATCH_ENTRIES: Final = 1000
+# With the blobs that the last entry may bring in excess, as many as a tier deletes in one go: nvme in one commit, the remote in one
+# request.
+BATCH_ENTRIES: Final = 1001 - BATCH_BLOBS
 # Beside other work the reaper goes this much faster than the collector: what clients delete must not pile up behind it.
 PACE_FACTOR: Final = 4
 # Entries that the remote holds up are looked at again after so long, whatever it does.
@@ -129,8 +132,8 @@ class Reaper(BackgroundWorker):
                 await self._pace.after(reaped // PACE_FACTOR, seconds=self._clock.monotonic() - started)
 
     async def reap_batch(self, limit: int = BATCH_ENTRIES) -> int:
-        """Reap up to `limit` due entries whose blobs nobody reads; the number reaped, or left to the remote's worker. 0: that was
-        all."""
+        """Reap about `limit` due entries (see `Catalog.due`) whose blobs nobody reads; the number reaped, or left to the remote's
+        worker. 0: that was all. Otherwise others had their turn meanwhile."""
         async with self._one_at_a_time:
             entries = await self._due(limit)
             named = [(entry, BlobId(entry.blob_id)) for entry in entries]
@@ -152,6 +155,9 @@ class Reaper(BackgroundWorker):
                 await self._catalog.reap([entry for entry, _ in named])
         self.reaped_blobs += len(named)
         self._on_freed()
+        if passed:
+            # Perhaps nothing was waited for: who goes on until all is reaped would hold up the loop for a whole queue.
+            await asyncio.sleep(0)
         return len(named) + passed
 
     async def _due(self, limit: int) -> list[QueueEntry]:

@@ -606,6 +606,45 @@ class Claims:
         await unpin(catalog, session)
         assert await claim(catalog) == []
 
+    @BOTH
+    async def test_blobs_that_go_together_are_reaped_in_any_portions(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        keys = [f"k{at}" for at in range(350)]
+        rows = [chunk(key, at + 1, keys[at - 1] if at else "", durability=durability) for at, key in enumerate(keys)]
+        await catalog.commit_chain(rows, now_ms=5)
+        await catalog.queue_blobs([blob(1000).blob_id], now_ms=6)
+        chunks = [name(key, at + 1) for at, key in enumerate(keys)]
+        assert all(await catalog.condemn(chunks[::-1], not_before_boot_ms=0))
+        assert len(await claim(catalog)) == 350
+        entries = await catalog.due(now_ms=1_000_000, limit=10_000)
+        left = {1000, *range(1, 351)}
+        assert sorted(numbers(entries)) == sorted(left)
+        for start in range(0, len(entries), 60):
+            portion = entries[start : start + 60][:: 1 if start % 120 else -1]
+            for _ in range(2):
+                await catalog.reap(portion)
+            left.difference_update(numbers(portion))
+            assert sorted(numbers(await catalog.due(now_ms=1_000_000, limit=10_000))) == sorted(left)
+            assert await named(catalog) == sorted(left)
+            some = numbers(await catalog.due(now_ms=1_000_000, limit=7))
+            assert len(some) >= min(7, len(left))
+            assert left.issuperset(some)
+
+    async def test_who_goes_on_behind_the_entries_that_he_was_given_misses_none(self, catalog: Catalog) -> None:
+        keys = [f"k{at}" for at in range(450)]
+        rows = [chunk(key, at + 1, durability=CLASSES[at % 2]) for at, key in enumerate(keys)]
+        await catalog.commit_chain(rows, now_ms=5)
+        assert all(await catalog.condemn([name(key, at + 1) for at, key in enumerate(keys)], not_before_boot_ms=0))
+        await claim(catalog)
+        found: list[int] = []
+        after = 0
+        while page := await catalog.due(now_ms=1_000_000, limit=120, after=after):
+            assert len(page) < 120 + 100
+            found += numbers(page)
+            after = page[-1].position
+        assert sorted(found) == list(range(1, 451))
+
     async def test_a_claim_takes_no_more_than_asked_for(self, catalog: Catalog) -> None:
         for at, key in enumerate("abcdef"):
             await put(catalog, chunk(key, at + 1))

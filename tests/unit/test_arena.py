@@ -76,6 +76,28 @@ async def test_a_second_release_and_a_late_share_are_refused(open_arena: Open) -
         pin.share()
 
 
+async def test_pins_let_go_together_free_what_nobody_else_holds_and_serve_who_waits(open_arena: Open) -> None:
+    arena = await open_arena(capacity_bytes=MIB)
+    pins = [await arena.reserve(128 * KIB, timeout_seconds=0) for _ in range(8)]
+    reader = pins[3].share()
+    waiting = asyncio.create_task(arena.reserve(512 * KIB, timeout_seconds=60))
+    await asyncio.sleep(0)
+    arena.release_many(pins)
+    assert [pin.pins for pin in pins] == [0, 0, 0, 1, 0, 0, 0, 0]
+    large = await waiting
+    usage = arena.usage()
+    assert (usage.pinned, usage.requested_bytes) == (2, 640 * KIB)
+    with pytest.raises(RuntimeError):
+        arena.release_many([reader, large, pins[0]])
+    with pytest.raises(RuntimeError):
+        arena.release_many([large, reader, large])
+    assert (reader.pins, large.pins, arena.usage()) == (1, 1, usage)
+    arena.release_many([reader, large])
+    usage = arena.usage()
+    assert (usage.reserved_bytes, usage.requested_bytes, usage.pinned) == (0, 0, 0)
+    arena.release_many([])
+
+
 async def test_what_can_never_fit_is_refused_at_once(open_arena: Open) -> None:
     arena = await open_arena()
     with pytest.raises(StoreFullError):

@@ -54,6 +54,30 @@ def test_when_the_obstacles_are_gone_the_extent_fits_and_they_are_the_cheapest(
     assert room.allocate(wanted * UNIT, None) is not None
 
 
+def test_many_that_are_freed_together_leave_what_they_leave_one_by_one() -> None:
+    chance = random.Random(5)
+    for _ in range(50):
+        rooms = [room_of(4, frozenset({"a"})) for _ in range(2)]
+        held: list[int] = []
+        for _ in range(40):
+            length, lane = chance.randrange(1, 12) * UNIT, chance.choice([None, "a"])
+            first, second = (room.allocate(length, lane) for room in rooms)
+            assert first == second
+            held += [] if first is None else [first]
+        gone = chance.sample(held, chance.randrange(1, len(held) + 1))
+        one_by_one, together = rooms
+        for offset in gone:
+            one_by_one.free(offset)
+        together.free_many(gone)
+        assert together.extents == one_by_one.extents
+        assert together.owners == one_by_one.owners
+        assert (together.free_bytes, together.allocated_bytes) == (one_by_one.free_bytes, one_by_one.allocated_bytes)
+        for room in rooms:
+            room.free_many([offset for extents in room.extents for offset in extents])
+            assert room.owners == {}
+            assert [room.allocate(REGION, None) is not None for _ in range(4)] == [True] * 4
+
+
 def test_obstacles_of_a_dedicated_bucket_empty_a_region_for_it() -> None:
     room = room_of(2, frozenset({"a"}))
     held = [room.allocate(8 * UNIT, None) for _ in range(8)]

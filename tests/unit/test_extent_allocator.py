@@ -51,6 +51,14 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.free(offset) == length
         self.mark(offset, length, taken=False)
 
+    @precondition(lambda self: self.owned)
+    @rule(data=st.data())
+    def free_many(self, data: st.DataObject) -> None:
+        offsets = data.draw(st.lists(st.sampled_from(sorted(self.owned)), unique=True))
+        self.allocator.free_many(offsets)
+        for offset in offsets:
+            self.mark(offset, self.owned.pop(offset), taken=False)
+
     @rule(unit=st.integers(0, UNITS - 1), units=st.integers(1, 20))
     def reserve_at(self, unit: int, units: int) -> None:
         inside = unit + units <= UNITS and unit // SEGMENT_UNITS == (unit + units - 1) // SEGMENT_UNITS
@@ -126,6 +134,16 @@ def test_a_second_free_is_refused() -> None:
     allocator.free(offset)
     with pytest.raises(ValueError, match="no extent"):
         allocator.free(offset)
+
+
+@pytest.mark.parametrize("offsets", [[0, UNIT, 0], [0, 3 * UNIT], [0, UNIT // 2]])
+def test_of_many_of_which_one_cannot_be_freed_none_is(offsets: list[int]) -> None:
+    allocator = ExtentAllocator(UNIT * 4)
+    assert [allocator.allocate(UNIT) for _ in range(3)] == [0, UNIT, 2 * UNIT]
+    with pytest.raises(ValueError, match="different extents"):
+        allocator.free_many(offsets)
+    assert allocator.extents() == [(0, UNIT), (UNIT, UNIT), (2 * UNIT, UNIT)]
+    assert (allocator.allocated_bytes, allocator.free_bytes) == (3 * UNIT, UNIT)
 
 
 def test_room_that_was_added_joins_its_neighbours_and_can_be_removed() -> None:

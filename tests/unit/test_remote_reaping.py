@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
 from fakes import ManualClock
 from gc_world import LOG, GcWorld, SizedRemote, SizedTier, open_catalog
 
+from kvobj.catalog.encoding import DELETE_QUEUE
+from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.queue_batches import BATCH_BLOBS, encode_batches
 from kvobj.catalog.rows import ObjectRow
 from kvobj.gc.reaper import BATCH_ENTRIES, PASSED_OVER_SECONDS, Reaper
 from kvobj.gc.remote_reaping import FIRST_PAUSE_SECONDS, RemoteReaping
-from kvobj.ids import make_blob_id
+from kvobj.ids import BlobId, make_blob_id
 from kvobj.tiers.layered_home import LayeredHome
+from kvobj.tiers.nvme import tier as nvme_tier
+from kvobj.tiers.remote.bucket import DELETE_BATCH
 
 
 class ReapingWorld(GcWorld):
@@ -190,3 +196,64 @@ async def test_what_was_passed_over_for_a_reader_is_seen_again_though_the_remote
     await world.reap()
     assert await world.queued() == 1
     assert world.home.sizes == {}
+
+
+# -- entries of many blobs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def batched(tmp_path: Path) -> AsyncIterator[ReapingWorld]:
+    """A world whose catalog stores many blobs an entry."""
+    clock = ManualClock()
+    async with open_catalog("lmdb", tmp_path, clock) as catalog:
+        remote = SizedRemote()
+        world = ReapingWorld(catalog, clock, remote=remote, capacity_bytes=1 << 30)
+        world.begin(remote)
+        await world.open()
+        yield world
+
+
+async def queue_together(world: ReapingWorld, blob_ids: Sequence[BlobId], *, entry_blobs: int) -> None:
+    """Queue blobs as claims do, so many an entry."""
+    assert isinstance(world.catalog, LmdbCatalog)
+    allocate = count(1000).__next__
+    items = [
+        item
+        for start in range(0, len(blob_ids), entry_blobs)
+        for item in encode_batches(blob_ids[start : start + entry_blobs], allocate, now_ms=world.clock.now_ms())
+    ]
+    await world.catalog._database.write(lambda view: view.put_many(DELETE_QUEUE, items))
+
+
+async def test_others_have_their_turn_after_each_batch_that_the_remote_holds_up(batched: ReapingWorld) -> None:
+    """Its few entries are read on the loop, and nothing of this node is left to delete."""
+    blob_ids = [make_blob_id(9, number) for number in range(2000)]
+    remote_of(batched).sizes = dict.fromkeys(blob_ids, 1)
+    remote_of(batched).is_available = False
+    await queue_together(batched, blob_ids, entry_blobs=BATCH_BLOBS)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(count_turns())
+    passed = 0
+    while reaped := await batched.reaper.reap_batch():
+        passed += reaped
+        assert turns, "the loop was held up"
+        turns = 0
+    beside.cancel()
+    assert passed == await batched.queued() == len(blob_ids)
+
+
+async def test_no_batch_is_of_more_blobs_than_a_tier_deletes_at_once(batched: ReapingWorld) -> None:
+    blob_ids = [make_blob_id(9, number) for number in range(2000)]
+    await queue_together(batched, blob_ids, entry_blobs=BATCH_BLOBS - 1)
+    reaped: list[int] = []
+    while some := await batched.reaper.reap_batch():
+        reaped.append(some)
+    assert sum(reaped) == len(blob_ids)
+    assert max(reaped) <= min(nvme_tier._DELETED_AT_ONCE, DELETE_BATCH)

@@ -77,7 +77,8 @@ def found(view: Snapshot, chunks: ChunkList) -> bytes | None:
 
 
 def as_lmdb_has_them(view: Snapshot, keys: Sequence[str]) -> bytes | None:
-    return scan_records(OBJECT_ROWS.values(view, ROOT, [key.encode() for key in keys]))
+    places = [ROOT + key.encode() for key in keys]
+    return scan_records([view.get(OBJECTS_VOLATILE, place) or view.get(OBJECTS, place) for place in places])
 
 
 def open_at(directory: Path) -> Database:

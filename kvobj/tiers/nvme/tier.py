@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Final, Self
 
@@ -216,7 +216,9 @@ class NvmeTier:
         """See `Tier.delete`. Synced, and noted in the record log. Waits for puts of these ids that are in flight."""
         self._check_open()
         await self._placing.settle(blob_ids)
-        blob_ids = [blob_id for blob_id in dict.fromkeys(blob_ids) if not self._withdrawn(blob_id)]
+        blob_ids = list(dict.fromkeys(blob_ids))
+        if len(self._placing.riding):
+            blob_ids = [blob_id for blob_id in blob_ids if not self._withdrawn(blob_id)]
         if not blob_ids:
             return
         # Shielded: the room must come back even if the caller is gone when the commit is through.
@@ -282,8 +284,7 @@ class NvmeTier:
     async def _remove(self, blob_ids: Sequence[BlobId]) -> None:
         for start in range(0, len(blob_ids), _DELETED_AT_ONCE):
             batch = blob_ids[start : start + _DELETED_AT_ONCE]
-            for place in await self._database.write(partial(_removed, blob_ids=batch), synced=True):
-                self._space.free(place)
+            self._space.free_many(await self._database.write(partial(_removed, blob_ids=batch), synced=True))
 
     async def _reserve(self, length: int) -> Pin:
         pin = await self._arena.reserve(length, timeout_seconds=self._timeouts.reserve_seconds)
@@ -346,12 +347,12 @@ class NvmeTier:
 
 
 def _removed(view: WriteView, blob_ids: Sequence[BlobId]) -> list[Place]:
-    """Take the rows away, note it in the log, and say what room that frees. Rows of one id are found once only."""
-    different = list(dict.fromkeys(blob_ids))
-    rows = view.get_many(BLOBS, different)
-    held = {blob_id: Place.decode(row) for blob_id, row in zip(different, rows, strict=True) if row}
+    """Take the rows away, note it in the log, and say what room that frees. No id comes twice."""
+    rows = view.get_many(BLOBS, blob_ids)
+    held = list(compress(blob_ids, rows))
+    places = Place.decode_many([row for row in rows if row is not None])
     if held:
-        view.delete_many(BLOBS, list(held))
-        view.delete_many(INLINE, [blob_id for blob_id, place in held.items() if place.inline])
-        view.log(encode_removed(list(held)))
-    return list(held.values())
+        view.delete_many(BLOBS, held)
+        view.delete_many(INLINE, [blob_id for blob_id, place in zip(held, places, strict=True) if place.inline])
+        view.log(encode_removed(held))
+    return places
