@@ -50,6 +50,9 @@ class BytesBody:
         buffer[:] = self._content[: len(buffer)]
         on_bytes(len(buffer))
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def accept(self) -> None:
         """Nobody waits here."""
 

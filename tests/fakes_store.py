@@ -306,6 +306,9 @@ class FakeStore:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
         return FakeTransfer(self, request, existing, durability)
 
+    def put_at_once(self, *_: object) -> PutResult | None:
+        return None
+
     def commit(
         self,
         request: PutRequest,

@@ -53,6 +53,7 @@ class FakeBody:
         self._step = step
         self._length = None if chunked else (len(data) if length is None else length)
         self.accepted = False
+        self.awaits_continue = False
 
     @property
     def length(self) -> int | None:
@@ -61,6 +62,14 @@ class FakeBody:
     @property
     def unread_bytes(self) -> int:
         return len(self._data) - self._position
+
+    def take_whole(self) -> bytes | None:
+        is_here = self._length == len(self._data) <= self._step and not self._position
+        if not is_here or self.awaits_continue:
+            return None
+        self.accepted = True
+        self._position = len(self._data)
+        return self._data
 
     async def accept(self) -> None:
         self.accepted = True
@@ -142,6 +151,7 @@ class Driver:
         fields = [(name.lower(), value) for name, value in headers]
         if with_length and body.length is not None and not any(name == "content-length" for name, _ in fields):
             fields.append(("content-length", str(body.length)))
+        body.awaits_continue = ("expect", "100-continue") in fields
         self.request_ids += 1
         head = RequestHead(method, target, tuple(fields), f"{self.request_ids:016X}", "127.0.0.1")
         reply = await self.service.handle(head, body)

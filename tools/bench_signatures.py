@@ -163,6 +163,9 @@ class _Bytes:
         self._position = 0
         self.length: int | None = len(data)
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def accept(self) -> None:
         """Nobody waits here."""
 

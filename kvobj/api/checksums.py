@@ -11,8 +11,9 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvobj.api.errors import S3Error
 from kvobj.api.sigv4 import Authentication, PayloadMode
@@ -38,8 +39,7 @@ HEADERS: Final = {f"{_HEADER_FRONT}{algorithm.lower()}": algorithm for algorithm
 _OTHER_HEADERS: Final = frozenset({"x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-checksum-mode"})
 
 
-@dataclass(frozen=True, slots=True)
-class Announced:
+class Announced(msgspec.Struct, frozen=True):
     """What one body must turn out to be. `algorithm` is the S3 checksum to verify and store, or None; its base64 `value` is None
     where it comes in the trailer (`in_trailer`) or is the server's to compute."""
 

@@ -220,20 +220,34 @@ class Exchange:
 class PayloadSource:
     """The `ByteSource` of a request's payload, framed or not; `finish` reads what follows it."""
 
-    __slots__ = ("_exchange", "_framed")
+    __slots__ = ("_exchange", "_framed", "_whole")
 
     def __init__(self, exchange: Exchange, framed: AwsChunkedSource | None) -> None:
         self._exchange = exchange
         self._framed = framed
+        self._whole = b""
 
     @property
     def is_plain(self) -> bool:
         """Whether the body is the payload, without framing."""
         return self._framed is None
 
+    def take_whole(self) -> bytes | None:
+        """See `WholeSource.take_whole`."""
+        if self._framed is not None:
+            return None
+        whole = self._exchange.body.take_whole()
+        if whole is not None:
+            self._whole = whole
+            self._exchange.body_is_read = True
+        return whole
+
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""
-        if self._framed is None:
+        if self._whole:
+            buffer[:], self._whole = self._whole[: len(buffer)], self._whole[len(buffer) :]
+            on_bytes(len(buffer))
+        elif self._framed is None:
             await self._exchange.body.receive_into(buffer, on_bytes)
         else:
             await self._framed.receive_into(buffer, on_bytes)

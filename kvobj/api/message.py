@@ -24,6 +24,8 @@ class RequestHead(msgspec.Struct, frozen=True):
     request_id: str
     remote: str
     is_tls: bool = False
+    waited_ms: int = 0
+    """How long ago it arrived, where it was laid aside."""
 
     def header(self, name: str) -> str | None:
         """The value of the first header of this (lower-case) name, or None."""
@@ -59,6 +61,11 @@ class RequestBody(ByteSource, Protocol):
 
     async def read_some(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes, or b"" at the end."""
+        ...
+
+    def take_whole(self) -> bytes | None:
+        """All of the body where it is here, was not read from yet and the client waits for nothing; None, and nothing was taken,
+        where it is not."""
         ...
 
     async def accept(self) -> None:
@@ -144,6 +151,32 @@ def ready_fields(headers: Iterable[tuple[str, str]]) -> str:
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError("a reply's header field holds a line break or a NUL")
     return text
+
+
+class RepeatedAnswer(msgspec.Struct, frozen=True):
+    """The answer to a request of few bytes, with what the request's line in the log says of it. `reply` is a 200 without a body,
+    with all its fields in `ready`, Content-Length too; `body` follows it."""
+
+    method: str
+    target: str
+    bytes_in: int
+    reply: Reply
+    body: bytes
+
+
+class RepeatedRequests(Protocol):
+    """Requests that many clients send again and again, that are small, and that nobody hurries for: they may be laid aside for a
+    moment to be answered together, and are answered from their bytes. Event-loop-only."""
+
+    @property
+    def looks_like(self) -> Callable[[bytes], object | None]:
+        """What tells by the first bytes whether it may be one (None: it is none), in a fraction of a microsecond."""
+        ...
+
+    def answer(self, request: bytes, request_id: str, *, waited_ms: int) -> RepeatedAnswer | None:
+        """What the handler would answer to these bytes, which arrived so long ago; None: nothing was done, and the handler is to
+        answer. Raises nothing."""
+        ...
 
 
 Handler = Callable[[RequestHead, RequestBody], Awaitable[Reply]]

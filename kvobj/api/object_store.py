@@ -5,7 +5,7 @@ The values that cross (`PutRequest`, `PutResult`, `CompletedPart`) are the store
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -22,6 +22,7 @@ from kvobj.catalog.rows import (
 from kvobj.codec.checksums import Digester
 from kvobj.store.following import Followed
 from kvobj.store.groups import GroupStart, GroupState
+from kvobj.store.ingest import WholeSource
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import HotRead
@@ -88,6 +89,16 @@ class ObjectStore(Protocol):
 
     async def start_put(self, request: PutRequest) -> Transfer:
         """Check the early conditions and reserve room; nothing is read yet."""
+        ...
+
+    def put_at_once(
+        self, request: PutRequest, source: WholeSource, check: Callable[[Digester], tuple[Checksum, ...]]
+    ) -> PutResult | None:
+        """Write a small object whose body is here, before this returns, as `start_put` and what follows it would. `check` compares
+        the digests that the request names with what was announced, and gives the checksums of the row.
+
+        None, and nothing was stored: something has to be waited for, the write is to be refused, an earlier writer's chunk stands,
+        or it is no object of class `memory`. The caller goes on with `start_put`, to which the source still gives all."""
         ...
 
     async def start_group_part(self, request: PutRequest) -> GroupStart:

@@ -7,6 +7,7 @@ digests, commit. So a refusal comes before the body, and nothing is visible unle
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from kvobj.api.access.actions import Action
@@ -72,17 +73,19 @@ class ObjectWrites:
         if place is not None and place.group is not None:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)
         source = exchange.source(size_bytes)
-        async with await self._store.start_put(request) as transfer:
-            if transfer.existing is not None:
-                await access.check_shown(transfer.existing)
-                check_same_chunk(transfer.existing, request)
-                row = await self._store.settled(transfer.existing, wait=request.wants_digest)
-                return _existed(exchange, row, bucket)
-            await exchange.body.accept()
-            await transfer.receive(source)
-            value = check_trailers(announced, await source.finish())
-            checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
-            result = await transfer.commit(checksums=checksums, want_digest=request.wants_digest)
+        result = self._store.put_at_once(request, source, partial(check_digests, announced, announced.value))
+        if result is None:
+            async with await self._store.start_put(request) as transfer:
+                if transfer.existing is not None:
+                    await access.check_shown(transfer.existing)
+                    check_same_chunk(transfer.existing, request)
+                    row = await self._store.settled(transfer.existing, wait=request.wants_digest)
+                    return _existed(exchange, row, bucket)
+                await exchange.body.accept()
+                await transfer.receive(source)
+                value = check_trailers(announced, await source.finish())
+                checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
+                result = await transfer.commit(checksums=checksums, want_digest=request.wants_digest)
         assert isinstance(result.row, ObjectRow)
         row = result.row
         if result.existed:
@@ -92,7 +95,7 @@ class ObjectWrites:
             *write_headers(row, bucket, existed=result.existed, durability=result.durability),
         ]
         if not result.existed:
-            headers += checksum_headers(checksums)
+            headers += checksum_headers(row.checksums)
         return exchange.reply(200, headers)
 
     def _note_hint(self, exchange: Exchange, operation: PutObject, place: ChunkPlace) -> None:

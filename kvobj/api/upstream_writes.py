@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -58,7 +57,7 @@ class UpstreamWrites:
         asked = request.durability or request.bucket.durability
         if asked is not Durability.SHARED or self._has_remote:
             return request
-        return replace(request, durability=Durability.LOCAL)
+        return msgspec.structs.replace(request, durability=Durability.LOCAL)
 
     def check(self, size_bytes: int) -> None:
         """See `Forwarder.check`."""

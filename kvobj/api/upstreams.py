@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+import msgspec
+
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.object_store import ObjectStore, Reader, Transfer
 from kvobj.api.upstream_writes import ForwardedBatch, ForwardedTransfer, UpstreamWrites
@@ -190,10 +192,10 @@ class UpstreamStore:
             return await self._inner.start_group_part(request)
         is_meant = writes.is_meant(request.bucket, request.durability)
         if is_meant:
-            writes.check(expected_bytes(replace(place, group=None)) or request.size_bytes)
+            writes.check(expected_bytes(msgspec.structs.replace(place, group=None)) or request.size_bytes)
         start = await self._inner.start_group_part(writes.here(request))
         if start.request is not None:
-            return GroupStart(request=replace(start.request, durability=request.durability))
+            return GroupStart(request=msgspec.structs.replace(start.request, durability=request.durability))
         if start.existing is not None and is_meant and start.existing.namespace == place.namespace.name:
             return GroupStart(existing=(await writes.forward(start.existing, place))[0])
         return start

@@ -7,7 +7,7 @@ power loss does. Every verb runs without a pause: nothing interleaves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -39,6 +39,7 @@ from kvobj.catalog.rows import (
     is_same_namespace,
 )
 from kvobj.catalog.setting_rows import BucketUpdate, ObjectUpdate, changes_of
+from kvobj.database import WriteView
 from kvobj.errors import (
     BatchTooLargeError,
     BucketExistsError,
@@ -255,6 +256,21 @@ class MemoryCatalog(MemoryUploads):
         if upload is not None:
             self._enqueue(blob_ids_of(parts), self._named(name), name, volatile=is_memory, now_ms=now_ms)
         return CommitOutcome(stored, existed=False)
+
+    def commit_at_once(
+        self,
+        row: ObjectRow,
+        *,
+        mode: CommitMode,
+        condition: WriteCondition | None = None,
+        quota: NamespaceQuota | None = None,
+        parent_tokens: int = 0,
+        now_ms: int,
+        beside: Callable[[WriteView], None],
+    ) -> CommitOutcome | None:
+        """See `Catalog.commit_at_once`: there is no database."""
+        del row, mode, condition, quota, parent_tokens, now_ms, beside
+        return None
 
     async def commit_chain(
         self,

@@ -50,6 +50,7 @@ ELEMENT_BYTES_BY_DTYPE: Final = {0: 1, 1: 2, 2: 4}
 _DTYPES_BY_ELEMENT_BYTES: Final = {width: number for number, width in ELEMENT_BYTES_BY_DTYPE.items()}
 
 _HEADER: Final = struct.Struct("<4sBBHBBHQI56s32s8sII")
+_ONE_BLOCK_HEAD: Final = struct.Struct(f"{_HEADER.format}III{FRAME_ALIGNMENT - HEADER_BYTES - DIRECTORY_ENTRY_BYTES}x")
 _ZEROS_56: Final = bytes(56)
 _ZEROS_8: Final = bytes(8)
 _CRC_AT: Final = HEADER_BYTES - 4
@@ -260,6 +261,20 @@ def seal_raw(frame: memoryview, *, plain_bytes: int, digest: bytes, block_crcs: 
     if count:
         words[-2] = (plain_bytes - (count - 1) * BLOCK_PLAIN_BYTES) | _RAW_FLAG
     _write_head(frame, words, codec=CODEC_RAW, element_bytes=1, plain_bytes=plain_bytes, digest=digest)
+
+
+def one_block_frame(payload: bytes, digest: bytes) -> bytearray:
+    """A whole `raw` frame of a payload of one block, as `seal_raw` leaves it: for who moves it to its place in one piece."""
+    head = bytearray(
+        _ONE_BLOCK_HEAD.pack(
+            MAGIC, CONTAINER_VERSION, CODEC_REVISION, _CODEC_IDS[CODEC_RAW], _DTYPES_BY_ELEMENT_BYTES[1], KIND_BYTES, 0,
+            len(payload), BLOCK_PLAIN_BYTES, _ZEROS_56, digest, _ZEROS_8, 1, 0,
+            raw_payload_offset(1) // FRAME_ALIGNMENT, len(payload) | _RAW_FLAG, crc32c(memoryview(payload)),
+        )
+    )  # fmt: skip
+    _U32.pack_into(head, _CRC_AT, crc32c(memoryview(head[:_CRC_AT])))
+    head += payload
+    return head
 
 
 def has_header(frame: memoryview) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeAlias
 
+import msgspec
+
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQuota, ObjectRow
 from kvobj.clock import Clock
@@ -140,7 +142,7 @@ class ChunkBatch:
         `digest`: what BLAKE3 of the bytes has to be. Errors as `Store.start_put` but for the parent's: the commit asks for it.
         """
         if digest is not None:
-            request = replace(request, wants_digest=True)
+            request = msgspec.structs.replace(request, wants_digest=True)
         transfer = await self.reserve(request)
         if transfer is None:
             await _pass_over(source, request.size_bytes)

@@ -26,14 +26,17 @@ from kvobj.catalog.rows import (
     PartRow,
 )
 from kvobj.clock import Clock
+from kvobj.codec.checksums import blake3_digest
 from kvobj.codec.codec import codec_named
-from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
+from kvobj.codec.frame import CODEC_RAW, one_block_frame, raw_frame_bytes, raw_payload_offset
+from kvobj.database import WriteView
 from kvobj.errors import KvobjError, StoreFullError
+from kvobj.ids import BlobId
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.remote_class import SharedWrites, Sharing
-from kvobj.store.requests import PutResult
+from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.sealing import Sealing
 from kvobj.store.write_behind import WriteBehind
 from kvobj.tiers.coded_frames import Coding
@@ -210,7 +213,7 @@ class CommitStep:
         if transfer.held is not None:
             await self._place_held(transfer, want_digest=want_digest)
             self._give_back_dirty(transfer)  # the cache counts its bytes from here on
-        return self._row(transfer, checksums)
+        return self._row_of(transfer, checksums)
 
     def place_together(self, transfers: Sequence[PutTransfer]) -> list[ObjectRow] | None:
         """See `Committer.place_together`."""
@@ -228,7 +231,61 @@ class CommitStep:
         for transfer, blob in zip(transfers, blobs, strict=True):
             transfer.refs.append(blob.ref())
             self._give_back_dirty(transfer)
-        return [self._row(transfer, ()) for transfer in transfers]
+        return [self._row_of(transfer, ()) for transfer in transfers]
+
+    def put_at_once(
+        self,
+        request: PutRequest,
+        body: bytes,
+        blob_id: BlobId,
+        *,
+        mode: CommitMode,
+        etag: str,
+        checksums: tuple[Checksum, ...],
+    ) -> PutResult | None:
+        """All that a transfer does with a body of one block of class `memory` in a raw bucket, from reserving to write-behind,
+        before this returns: the frame and the row become known in one volatile commit. `etag` and `checksums` are the row's.
+
+        None, and nothing was done: something has to be waited for, or the write is to be refused or answered by what stands. A
+        transfer does it then, or tells why not.
+        """
+        bucket = request.bucket
+        frame_bytes = raw_frame_bytes(len(body))
+        if self._shared is not None and self._shared.must_queue(bucket, Sharing.NONE):
+            return None
+        if not self._placement.has_dirty_room(frame_bytes):
+            return None
+        pin = self._arena.try_reserve(frame_bytes, bucket=bucket.name)
+        if pin is None:
+            return None
+        outcome: CommitOutcome | None = None
+        try:
+            digest = blake3_digest(memoryview(body))
+            pin.view[:frame_bytes] = one_block_frame(body, digest)
+            ref = BlobRef(bytes(blob_id), len(body), frame_bytes, digest, CODEC_RAW)
+            row = self._row(request, (ref,), etag=etag, digest=digest, checksums=checksums)
+
+            def commit(beside: Callable[[WriteView], None]) -> CommitOutcome | None:
+                place = request.place
+                return self._catalog.commit_at_once(
+                    row,
+                    mode=mode,
+                    condition=request.condition,
+                    quota=None if place is None else place.quota,
+                    parent_tokens=0 if place is None else place.parent_tokens,
+                    now_ms=row.modified_ms,
+                    beside=beside,
+                )
+
+            outcome = self._placement.cache.put_within(blob_id, pin, frame_bytes, commit)
+        finally:
+            if outcome is None:
+                pin.release()
+        if outcome is None:
+            return None
+        self._write_behind.enqueue(outcome.row)
+        self._arriving.tell(bucket.name, request.key)
+        return PutResult(row=outcome.row, existed=False, durability=Durability.MEMORY)
 
     @staticmethod
     def _may_defer(transfer: PutTransfer) -> bool:
@@ -240,23 +297,42 @@ class CommitStep:
             and transfer.is_body_digested
         )
 
-    def _row(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> ObjectRow:
-        request, place = transfer.request, transfer.request.place
+    def _row_of(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> ObjectRow:
         refs = tuple(transfer.refs)
+        return self._row(
+            transfer.request,
+            refs,
+            etag=self._etag(transfer, refs),
+            digest=refs[0].digest if len(refs) == 1 else self._whole_digest(transfer),
+            checksums=checksums,
+            durability=transfer.durability,
+        )
+
+    def _row(
+        self,
+        request: PutRequest,
+        refs: tuple[BlobRef, ...],
+        *,
+        etag: str,
+        digest: bytes | None,
+        checksums: tuple[Checksum, ...],
+        durability: Durability = Durability.MEMORY,
+    ) -> ObjectRow:
+        place = request.place
         return ObjectRow(
             bucket=request.bucket.name,
             key=request.key,
             blobs=refs,
             size_bytes=request.size_bytes,
-            etag=self._etag(transfer, refs),
+            etag=etag,
             modified_ms=self._clock.now_ms(),
             owner=request.owner,
-            durability=transfer.durability,
+            durability=durability,
             headers=dict(request.headers),
             metadata=dict(request.metadata),
             checksums=checksums,
             parts=() if request.ends is None else request.ends.parts,
-            digest=refs[0].digest if len(refs) == 1 else self._whole_digest(transfer),
+            digest=digest,
             parent=None if place is None else place.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=0 if place is None else place.tokens,

@@ -36,6 +36,15 @@ class ByteSource(Protocol):
         ...
 
 
+class WholeSource(Protocol):
+    """A `ByteSource` that may be all here already."""
+
+    def take_whole(self) -> bytes | None:
+        """All of it, without waiting; `receive_into` gives it again. None, and nothing was taken: some is still to come, or it has
+        to be got out of a framing."""
+        ...
+
+
 class ReceivedBlob:
     """One blob of a transfer while its bytes are in the arena."""
 

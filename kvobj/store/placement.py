@@ -7,11 +7,12 @@ cache. Dirty bytes are at most half of dram: above that, writers of class `memor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from kvobj.arena import PinnedFrame
+from kvobj.arena import Pin, PinnedFrame
+from kvobj.database import WriteView
 from kvobj.errors import BusyError, CapacityError
 from kvobj.ids import BlobId
 from kvobj.store.transcoding_home import HomeTranscoding
@@ -19,6 +20,8 @@ from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames, Tier
 from kvobj.tiers.stored_frames import DemotedCopy
+
+T = TypeVar("T")
 
 
 class DirtyTier(Tier, Protocol):
@@ -44,6 +47,12 @@ class DirtyTier(Tier, Protocol):
 
     async def put_unsealed(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True) -> None:
         """Like put, for a frame whose header is written later: after a crash it is hashed before it is served."""
+        ...
+
+    def put_within(
+        self, blob_id: BlobId, pin: Pin, frame_bytes: int, commit: Callable[[Callable[[WriteView], None]], T | None]
+    ) -> T | None:
+        """`put` of a dirty, complete frame within a commit of somebody else's (`DramTier.put_within`)."""
         ...
 
     def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
@@ -122,12 +131,12 @@ class Placement:
 
     async def reserve_dirty(self, size_bytes: int) -> None:
         """Wait until `size_bytes` more may be dirty; matched by one `unreserve_dirty`. Raises BusyError at the deadline."""
-        if self._dirty_room(size_bytes):
+        if self.has_dirty_room(size_bytes):
             self._reserved_bytes += size_bytes
             return
         try:
             async with asyncio.timeout(self._wait_seconds):
-                while not self._dirty_room(size_bytes):
+                while not self.has_dirty_room(size_bytes):
                     self._clean_event.clear()
                     await self._clean_event.wait()
         except TimeoutError as error:
@@ -139,7 +148,8 @@ class Placement:
         self._reserved_bytes -= size_bytes
         self._clean_event.set()
 
-    def _dirty_room(self, size_bytes: int) -> bool:
+    def has_dirty_room(self, size_bytes: int) -> bool:
+        """Whether so many more bytes may be dirty at once."""
         return self.cache.dirty_bytes + self._reserved_bytes + size_bytes <= self.dirty_bytes_max
 
     @property

@@ -32,8 +32,7 @@ class GroupPart:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkPlace(msgspec.Struct, frozen=True):
     """A chunk's namespace and place in its chain; `parent` and `tokens` are as in `ObjectRow`."""
 
     namespace: NamespaceRow

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
+import msgspec
+
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BlobRef,
@@ -150,7 +152,7 @@ class UploadEnds:
             for part in parts:
                 if part.number == number:
                     return GroupStart(part=part)
-            target = replace(request, condition=None, part=PartTarget(upload_id, number))
+            target = msgspec.structs.replace(request, condition=None, part=PartTarget(upload_id, number))
             return GroupStart(request=target)
         raise BusyError("the chunk's parts come and go", bucket=bucket, key=key)
 

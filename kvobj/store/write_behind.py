@@ -54,8 +54,7 @@ class Backlog:
     refused_objects: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     bucket: str
     key: str
     blob_id: bytes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from kvobj.arena import Arena, PinnedFrame
+from kvobj.arena import Arena, Pin, PinnedFrame
+from kvobj.database import WriteView
 from kvobj.ids import BlobId
 from kvobj.tiers.coded import Coded, ProfileOf, no_profile
 from kvobj.tiers.decode_turns import DecodeTurns
@@ -12,6 +14,8 @@ from kvobj.tiers.dram import DramTier
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.protocol import BlobNames
 from kvobj.tiers.verified import RunOnPool
+
+T = TypeVar("T")
 
 
 class CodedCache(Coded):
@@ -46,6 +50,12 @@ class CodedCache(Coded):
     async def put_unsealed(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames, *, dirty: bool = True) -> None:
         """See `DramTier.put_unsealed`."""
         await self._dram.put_unsealed(blob_id, frame, names, dirty=dirty)
+
+    def put_within(
+        self, blob_id: BlobId, pin: Pin, frame_bytes: int, commit: Callable[[Callable[[WriteView], None]], T | None]
+    ) -> T | None:
+        """See `DramTier.put_within`."""
+        return self._dram.put_within(blob_id, pin, frame_bytes, commit)
 
     def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
         """See `DramTier.put_unsealed_many`."""

@@ -6,7 +6,7 @@ else the store does is done by the store. Event-loop-only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -19,8 +19,10 @@ from kvobj.catalog.rows import (
     UploadRow,
     WriteCondition,
 )
+from kvobj.codec.checksums import Digester
 from kvobj.errors import KvobjError
 from kvobj.store.groups import GroupStart, GroupState
+from kvobj.store.ingest import WholeSource
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import HotRead, ObjectReader, slices_of
@@ -84,6 +86,15 @@ class WorkerStore:
     async def start_put(self, request: PutRequest) -> WorkerTransfer:
         """See `ObjectStore.start_put`."""
         return self._started(await self._calls.start_put(request, in_batch=False))
+
+    def put_at_once(
+        self,
+        request: PutRequest,  # noqa: ARG002 - see `ObjectStore.put_at_once`
+        source: WholeSource,  # noqa: ARG002
+        check: Callable[[Digester], tuple[Checksum, ...]],  # noqa: ARG002
+    ) -> PutResult | None:
+        """See `ObjectStore.put_at_once`: the store process, which has to be waited for, commits."""
+        return None
 
     async def start_in_batch(self, request: PutRequest) -> WorkerTransfer:
         """See `Store.start_in_batch`."""

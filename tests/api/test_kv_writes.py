@@ -103,6 +103,9 @@ class WatchedBody(FakeBody):
         super().__init__(data)
         self._meanwhile = meanwhile
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         await self._meanwhile()
         await super().receive_into(buffer, on_bytes)

@@ -93,6 +93,9 @@ class ReplacingBody(FakeBody):
         super().__init__(data)
         self._replace: Callable[[], Awaitable[object]] | None = replace
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def read_some(self, limit: int) -> bytes:
         if self._replace is not None:
             replace, self._replace = self._replace, None

@@ -7,7 +7,7 @@ import pytest
 from tier_contract import NAMES, MakeFrame, RawRead, TierContract, blob, plain_of, put_plain
 
 from kvobj.arena import Arena, Extent, PinnedFrame
-from kvobj.database import Database
+from kvobj.database import Database, WriteView
 from kvobj.errors import BusyError
 from kvobj.ids import BlobId, sequence_of
 from kvobj.metrics import Metrics
@@ -131,6 +131,38 @@ async def start(shm_path: Path) -> AsyncIterator[Start]:
     yield make
     for memory in started:
         await memory.stop()
+
+
+class TestPutWithin:
+    async def test_a_put_within_somebody_elses_commit_is_adopted_with_it(self, start: Start) -> None:
+        memory = await start()
+        pin = await memory.arena.reserve(5000, timeout_seconds=0.05)
+        pin.view[:5000] = b"\x07" * 5000
+
+        def commit(change: Callable[[WriteView], None]) -> str:
+            memory.database.write_volatile(change)
+            return "done"
+
+        done = memory.tier.put_within(blob(7), pin, 5000, commit)
+        assert (done, memory.tier.dirty_bytes, memory.tier.dirty()) == ("done", 8192, [blob(7)])
+        assert await memory.held() == [7]
+        await memory.stop()
+        await memory.start()
+        assert await memory.held() == [7]
+
+    async def test_what_is_not_committed_is_not_held(self, start: Start) -> None:
+        memory = await start()
+        pin = await memory.arena.reserve(5000, timeout_seconds=0.05)
+        assert memory.tier.put_within(blob(7), pin, 5000, lambda _: None) is None
+
+        def fails(_change: object) -> None:
+            raise BusyError("not now")
+
+        with pytest.raises(BusyError):
+            memory.tier.put_within(blob(7), pin, 5000, fails)
+        pin.release()
+        assert await memory.held() == []
+        assert memory.arena.usage().reserved_bytes == 0
 
 
 class TestEviction:

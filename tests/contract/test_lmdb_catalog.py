@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from catalog_contract import (
@@ -26,7 +27,17 @@ from kvobj.catalog.encoding import CATALOG_TABLES, OBJECTS, OBJECTS_VOLATILE, US
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rebuild import rebuild_catalog
-from kvobj.catalog.rows import BucketKind, BucketRow, BucketUsage, CommitMode, Durability, UserRow
+from kvobj.catalog.rows import (
+    BucketKind,
+    BucketRow,
+    BucketUsage,
+    CommitMode,
+    CommitOutcome,
+    Durability,
+    ObjectRow,
+    UserRow,
+    WriteCondition,
+)
 from kvobj.database import Database
 from kvobj.errors import BucketNotEmptyError, CorruptionError, KvobjError
 from kvobj.record_log import RecordLog
@@ -322,3 +333,51 @@ async def test_first_writer_wins_under_concurrency(catalog: LmdbCatalog) -> None
     assert [outcome.existed for outcome in outcomes].count(False) == 1
     assert len({outcome.row.sequence for outcome in outcomes}) == 1
     assert len(await queued(catalog)) == 48
+
+
+def at_once(catalog: LmdbCatalog, given: ObjectRow, **more: Any) -> CommitOutcome | None:  # noqa: ANN401 - what `commit` takes
+    """Commit it together with a row of another table."""
+    more.setdefault("mode", CommitMode.REPLACE)
+    return catalog.commit_at_once(
+        given, now_ms=5, beside=lambda view: view.put(USAGE_VOLATILE, b"beside", given.key.encode()), **more
+    )
+
+
+def beside(place: Place) -> bytes | None:
+    assert place.database is not None
+    with place.database.read() as view:
+        return view.get(USAGE_VOLATILE, b"beside")
+
+
+async def test_a_commit_at_once_is_one_with_what_is_beside_it(catalog: LmdbCatalog, place: Place) -> None:
+    outcome = at_once(catalog, row("k", 1, durability=Durability.MEMORY))
+    assert outcome is not None
+    assert (outcome.existed, await found(catalog, "k"), beside(place)) == (False, outcome.row, b"k")
+    assert await catalog.bucket_usage(BUCKET) == BucketUsage(1, 10)
+    again = at_once(catalog, row("k", 2, durability=Durability.MEMORY))
+    assert again is not None
+    assert (await found(catalog, "k"), await queued(catalog)) == (again.row, [1])
+
+
+async def test_a_commit_at_once_that_would_be_refused_does_nothing(catalog: LmdbCatalog, place: Place) -> None:
+    live = await put(catalog, row("live", 1, durability=Durability.MEMORY))
+    for given, more in (
+        (row("live", 2, durability=Durability.MEMORY), {"mode": CommitMode.FIRST_WRITER_WINS}),
+        (row("live", 2, durability=Durability.MEMORY), {"condition": WriteCondition(if_none_match="*")}),
+        (row("k", 2, durability=Durability.MEMORY), {"condition": WriteCondition(if_match="*")}),
+        (row("k", 2, durability=Durability.MEMORY, epoch=EPOCH - 1), {}),
+        (row("k", 2, durability=Durability.MEMORY, bucket="nowhere"), {}),
+    ):
+        assert at_once(catalog, given, **more) is None
+    assert (await found(catalog, "live"), await found(catalog, "k")) == (live, None)
+    assert (await queued(catalog), beside(place)) == ([], None)
+
+
+async def test_a_commit_at_once_gives_way_to_a_change_of_its_key_on_its_way(catalog: LmdbCatalog, place: Place) -> None:
+    older = asyncio.create_task(catalog.commit(row("k", 1), mode=CommitMode.REPLACE, now_ms=5))
+    await asyncio.sleep(0)
+    assert at_once(catalog, row("k", 2, durability=Durability.MEMORY)) is None
+    assert at_once(catalog, row("other", 3, durability=Durability.MEMORY)) is not None
+    await older
+    assert at_once(catalog, row("k", 2, durability=Durability.MEMORY)) is not None
+    assert beside(place) == b"k"

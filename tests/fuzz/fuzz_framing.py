@@ -62,6 +62,9 @@ class StepBody:
         self._step = step
         self.length = length
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def accept(self) -> None:
         """Nobody waits for a 100 here."""
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from blake3 import blake3
 from real_store import MIB, node_settings, running_node
@@ -49,7 +50,7 @@ async def request(node: Node, key: str, size_bytes: int, *, bucket: str = "cache
     assert isinstance(row, BucketRow)
     place = None if bucket == "plain" else ChunkPlace(default_namespace(bucket), None, 0)
     made = PutRequest(bucket=row, key=key, size_bytes=size_bytes, owner="root", place=place)
-    return replace(made, **more)  # type: ignore[arg-type]
+    return msgspec.structs.replace(made, **more)
 
 
 def memory(node: Node, place: Place) -> memoryview:

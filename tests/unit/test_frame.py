@@ -22,6 +22,7 @@ from kvobj.codec.frame import (
     block_crcs,
     frame_head_bytes,
     has_header,
+    one_block_frame,
     parse_frame,
     raw_frame_bytes,
     raw_payload_offset,
@@ -94,6 +95,12 @@ def test_sealing_in_place_gives_the_frame_that_encoding_gives() -> None:
     payload[:] = plain
     seal_raw(memoryview(frame), plain_bytes=len(plain), digest=blake3(plain).digest(), block_crcs=block_crcs(payload))
     assert frame == encode("raw", plain)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 255, 256, 4096, BLOCK_PLAIN_BYTES])
+def test_a_frame_of_one_block_is_the_same_made_in_one_piece(size_bytes: int) -> None:
+    plain = plain_of(size_bytes)
+    assert one_block_frame(plain, blake3(plain).digest()) == encode("raw", plain)
 
 
 def test_the_header_has_its_fields_where_the_format_says() -> None:

@@ -90,6 +90,7 @@ class ByLine:
     def __init__(self, body: RequestBody) -> None:
         self.length = body.length
         self.accept = body.accept
+        self.take_whole = body.take_whole
         self.read_some = body.read_some
         self.receive_into = body.receive_into
 

@@ -82,6 +82,17 @@ class LengthBody(_Body):
         await self.accept()
         return await self._read_some(limit)
 
+    def take_whole(self) -> bytes | None:
+        """See `RequestBody.take_whole`."""
+        held, start = self._wire.peek()
+        end = start + self._length
+        if end > len(held) or self._remaining != self._length or self._awaits_continue or self._is_expired:
+            return None
+        whole = held[start:end]
+        self._wire.advance(end)
+        self._took(self._length)
+        return whole
+
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""
         if not len(buffer):
@@ -167,6 +178,10 @@ class ChunkedBody(_Body):
             raise self._gone()
         self._took(len(segment))
         return segment
+
+    def take_whole(self) -> bytes | None:
+        """See `RequestBody.take_whole`: nobody knows how much it is."""
+        return None
 
     async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
         """See `ByteSource.receive_into`."""
