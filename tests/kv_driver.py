@@ -23,6 +23,7 @@ from kvobj.catalog.rows import ObjectRow, UserRow
 from kvobj.clock import SystemClock, boot_ms
 from kvobj.config.settings import RemoteSettings
 from kvobj.gc.pacing import Pace
+from kvobj.store.chunks import ChunkStore
 from kvobj.store.request_feed import RequestTrace
 
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -106,6 +107,7 @@ class KvDriver:
     pace: Pace | None = None
     waits: list[float] = field(default_factory=list)
     """What removals waited beside requests, at a rate of 20 chunks a second; nobody really waits."""
+    chunks: ChunkStore | None = None
 
     def turn(self, milliseconds: int) -> None:
         """Let time pass for leases."""
@@ -314,7 +316,7 @@ async def kv_node(
         created = await driver.request("PUT", "/cache", headers={"x-kvobj-bucket-kind": "kv"})
         assert created.status == 200
         assert (await driver.request("PUT", "/files")).status == 200
-        yield KvDriver(node, driver, clock, requests, pace, waits)
+        yield KvDriver(node, driver, clock, requests, pace, waits, api.chunks)
 
 
 async def rows(kv: KvDriver, bucket: str = "cache") -> list[ObjectRow]:

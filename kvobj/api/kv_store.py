@@ -111,8 +111,9 @@ class ChunkStore(Protocol):
         pins_digest: bytes,
         release: Sequence[bytes],
         caller: Caller,
+        waited_ms: int = 0,
     ) -> Renewal:
-        """See `Leases.renew`."""
+        """See `Leases.renew`; from when it arrived, so long ago."""
         ...
 
     async def close_session(self, bucket: BucketRow, session_id: bytes, *, caller: Caller) -> None:

@@ -23,6 +23,7 @@ from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
 from kvobj.api.hot_reads import HotReads
 from kvobj.api.kv.errors import kv_error_reply
+from kvobj.api.kv.hot_renewals import HotRenewals, RenewsAtOnce
 from kvobj.api.kv.matching import Matching
 from kvobj.api.kv.mget import BatchReads
 from kvobj.api.kv.mput import BatchWrites
@@ -78,8 +79,9 @@ class S3Service:
     """`handle` is the entry (`message.Handler`). Event-loop-only; requests run concurrently.
 
     `chunks` is behind the KV API, `read_events` behind its ?events, `same_host` behind its ?same-host (where grants come from, and
-    who gets them); without them their calls are not implemented. `executor` runs
-    hashes of large signed chunks. `upload_ids` draws the ids of multipart uploads.
+    who gets them); without them their calls are not implemented. `renews`: who has the sessions, where that is this process:
+    then `repeated` answers renewals at once. `executor` runs hashes of large signed chunks. `upload_ids` draws the ids of
+    multipart uploads.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class S3Service:
         chunks: ChunkStore | None = None,
         read_events: Callable[[Exchange, ops.ReadEvents], Awaitable[Reply]] | None = None,
         same_host: tuple[Granting, Levels] | None = None,
+        renews: RenewsAtOnce | None = None,
         executor: Executor | None = None,
         upload_ids: Callable[[], str] = new_upload_id,
     ) -> None:
@@ -106,6 +109,19 @@ class S3Service:
         self._cross_origin = CrossOrigin(store.catalog)
         self._hot_reads = HotReads(store, host_id=settings.host_id)
         self._handlers = _handlers(store, chunks, upload_ids) | _kv_handlers(store, chunks)
+        self.repeated: HotRenewals | None = None
+        if renews is not None:
+            self.repeated = HotRenewals(
+                store,
+                renews,
+                users=self._users,
+                targets=self._targets,
+                credentials=self._credentials,
+                verifier=self._verifier,
+                clock=clock,
+                host_id=settings.host_id,
+            )
+            self._handlers[ops.RenewSession] = self.repeated.learning(self._handlers[ops.RenewSession])
         self._handlers[ops.Preflight] = self._cross_origin.preflight
         if read_events is not None:
             self._handlers[ops.ReadEvents] = read_events

@@ -196,6 +196,15 @@ class SignatureVerifier:
         payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
         return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
 
+    def holds(self, signer: Signer, user: UserRow, stamp: str, canonical: bytes, signature: str) -> bool:
+        """Whether a signature in the header is that of this canonical request, of which the stamp is a part. For who knows that all
+        else that `verify` asks for is so. Raises `S3Error` where its time is not now."""
+        if (stamp != self._latest[0] and not IS_STAMP(stamp)) or stamp[:8] != signer.day:
+            return False
+        self._check_skew(stamp)
+        text = _string_to_sign(signer, stamp, canonical)
+        return hmac.compare_digest(self._signing_key(user.secret_key, signer).sign(text.encode()), signature)
+
     def _check_signature(  # noqa: PLR0917 - what is signed
         self,
         credential: Credential,
@@ -209,16 +218,15 @@ class SignatureVerifier:
         """Raise `S3Error` where there is no such user, or another signature."""
         signer = credential.signer
         key = self._signing_key(_DUMMY_SECRET if user is None else user.secret_key, signer)
-        canonical_request = _canonical_request(method, target, fields, credential, content_hash)
-        request_hash = sha256(canonical_request).hexdigest()
-        string_to_sign = f"{ALGORITHM}\n{stamp}\n{signer.scope}\n{request_hash}"
+        canonical = canonical_request(method, target, fields, credential, content_hash)
+        string_to_sign = _string_to_sign(signer, stamp, canonical)
         expected = key.sign(string_to_sign.encode())
         matches = hmac.compare_digest(expected, credential.signature)
         if user is None:
             raise S3Error("InvalidAccessKeyId", AWSAccessKeyId=signer.access_key)
         if not matches:
             explanation = (
-                {"StringToSign": string_to_sign, "CanonicalRequest": canonical_request.decode("latin-1")}
+                {"StringToSign": string_to_sign, "CanonicalRequest": canonical.decode("latin-1")}
                 if self._explain
                 else {}
             )
@@ -382,9 +390,14 @@ def _check_signed_headers(signer: Signer, fields: dict[str, str], *, is_presigne
         )
 
 
-def _canonical_request(
+def _string_to_sign(signer: Signer, stamp: str, canonical: bytes) -> str:
+    return f"{ALGORITHM}\n{stamp}\n{signer.scope}\n{sha256(canonical).hexdigest()}"
+
+
+def canonical_request(
     method: str, target: Target, fields: dict[str, str], credential: Credential, content_hash: str
 ) -> bytes:
+    """What a signature is of (SigV4, "canonical request"). Raises `S3Error` where no such text can have been signed."""
     lines = [method, target.canonical_path, target.canonical_query(without=credential.signature_parameter)]
     signer = credential.signer
     for name in signer.signed_headers:

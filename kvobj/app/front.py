@@ -83,6 +83,7 @@ class OneProcess:
             chunks=upstreams.chunks,
             read_events=node.kv.events.stream,
             same_host=None if same_host is None else (same_host.grants, same_host.levels),
+            renews=node.catalog.leases,
             executor=node.hash_executor,
         )
         self._http = HttpServer(
@@ -94,6 +95,7 @@ class OneProcess:
             log=log.getChild("s3"),
             render_refusal=partial(refusal_reply, host_id=host_id),
             write_line=self._lines,
+            repeated=service.repeated,
         )
 
     @property

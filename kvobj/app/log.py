@@ -11,7 +11,7 @@ from typing import Final
 from kvobj.config.settings import LogSettings
 
 LOGGER_NAME: Final = "kvobj"
-_MOMENT_SECONDS: Final = 0.02
+_MOMENT_SECONDS: Final = 0.1
 _TOGETHER_BYTES: Final = 32 * 1024
 
 

@@ -83,7 +83,7 @@ class StoreHooks:
 
     def namespace_changed(self, namespace: NamespaceRow) -> None:
         """A namespace has other limits, or is to be stored in another way."""
-        if namespace.codecs:  # else there is nothing that a copy could be made coarser to: that looks through the whole catalog
+        if namespace.codecs:  # else no copy could be made coarser, and this looks through the whole catalog
             self._home_demotion.look()
         self._collector.look_at_quotas()
 

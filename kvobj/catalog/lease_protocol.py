@@ -107,6 +107,20 @@ class Leases(Protocol):
         `as_of` with the holder's count and digest (BLAKE3 over the sorted raw pin ids, those released left out)."""
         ...
 
+    def renew_at_once(
+        self,
+        session_id: bytes,
+        *,
+        user: str,
+        bucket: str,
+        as_of: int,
+        pins: int,
+        pins_digest: bytes,
+        now_boot_ms: int,
+    ) -> Renewal | None:
+        """`renew` without releases, where nothing has to be waited for; None: nothing was done, ask `renew`. Raises as it does."""
+        ...
+
     async def close_session(self, session_id: bytes, *, user: str, bucket: str) -> None:
         """End a session and its pins."""
         ...

@@ -161,14 +161,37 @@ class LmdbLeases:
         now_boot_ms: int,
     ) -> Renewal:
         """See `Leases.renew`. Nothing is written to the database where nothing is released."""
-        keys = [session_key(session_id)]
-        if not release and not self._database.is_in_flight(keys):
-            renewal = self._extend(session_id, (user, bucket, as_of, pins, pins_digest), now_boot_ms)
+        if not release:
+            renewal = self.renew_at_once(
+                session_id,
+                user=user,
+                bucket=bucket,
+                as_of=as_of,
+                pins=pins,
+                pins_digest=pins_digest,
+                now_boot_ms=now_boot_ms,
+            )
             if renewal is not None:
                 return renewal
         until = self._changing(session_id)
         change = RenewSession(session_id, user, bucket, as_of, pins, pins_digest, release, now_boot_ms, until)
-        return await self._database.write_fast(change, keys)
+        return await self._database.write_fast(change, [session_key(session_id)])
+
+    def renew_at_once(
+        self,
+        session_id: bytes,
+        *,
+        user: str,
+        bucket: str,
+        as_of: int,
+        pins: int,
+        pins_digest: bytes,
+        now_boot_ms: int,
+    ) -> Renewal | None:
+        """See `Leases.renew_at_once`."""
+        if self._database.is_in_flight([session_key(session_id)]):
+            return None
+        return self._extend(session_id, (user, bucket, as_of, pins, pins_digest), now_boot_ms)
 
     def _extend(
         self, session_id: bytes, statement: tuple[str, str, int, int, bytes], now_boot_ms: int
@@ -187,7 +210,8 @@ class LmdbLeases:
             known = _Agreed(statement, session.ttl_ms, session.expires_boot_ms)
             if is_agreed:
                 self._agreed[session_id] = known
-        if not self._renewals.extend(session_id, now_boot_ms + known.ttl_ms):
+        # One that waited may come behind a later one of the same session, whose answer the holder has.
+        if not self._renewals.extend(session_id, max(until, now_boot_ms + known.ttl_ms)):
             return None
         return Renewal(known.ttl_ms, reclaim=not is_agreed)
 

@@ -113,7 +113,30 @@ class MemoryLeases:
         """See `Leases.renew`."""
         session = self._living(session_id, user, bucket, now_boot_ms)
         self._release(session, release)
-        self._change(session, expires_boot_ms=now_boot_ms + session.ttl_ms)
+        return self.renew_at_once(
+            session_id,
+            user=user,
+            bucket=bucket,
+            as_of=as_of,
+            pins=pins,
+            pins_digest=pins_digest,
+            now_boot_ms=now_boot_ms,
+        )
+
+    def renew_at_once(
+        self,
+        session_id: bytes,
+        *,
+        user: str,
+        bucket: str,
+        as_of: int,
+        pins: int,
+        pins_digest: bytes,
+        now_boot_ms: int,
+    ) -> Renewal:
+        """See `Leases.renew_at_once`. Nothing is ever waited for here."""
+        session = self._living(session_id, user, bucket, now_boot_ms)
+        self._change(session, expires_boot_ms=max(session.expires_boot_ms, now_boot_ms + session.ttl_ms))
         held = sorted(pin.id for pin in self._pins_of(session) if pin.grant <= as_of)
         same = len(held) == pins and digest_of_pins(held) == pins_digest
         return Renewal(session.ttl_ms, reclaim=not same)

@@ -423,6 +423,7 @@ class ChunkStore:
         pins_digest: bytes,
         release: Sequence[bytes],
         caller: Caller,
+        waited_ms: int = 0,
     ) -> Renewal:
         """See `Leases.renew`."""
         return await self._catalog.leases.renew(
@@ -433,7 +434,7 @@ class ChunkStore:
             pins=pins,
             pins_digest=pins_digest,
             release=release,
-            now_boot_ms=boot_ms(self._clock),
+            now_boot_ms=boot_ms(self._clock) - waited_ms,
         )
 
     async def close_session(self, bucket: BucketRow, session_id: bytes, *, caller: Caller) -> None:

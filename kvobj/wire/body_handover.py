@@ -71,6 +71,7 @@ class Wire(asyncio.BufferedProtocol):
         "_needed",
         "_on_bytes",
         "_on_connected",
+        "_on_request",
         "_pauses_after",
         "_read_waiter",
         "_reads_on",
@@ -123,6 +124,7 @@ class Wire(asyncio.BufferedProtocol):
         self._sift: Callable[[int], tuple[int, int]] | None = None
         self._read_waiter: asyncio.Future[None] | None = None
         self._at_once: Callable[[], bool] | None = None
+        self._on_request: Callable[[bytes], bool] | None = None
         self._sleeper: tuple[asyncio.Future[None], Callable[[], bool]] | None = None
         self._reads_on = False
         self._has_full_segments = False
@@ -274,6 +276,11 @@ class Wire(asyncio.BufferedProtocol):
         return self._is_tls
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether who waits in `arrive` has not been woken."""
+        return self._read_waiter is not None and not self._read_waiter.done()
+
+    @property
     def is_awaiting_bytes(self) -> bool:
         """Whether somebody waits for the client to send."""
         return self._read_waiter is not None or self._fill_waiter is not None
@@ -352,6 +359,12 @@ class Wire(asyncio.BufferedProtocol):
                     self._read_waiter = None
                 self._at_once = self._sleeper = None
         return bool(self._held)
+
+    def watch(self, on_request: Callable[[bytes], bool]) -> None:
+        """Have it called from now on with what lies unread, where bytes arrive for who waits in `arrive` with an `at_once`, before
+        that. True: they were taken, or are to lie there until `look_again`, or more of them, or the end; `at_once` is not called
+        then. It may read and write, and does not raise."""
+        self._on_request = on_request
 
     async def fill(
         self,
@@ -475,14 +488,23 @@ class Wire(asyncio.BufferedProtocol):
         self._held = self.take_unread() + segment if self._held else bytes(segment)
         if len(self._held) >= len(self._shared):
             self._pause_reading()
-        waiter, at_once = self._read_waiter, self._at_once
+        waiter, at_once, on_request = self._read_waiter, self._at_once, self._on_request
         if waiter is None or waiter.done():
             return
         if at_once is None:
             waiter.set_result(None)
             return
+        if on_request is not None and on_request(self._held):
+            return
         self._read_waiter = self._at_once = None  # it may wait for bytes of its own
         self._go_on(waiter, at_once)
+
+    def look_again(self) -> None:
+        """Call `at_once` of who waits in `arrive` for what lies here, as if it had arrived now."""
+        waiter, at_once = self._read_waiter, self._at_once
+        if at_once is not None and self.is_asleep and waiter is not None:
+            self._read_waiter = self._at_once = None
+            self._go_on(waiter, at_once)
 
     def _go_on(self, waiter: asyncio.Future[None], at_once: Callable[[], bool]) -> None:
         if not at_once():
@@ -527,8 +549,8 @@ class Wire(asyncio.BufferedProtocol):
 
     @property
     def is_flushing(self) -> bool:
-        """Whether somebody waits for the client to take what was written."""
-        return self._flush_waiter is not None
+        """Whether something that was written is still to leave this process."""
+        return self._flush_waiter is not None or self._write_paused
 
     @property
     def bytes_taken(self) -> int:

@@ -454,6 +454,7 @@ class StoreCalls:
         pins_digest: bytes,
         release: list[bytes],
         caller: Caller,
+        waited_ms: int,
     ) -> Renewal:
         """`ChunkStore.renew_session`."""
         raise NotImplementedError

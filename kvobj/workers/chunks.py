@@ -183,9 +183,12 @@ class WorkerChunks:
         pins_digest: bytes,
         release: Sequence[bytes],
         caller: Caller,
+        waited_ms: int = 0,
     ) -> Renewal:
         """See `api.kv_store.ChunkStore`."""
-        return await self._calls.renew_session(bucket, session_id, as_of, pins, pins_digest, list(release), caller)
+        return await self._calls.renew_session(
+            bucket, session_id, as_of, pins, pins_digest, list(release), caller, waited_ms
+        )
 
     async def close_session(self, bucket: BucketRow, session_id: bytes, *, caller: Caller) -> None:
         """See `api.kv_store.ChunkStore`."""

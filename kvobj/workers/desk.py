@@ -484,10 +484,18 @@ class Desk(StoreCalls):
         pins_digest: bytes,
         release: list[bytes],
         caller: Caller,
+        waited_ms: int,
     ) -> Renewal:
         """See `StoreCalls.renew_session`."""
         return await self._parts.chunks.renew_session(
-            bucket, session_id, as_of=as_of, pins=pins, pins_digest=pins_digest, release=release, caller=caller
+            bucket,
+            session_id,
+            as_of=as_of,
+            pins=pins,
+            pins_digest=pins_digest,
+            release=release,
+            caller=caller,
+            waited_ms=waited_ms,
         )
 
     async def close_session(self, bucket: BucketRow, session_id: bytes, caller: Caller) -> None:

@@ -505,6 +505,51 @@ class Sessions:
         )
         assert world.leases.usage().pins == 2
 
+    async def test_a_renewal_at_once_is_as_any_other(self, world: World) -> None:
+        rows = chain("a", 3)
+        await world.put(rows)
+        session = await world.session(ttl_ms=30_000)
+        found = await world.match(as_ids(keys_of(rows)), session)
+        assert found.pin is not None
+
+        def renew(*pins: bytes, now_boot_ms: int, user: str = "main") -> tuple[int, bool]:
+            renewal = world.leases.renew_at_once(
+                session.id,
+                user=user,
+                bucket=BUCKET,
+                as_of=1,
+                pins=len(pins),
+                pins_digest=digest_of(*pins),
+                now_boot_ms=now_boot_ms,
+            )
+            assert renewal is not None
+            return renewal.ttl_ms, renewal.reclaim
+
+        assert renew(found.pin, now_boot_ms=NOW + 29_000) == (30_000, False)
+        assert renew(now_boot_ms=NOW + 58_000) == (30_000, True)
+        assert renew(found.pin, now_boot_ms=NOW + 87_000) == (30_000, False)
+        assert await world.leases.expire(now_boot_ms=NOW + 117_000) == 0
+        with pytest.raises(NoSuchSessionError):
+            renew(now_boot_ms=NOW + 100_000, user="mallory")
+        with pytest.raises(SessionExpiredError):
+            renew(found.pin, now_boot_ms=NOW + 117_001)
+
+    async def test_a_renewal_that_arrived_before_another_and_comes_behind_it_takes_nothing_from_it(
+        self, world: World
+    ) -> None:
+        session = await world.session(ttl_ms=30_000)
+        for now_boot_ms in (NOW + 20_050, NOW + 20_000):
+            world.leases.renew_at_once(
+                session.id,
+                user="main",
+                bucket=BUCKET,
+                as_of=0,
+                pins=0,
+                pins_digest=digest_of(),
+                now_boot_ms=now_boot_ms,
+            )
+        assert not await world.reclaims(session, as_of=0, now_boot_ms=NOW + 50_050)
+
     async def test_a_session_lasts_as_long_as_its_holder_says_the_same_again(self, world: World) -> None:
         rows = chain("a", 3)
         await world.put(rows)

@@ -460,6 +460,32 @@ async def test_renewals_and_pins_of_one_session_do_not_overtake_each_other(world
     assert world.entries() == [0] * 6
 
 
+async def test_no_renewal_at_once_while_a_change_of_the_session_is_on_its_way(world: LmdbWorld) -> None:
+    rows = [chunk(f"k{index}", None) for index in range(70)]
+    await world.put(rows)
+    session = await world.session(ttl_ms=30_000)
+
+    def renew(*pins: bytes) -> bool | None:
+        renewal = world.leases.renew_at_once(
+            session.id,
+            user="main",
+            bucket=BUCKET,
+            as_of=1,
+            pins=len(pins),
+            pins_digest=digest_of(*pins),
+            now_boot_ms=NOW,
+        )
+        return None if renewal is None else renewal.reclaim
+
+    pinning = asyncio.create_task(world.match(KeyList(keys_of(rows)), session))
+    while not world.database._in_flight:  # noqa: ASYNC110 - what is waited for is inside the code under test
+        await asyncio.sleep(0)
+    assert renew() is None
+    pin = (await pinning).pin
+    assert pin is not None
+    assert renew(pin) is False
+
+
 async def test_a_list_whose_names_only_begin_alike_gives_no_rows_that_are_not_there(world: LmdbWorld) -> None:
     """Sums are of the first halves of ids: such a list is nobody's but a forger's, and gets no more than what is stored."""
     rows = chain("a", 8)

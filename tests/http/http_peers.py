@@ -14,7 +14,7 @@ from functools import partial
 
 from kvobj.api.errors import refusal_reply
 from kvobj.api.http import HttpServer, HttpSettings
-from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
+from kvobj.api.message import Handler, RepeatedRequests, Reply, RequestBody, RequestHead
 from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode
 
@@ -140,6 +140,7 @@ async def serving(
     client_context: ssl.SSLContext | None = None,
     receive_mode: ReceiveMode | None = ReceiveMode.DIRECT,
     clock: TurnedClock | None = None,
+    repeated: RepeatedRequests | None = None,
 ) -> AsyncIterator[Served]:
     """Serve `handler` on a free port. Sweeps run only when a test turns the clock."""
     clock, metrics, kept = clock or TurnedClock(), Metrics(), ListLog()
@@ -157,6 +158,7 @@ async def serving(
         log=log,
         render_refusal=partial(refusal_reply, host_id=HOST_ID),
         receive_mode=receive_mode,
+        repeated=repeated,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     served = Served(server, clock, metrics, kept.lines, client_context)

@@ -12,19 +12,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvobj.api.http.early_start import Begun, begin
+from kvobj.api.http.gathering import Gathering
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.reply_writer import ReplyWriter, content_length
 from kvobj.api.http.request_body import ChunkedBody, LengthBody
 from kvobj.api.http.request_head import HeadError, HeadReader, ParsedHead
 from kvobj.api.http.request_log import RequestLog
-from kvobj.api.message import Handler, HttpFault, Refusal, RenderRefusal, Reply, RequestHead
+from kvobj.api.message import Handler, HttpFault, Refusal, RenderRefusal, RepeatedRequests, Reply, RequestHead
 from kvobj.clock import Clock
 from kvobj.errors import BodyTimeoutError, IncompleteBodyError, InvalidRequestError
 from kvobj.wire.body_handover import Wire
+
+_REPEATED_BYTES_MAX: Final = 4096
+"""What is longer is not laid aside, nor answered from its bytes: such a request has less than 1 KiB. One as long as the wire's
+buffer would have reading paused, which only who takes it in has resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,8 @@ class Serving:
     request_log: RequestLog
     instruments: HttpInstruments
     log: logging.Logger
+    gathering: Gathering
+    repeated: RepeatedRequests | None = None
 
 
 class Connection:
@@ -48,6 +55,7 @@ class Connection:
     on the same loop."""
 
     __slots__ = (
+        "_arrived",
         "_begun",
         "_failure",
         "_has_stalled",
@@ -87,6 +95,10 @@ class Connection:
         self._task: asyncio.Task[Any] | None = None
         self._begun: Begun[bool] | bool | None = None
         self._failure: BaseException | None = None
+        self._arrived: float | None = None
+        """When the bytes that lie here arrived, where they were laid aside."""
+        if serving.repeated is not None:
+            wire.watch(self._arrives)
 
     async def serve(self) -> None:
         """Serve requests until either side has had enough; the connection is closed when this returns."""
@@ -169,6 +181,8 @@ class Connection:
         wire = self.wire
         if wire.is_flushing:
             return ("send", self._requests), wire.bytes_taken
+        if self._arrived is not None:  # it is served in a moment
+            return ("", self._requests), 0
         if self._is_in_head:
             is_idle = not self._is_fresh and not self._reader.is_within_head
             return ("idle" if is_idle else "head", self._requests), 0
@@ -223,9 +237,85 @@ class Connection:
         self._begun = begun
         return isinstance(begun, Begun) and begun.waits_for is wire.filling is not None
 
+    def _arrives(self, request: bytes) -> bool:
+        """Whether what has arrived is laid aside, or answered; else it is to go the way of all requests."""
+        serving = self._serving
+        repeated = serving.repeated
+        # Within a head it is a part of that, whatever it looks like, and the head's deadline runs on.
+        if (
+            repeated is None
+            or self._reader.is_within_head
+            or len(request) > _REPEATED_BYTES_MAX
+            or repeated.looks_like(request) is None
+        ):
+            return False
+        if self._arrived is None:
+            now = serving.clock.monotonic()
+            if serving.gathering.lays_aside(self, now):
+                self._arrived = now
+                return True
+        return self._answers(repeated)  # it need not wait, or more has come
+
+    def take_up(self) -> None:
+        """See `gathering.Laid`."""
+        repeated = self._serving.repeated
+        # Where the client went or ended its side, the connection's task is awake and sees to what lies here.
+        if repeated is not None and self.wire.is_asleep and not self._answers(repeated):
+            self.wire.look_again()
+
+    def _answers(self, repeated: RepeatedRequests) -> bool:
+        try:
+            return self._answer_repeated(repeated)
+        except Exception as error:  # noqa: BLE001 - the task's own; others wait to be answered behind this one
+            self.wire.fail_reader(error)
+            return True
+
+    def _answer_repeated(self, repeated: RepeatedRequests) -> bool:
+        """Whether what lies here was answered at once. The task sleeps on."""
+        wire, serving = self.wire, self._serving
+        if self._is_draining or self._has_stalled or wire.is_flushing or self._reader.is_within_head:
+            return False
+        now = serving.clock.monotonic()
+        started = now if self._arrived is None else self._arrived
+        request, request_id = wire.take_unread(), serving.new_request_id()
+        answer = repeated.answer(request, request_id, waited_ms=int((now - started) * 1000))
+        if answer is None:
+            wire.push_back(request)
+            return False
+        if self._arrived is not None:
+            self._arrived = None
+            serving.gathering.forget(self)
+        self._is_fresh = False
+        self._requests += 1
+        head = serving.writer.ready_head(answer.reply)
+        is_whole = True
+        try:
+            # Nobody waits until it has left this process: one that the client does not take is the sweep's to find.
+            wire.write(head + answer.body)
+        except ConnectionError:
+            is_whole = False  # the task is being woken
+        self._account(
+            answer.method,
+            answer.target,
+            answer.reply,
+            request_id,
+            started=started,
+            bytes_in=answer.bytes_in,
+            bytes_out=len(head) + len(answer.body) if is_whole else 0,
+            is_whole=is_whole,
+        )
+        return True
+
+    def _taken_up(self) -> float | None:
+        """When what is to be served now arrived, where it was laid aside; it is no more."""
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None:
+            self._serving.gathering.forget(self)
+        return arrived
+
     async def _take_in(self) -> bool:
         """Serve the request that is completed by what has arrived, if one is; False when the connection is to be closed."""
-        serving = self._serving
+        serving, arrived = self._serving, self._taken_up()
         try:
             head, rest = self._reader.feed(self.wire.take_unread())
         except HeadError as error:
@@ -238,10 +328,11 @@ class Connection:
         self._is_in_head = self._is_fresh = False
         self.is_in_flight = True
         self._requests += 1
-        started = serving.clock.monotonic()
+        now = serving.clock.monotonic()
+        started = now if arrived is None else arrived
         request_id = serving.new_request_id()
         body = self._body(head)
-        reply = await self._answer(head, body, request_id)
+        reply = await self._answer(head, body, request_id, waited_ms=int((now - started) * 1000))
         body.expire()
         is_complete = body.is_finished
         keep_alive = (
@@ -288,12 +379,16 @@ class Connection:
             return ChunkedBody(self.wire, expects_continue=head.expects_continue)
         return LengthBody(self.wire, head.length, expects_continue=head.expects_continue)
 
-    async def _answer(self, head: ParsedHead, body: LengthBody | ChunkedBody, request_id: str) -> Reply:
+    async def _answer(
+        self, head: ParsedHead, body: LengthBody | ChunkedBody, request_id: str, *, waited_ms: int
+    ) -> Reply:
         serving = self._serving
         if not serving.gate.enter_now() and not await serving.gate.enter():
             return self._refusal(HttpFault.BUSY, "too many requests", head, request_id)
         try:
-            request = RequestHead(head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls)
+            request = RequestHead(
+                head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls, waited_ms
+            )
             return await serving.handler(request, body)
         except (ConnectionError, IncompleteBodyError) as error:
             # The client went, or sent less than it announced, or too slowly. If it still listens it gets to know.

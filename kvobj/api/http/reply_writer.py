@@ -54,6 +54,10 @@ class ReplyWriter:
             raise ValueError("a reply's header field holds a line break or a NUL")
         return f"{text}\r\n{reply.ready}{self._date_and_server()}\r\n".encode("latin-1")
 
+    def ready_head(self, reply: Reply) -> bytes:
+        """`head` of a 200 that has all its fields, its length too, in `ready`. The connection is kept."""
+        return f"HTTP/1.1 200 OK\r\n{reply.ready}{self._date_and_server()}\r\n".encode("latin-1")
+
     async def send(self, wire: Wire, reply: Reply, head: bytes, *, is_head: bool, is_http_10: bool = False) -> bool:
         """Send it; False when it could not be sent whole, and the connection is then gone.
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 
 from kvobj.api.http.admission import Admission, Place
 from kvobj.api.http.connection import Connection, Serving
+from kvobj.api.http.gathering import Gathering
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.reply_writer import ReplyWriter
 from kvobj.api.http.request_head import HeadReader, require_compiled_parser
 from kvobj.api.http.request_log import RequestLog
 from kvobj.api.http.tls_listener import TlsListener, TlsServing
-from kvobj.api.message import Handler, Refusal, RenderRefusal, Reply
+from kvobj.api.message import Handler, Refusal, RenderRefusal, RepeatedRequests, Reply
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode, Wire
@@ -61,8 +62,10 @@ class HttpServer:
         render_refusal: RenderRefusal = plain_refusal,
         receive_mode: ReceiveMode | None = None,
         write_line: Callable[[bytes], None] | None = None,
+        repeated: RepeatedRequests | None = None,
     ) -> None:
-        """`receive_mode` None: found out at start. `write_line`: see `RequestLog`."""
+        """`receive_mode` None: found out at start. `write_line`: see `RequestLog`. `repeated`: who answers such requests, if any
+        are to be laid aside."""
         require_compiled_parser()
         self._settings = settings
         self._clock = clock
@@ -88,6 +91,8 @@ class HttpServer:
             request_log=RequestLog(log, clock, write_line),
             instruments=self._instruments,
             log=self._errors,
+            repeated=repeated,
+            gathering=Gathering(clock),
         )
         self._receive_mode = receive_mode
         self._servers: list[asyncio.Server] = []
@@ -201,6 +206,7 @@ class HttpServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
+        self._serving.gathering.close()
         connections = dict(self._connections)
         for connection, task in connections.items():
             connection.wire.reset()

@@ -106,9 +106,10 @@ class Sessions:
             operation.session_id,
             as_of=request.as_of,
             pins=request.pins,
-            pins_digest=_digest(request.pins_digest),
+            pins_digest=renewal_digest(request.pins_digest),
             release=_pin_ids(request.release),
             caller=call.caller,
+            waited_ms=exchange.head.waited_ms,
         )
         return call.reply({"ttl_ms": renewal.ttl_ms, "reclaim": renewal.reclaim})
 
@@ -141,7 +142,7 @@ def _pin_ids(values: list[str] | list[bytes]) -> list[bytes]:
     return [pin_id for pin_id in found if pin_id is not None]
 
 
-def _digest(value: str | bytes) -> bytes:
+def renewal_digest(value: str | bytes) -> bytes:
     """The digest of the holder's pins; left out, it is that of no pins."""
     if not value:
         return _NO_PINS
