@@ -32,22 +32,19 @@ from kvobj.errors import (
     CorruptionError,
     ImmutableChunkError,
     InvalidRequestError,
-    KvobjError,
     LayoutMismatchError,
-    NoSuchKeyError,
     NoSuchUploadError,
     ParentNotFoundError,
-    PreconditionFailedError,
     TierUnavailableError,
     UnavailableError,
 )
 from kvobj.ids import BlobId, BlobIdAllocator
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.at_once import at_once
-from kvobj.store.commit import CommitStep, kv_etag
+from kvobj.store.commit import CommitStep
 from kvobj.store.following import Following
 from kvobj.store.groups import GroupStart, GroupState
-from kvobj.store.hashing import INLINE_BYTES, HashPipeline
+from kvobj.store.hashing import HashPipeline
 from kvobj.store.ingest import PutTransfer, WholeSource
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import Placement
@@ -59,6 +56,7 @@ from kvobj.store.representation import Accepted, choose, choose_demoted, coarser
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 from kvobj.store.uploads import ReceivedPart, UploadEnds
+from kvobj.store.whole_writes import WholeWrites, check_write_condition
 from kvobj.tensors.profiles import KEY_PREFIX
 from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.corrupt_blobs import CorruptBlobs
@@ -141,6 +139,7 @@ class Store:
             on_whole=self.arriving.tell,
             shared=shared,
         )
+        self._whole_writes = WholeWrites(catalog=catalog, commit_step=commit_step, blob_ids=blob_ids, split=split)
         self.following = Following(
             catalog=catalog,
             arriving=self.arriving,
@@ -177,61 +176,7 @@ class Store:
         self, request: PutRequest, source: WholeSource, check: Callable[[Digester], tuple[Checksum, ...]]
     ) -> PutResult | None:
         """See `ObjectStore.put_at_once`."""
-        bucket, size_bytes = request.bucket, request.size_bytes
-        if (
-            (bucket.durability if request.durability is None else request.durability) is not Durability.MEMORY
-            or not 0 < size_bytes <= min(INLINE_BYTES, self._split.blob_plain_bytes_max)
-            or bucket.codec != CODEC_RAW
-            or request.part is not None
-            or request.ends is not None
-        ):
-            return None
-        is_kv, condition = bucket.kind is BucketKind.KV, request.condition
-        if is_kv and condition is not None and condition.if_none_match is None:
-            return None  # it may replace a chunk, which a transfer sees beforehand
-        if not self._is_free(request):
-            return None
-        body = source.take_whole()
-        if body is None:
-            return None
-        blob_id = self._blob_ids.allocate()
-        checksums: tuple[Checksum, ...] = ()
-        etag = kv_etag(blob_id)
-        if request.algorithms or not is_kv:
-            digester = Digester(request.algorithms if is_kv else request.algorithms | {"md5"})
-            digester.update(memoryview(body))
-            if not is_kv:
-                etag = digester.hexdigest("md5")
-            try:
-                checksums = check(digester) if request.algorithms else ()
-            except KvobjError:
-                return None  # a transfer refuses it too, unless it is refused for something else before
-        return self._commit_step.put_at_once(
-            request,
-            body,
-            blob_id,
-            mode=CommitMode.FIRST_WRITER_WINS if is_kv else CommitMode.REPLACE,
-            etag=etag,
-            checksums=checksums,
-        )
-
-    def _is_free(self, request: PutRequest) -> bool:
-        """Whether no live row answers for the write or refuses it, as `_early_look` would have it: then its body is worth taking.
-        What hangs on the parent is left to the commit."""
-        is_kv = request.bucket.kind is BucketKind.KV
-        if not is_kv and request.condition is None:
-            return True
-        rows = at_once(self.catalog.lookup(request.bucket.name, [request.key], rescue=is_kv))
-        if rows is None:
-            return False
-        (row,) = rows
-        if is_kv or request.condition is None:
-            return row is None
-        try:
-            check_write_condition(row, request.condition, key=request.key)
-        except KvobjError:
-            return False
-        return True
+        return self._whole_writes.put(request, source, check)
 
     async def reached(self, rows: Sequence[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
         """Live rows that stand for a write which asked for this class, once they have it, where that is `shared`: each with the
@@ -765,14 +710,3 @@ class Store:
             return await self._reserve(request, None, durability)
         except CapacityError:
             return None
-
-
-def check_write_condition(row: ObjectRow | None, condition: WriteCondition, *, key: str) -> None:
-    """Refuse early what the commit would refuse: the body need not be sent then. The commit checks again."""
-    if condition.if_match is not None:
-        if row is None:
-            raise NoSuchKeyError("no such key", key=key)
-        if condition.if_match not in ("*", row.etag):
-            raise PreconditionFailedError("the etag is another", condition="If-Match", key=key)
-    if condition.if_none_match is not None and row is not None and condition.if_none_match in ("*", row.etag):
-        raise PreconditionFailedError("the object exists", condition="If-None-Match", key=key)
