@@ -363,7 +363,7 @@ class FakeStore:
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
 
-    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
+    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
         return None
 
     def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - as the protocol has it

@@ -22,7 +22,7 @@ from kvobj.store.at_once import at_once
 
 _CHECKSUM_MODE: Final = "x-amz-checksum-mode"
 # Of what SDKs send, and of what proxies add, all that no read looks at; and the checksum mode, which this one looks at.
-_TAKEN: Final = frozenset(
+PLAIN_FIELDS: Final = frozenset(
     {
         _CHECKSUM_MODE,
         "accept",
@@ -54,7 +54,17 @@ _REMEMBERED_HEAD_CHARACTERS: Final = 1024
 
 def _is_plain(head: RequestHead, target: Target, fields: dict[str, str]) -> bool:
     """Whether the request, which has no body, is a GET or HEAD of a whole object and says nothing else that counts."""
-    return head.method in _METHODS and target.key != "" and not target.parameters and fields.keys() <= _TAKEN
+    return head.method in _METHODS and target.key != "" and not target.parameters and fields.keys() <= PLAIN_FIELDS
+
+
+def wants_checksums(fields: dict[str, str]) -> bool:
+    """Whether the reply is to tell the object's checksums."""
+    return _CHECKSUM_MODE in fields and fields[_CHECKSUM_MODE].upper() == "ENABLED"
+
+
+def is_owners_alone(bucket: BucketRow, user: UserRow) -> bool:
+    """Whether the user may do all with the bucket, and the bucket has no say in what is done."""
+    return not (bucket.policy or bucket.lifecycle or user is ANONYMOUS) and (user.is_root or bucket.owner == user.id)
 
 
 class HotReads:
@@ -78,13 +88,7 @@ class HotReads:
             return None
         store, name = self._store, target.bucket
         bucket = at_once(store.catalog.bucket(name))
-        if (
-            bucket is None
-            or bucket.policy
-            or bucket.lifecycle
-            or user is ANONYMOUS
-            or not (user.is_root or bucket.owner == user.id)
-        ):
+        if bucket is None or not is_owners_alone(bucket, user):
             return None
         is_head = head.method == "HEAD"
         found = (store.look_up_hot if is_head else store.read_hot)(bucket, target.key)
@@ -92,30 +96,47 @@ class HotReads:
             return None
         row, body = found.row, found.body
         size_bytes = row.size_bytes if is_head else None
-        with_checksums = _CHECKSUM_MODE in fields and fields[_CHECKSUM_MODE].upper() == "ENABLED"
+        with_checksums = wants_checksums(fields)
         log["operation"] = GetObject.__name__
         headers: tuple[Header, ...] = (("x-amz-request-id", head.request_id), self._host_id)
+        try:
+            ready = self._ready(row, bucket, with_checksums=with_checksums, is_head=is_head)
+        except ValueError:  # a row that nobody here wrote: who sends replies refuses it, and gives the body back
+            said = _said(row, bucket, with_checksums=with_checksums, is_head=is_head)
+            return Reply(200, (*headers, *said), body, size_bytes, log=log)
+        return Reply(200, headers, body, size_bytes, log=log, ready=ready)
+
+    def short(self, target: Target, user: UserRow, *, with_checksums: bool) -> tuple[str, bytes] | None:
+        """As `reply`, to a GET of this object, if it is a short one: what the reply says by its row, as `ready_fields`, and the
+        body. Raises `ValueError` where a row holds what no reply may say."""
+        store = self._store
+        bucket = at_once(store.catalog.bucket(target.bucket))
+        if bucket is None or not is_owners_alone(bucket, user):
+            return None
+        found = store.read_hot(bucket, target.key, only_short=True)
+        if found is None or not isinstance(found.body, bytes):
+            return None
+        return self._ready(found.row, bucket, with_checksums=with_checksums, is_head=False), found.body
+
+    def _ready(self, row: ObjectRow, bucket: BucketRow, *, with_checksums: bool, is_head: bool) -> str:
+        """What a reply says by the row. Raises `ValueError`."""
         known = self._known.get((id(row), with_checksums, is_head))
         if known is not None:
-            return Reply(200, headers, body, size_bytes, log=log, ready=known[1])
-        said = _said(row, bucket, with_checksums=with_checksums)
-        if not is_head:
-            said.append(("x-kvobj-tier", _TIER))
-        try:
-            ready = ready_fields(said)
-        except ValueError:  # a row that nobody here wrote: who sends replies refuses it, and gives the body back
-            return Reply(200, (*headers, *said), body, size_bytes, log=log)
+            return known[1]
+        ready = ready_fields(_said(row, bucket, with_checksums=with_checksums, is_head=is_head))
         # A row that says more is another object each time; and what is remembered is the row, which may be large where its reply
         # is not (parts).
         if len(ready) <= _REMEMBERED_HEAD_CHARACTERS and len(row.blobs) == 1 and not row.parts and row.acl is None:
             if len(self._known) >= _REMEMBERED_ROWS:
                 self._known.clear()
             self._known[id(row), with_checksums, is_head] = (row, ready)  # the row, so that its id stays its own
-        return Reply(200, headers, body, size_bytes, log=log, ready=ready)
+        return ready
 
 
-def _said(row: ObjectRow, bucket: BucketRow, *, with_checksums: bool) -> list[Header]:
+def _said(row: ObjectRow, bucket: BucketRow, *, with_checksums: bool, is_head: bool) -> list[Header]:
     headers = object_headers(row, bucket, overrides={}, with_checksums=with_checksums)
     if row.tags:
         headers.append(("x-amz-tagging-count", str(len(row.tags))))
+    if not is_head:
+        headers.append(("x-kvobj-tier", _TIER))
     return headers

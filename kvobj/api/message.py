@@ -26,6 +26,8 @@ class RequestHead(msgspec.Struct, frozen=True):
     is_tls: bool = False
     waited_ms: int = 0
     """How long ago it arrived, where it was laid aside."""
+    raw: bytes = b""
+    """The head as it arrived, where it was a plain one (`plain_head`)."""
 
     def header(self, name: str) -> str | None:
         """The value of the first header of this (lower-case) name, or None."""
@@ -165,8 +167,8 @@ class RepeatedAnswer(msgspec.Struct, frozen=True):
 
 
 class RepeatedRequests(Protocol):
-    """Requests that many clients send again and again, that are small, and that nobody hurries for: they may be laid aside for a
-    moment to be answered together, and are answered from their bytes. Event-loop-only."""
+    """Requests that many clients send again and again and that are small: they are answered from their bytes. Those that nobody
+    hurries for may be laid aside for a moment to be answered together. Event-loop-only."""
 
     @property
     def looks_like(self) -> Callable[[bytes], object | None]:
@@ -175,7 +177,7 @@ class RepeatedRequests(Protocol):
 
     def answer(self, request: bytes, request_id: str, *, waited_ms: int) -> RepeatedAnswer | None:
         """What the handler would answer to these bytes, which arrived so long ago; None: nothing was done, and the handler is to
-        answer. Raises nothing."""
+        answer. What it raises is a defect, behind which the request may have been done: its connection ends."""
         ...
 
 

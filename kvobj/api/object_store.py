@@ -132,11 +132,13 @@ class ObjectStore(Protocol):
         """The bytes `[start, stop)`, or None where they are lost."""
         ...
 
-    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
         """The whole of a live object as `look_up` and `open` give it, at once, where its bytes lie in memory as they are read.
 
-        None where they do not, where something has to be waited for, or where there is no such object: nothing was done then. The
-        caller has seen to it that who asks may do all with the bucket."""
+        None where they do not, where something has to be waited for, or where there is no such object: nothing was done then.
+        `only_short`: None, too, unless the object is so short that its bytes are in the answer.
+
+        The caller has seen to it that who asks may do all with the bucket."""
         ...
 
     def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:

@@ -6,6 +6,7 @@ digests, commit. So a refusal comes before the body, and nothing is visible unle
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -36,9 +37,15 @@ MAX_PUT_BYTES: Final = 5 * 1024**3
 class ObjectWrites:
     """Handlers of PutObject, UploadPart and DeleteObject."""
 
-    def __init__(self, store: ObjectStore, chunks: ChunkStore | None = None) -> None:
-        """`chunks` is told the hints of writers."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        chunks: ChunkStore | None = None,
+        on_at_once: Callable[[Exchange, PutRequest], None] = lambda _, __: None,
+    ) -> None:
+        """`chunks` is told the hints of writers, `on_at_once` what was stored at once."""
         self._store = store
+        self._on_at_once = on_at_once
         self._chunks = chunks
 
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
@@ -74,7 +81,9 @@ class ObjectWrites:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)
         source = exchange.source(size_bytes)
         result = self._store.put_at_once(request, source, partial(check_digests, announced, announced.value))
-        if result is None:
+        if result is not None:
+            self._on_at_once(exchange, request)
+        else:
             async with await self._store.start_put(request) as transfer:
                 if transfer.existing is not None:
                     await access.check_shown(transfer.existing)

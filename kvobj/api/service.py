@@ -22,6 +22,7 @@ from kvobj.api.deletes import ObjectDeletes
 from kvobj.api.errors import S3Error, error_reply, internal_error_reply
 from kvobj.api.exchange import Exchange, S3Settings, body_blocks_connection
 from kvobj.api.hot_reads import HotReads
+from kvobj.api.hot_requests import HotRequests
 from kvobj.api.kv.errors import kv_error_reply
 from kvobj.api.kv.hot_renewals import HotRenewals, RenewsAtOnce
 from kvobj.api.kv.matching import Matching
@@ -80,8 +81,8 @@ class S3Service:
 
     `chunks` is behind the KV API, `read_events` behind its ?events, `same_host` behind its ?same-host (where grants come from, and
     who gets them); without them their calls are not implemented. `renews`: who has the sessions, where that is this process:
-    then `repeated` answers renewals at once. `executor` runs hashes of large signed chunks. `upload_ids` draws the ids of
-    multipart uploads.
+    then `repeated` answers renewals at once. `hot` answers small objects at once. `executor` runs hashes of large signed chunks.
+    `upload_ids` draws the ids of multipart uploads.
     """
 
     def __init__(
@@ -108,7 +109,16 @@ class S3Service:
         self._verifier = SignatureVerifier(clock, explain=settings.explain_signatures)
         self._cross_origin = CrossOrigin(store.catalog)
         self._hot_reads = HotReads(store, host_id=settings.host_id)
-        self._handlers = _handlers(store, chunks, upload_ids) | _kv_handlers(store, chunks)
+        self.hot = HotRequests(
+            store,
+            self._hot_reads,
+            users=self._users,
+            targets=self._targets,
+            credentials=self._credentials,
+            verifier=self._verifier,
+            host_id=settings.host_id,
+        )
+        self._handlers = _handlers(store, chunks, upload_ids, self.hot) | _kv_handlers(store, chunks)
         self.repeated: HotRenewals | None = None
         if renews is not None:
             self.repeated = HotRenewals(
@@ -145,6 +155,7 @@ class S3Service:
             if body.length == 0:
                 hot = self._hot_reads.reply(head, target, fields, authentication.user, log)
                 if hot is not None:
+                    self.hot.learn_read(head, target, fields, hot, is_presigned=authentication.is_presigned)
                     return hot
             exchange = self._exchange(head, body, target, fields, authentication)
             fields = exchange.fields
@@ -231,9 +242,11 @@ class S3Service:
         return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
 
 
-def _handlers(store: ObjectStore, chunks: ChunkStore | None, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
+def _handlers(
+    store: ObjectStore, chunks: ChunkStore | None, upload_ids: Callable[[], str], hot: HotRequests
+) -> dict[type, _Handle]:
     """Which handler answers which operation: complete, or a request of that operation is a defect."""
-    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store, chunks)
+    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store, chunks, hot.learn_write)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
     uploads, tagging = MultipartUploads(store, new_upload_id=upload_ids), Tagging(store)
     acls, policies, cors, lifecycle = Acls(store), Policies(store), CorsSettings(store), LifecycleSettings(store)

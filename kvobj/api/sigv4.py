@@ -196,12 +196,25 @@ class SignatureVerifier:
         payload_sha256 = content_hash if mode is PayloadMode.HASHED else None
         return Authentication(user, mode, payload_sha256, chunk_signing, is_presigned=is_presigned, stamp=stamp)
 
-    def holds(self, signer: Signer, user: UserRow, stamp: str, canonical: bytes, signature: str) -> bool:
-        """Whether a signature in the header is that of this canonical request, of which the stamp is a part. For who knows that all
-        else that `verify` asks for is so. Raises `S3Error` where its time is not now."""
+    def holds(
+        self,
+        signer: Signer,
+        user: UserRow,
+        stamp: str,
+        canonical: bytes,
+        signature: str,
+        *,
+        expires_seconds: int | None = None,
+    ) -> bool:
+        """Whether a signature is that of this canonical request, of which the stamp is a part. For who knows that all else that
+        `verify` asks for is so. `expires_seconds`: of a presigned one; None: it is in the header. Raises `S3Error` where its time
+        is not now."""
         if (stamp != self._latest[0] and not IS_STAMP(stamp)) or stamp[:8] != signer.day:
             return False
-        self._check_skew(stamp)
+        if expires_seconds is None:
+            self._check_skew(stamp)
+        else:
+            self._check_validity(stamp, expires_seconds)
         text = _string_to_sign(signer, stamp, canonical)
         return hmac.compare_digest(self._signing_key(user.secret_key, signer).sign(text.encode()), signature)
 

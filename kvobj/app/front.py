@@ -96,6 +96,7 @@ class OneProcess:
             render_refusal=partial(refusal_reply, host_id=host_id),
             write_line=self._lines,
             repeated=service.repeated,
+            hot=service.hot,
         )
 
     @property

@@ -440,7 +440,7 @@ class Store:
         self._on_read(row)
         return reader
 
-    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
         """See `ObjectStore.read_hot`. What is hidden by a mark of policy's is live again, as `look_up` has it."""
         is_kv = bucket.kind is BucketKind.KV
         rows = at_once(self.catalog.lookup(bucket.name, [key], rescue=is_kv))
@@ -455,7 +455,7 @@ class Store:
             start = raw_payload_offset(row.size_bytes)
             body = self._hot_bytes(cast("BlobId", blob.blob_id), start, start + row.size_bytes)
         else:
-            body = self._open_hot(row, 0, row.size_bytes)
+            body = None if only_short else self._open_hot(row, 0, row.size_bytes)
         if body is None:
             return None
         self._on_hot_read(row)

@@ -157,7 +157,7 @@ class WorkerStore:
         """See `ObjectStore.represent`."""
         return await self._calls.represent(row, list(accepts))
 
-    def read_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.read_hot`
+    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.read_hot`
         """See `ObjectStore.read_hot`: what is in memory is told of by the store process, which has to be waited for."""
         return None
 

@@ -141,6 +141,7 @@ async def serving(
     receive_mode: ReceiveMode | None = ReceiveMode.DIRECT,
     clock: TurnedClock | None = None,
     repeated: RepeatedRequests | None = None,
+    hot: RepeatedRequests | None = None,
 ) -> AsyncIterator[Served]:
     """Serve `handler` on a free port. Sweeps run only when a test turns the clock."""
     clock, metrics, kept = clock or TurnedClock(), Metrics(), ListLog()
@@ -159,6 +160,7 @@ async def serving(
         render_refusal=partial(refusal_reply, host_id=HOST_ID),
         receive_mode=receive_mode,
         repeated=repeated,
+        hot=hot,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     served = Served(server, clock, metrics, kept.lines, client_context)

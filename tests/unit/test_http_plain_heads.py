@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvobj.api.http import request_head
 from kvobj.api.http.limits import HttpSettings
@@ -114,6 +115,9 @@ def test_the_short_way_reads_a_head_as_the_parser_does(
     text = line + "\r\n" + "".join([f"{name}{colon}{value}\r\n" for name, colon, value in fields]) + "\r\n"
     head = text.encode("latin-1")
     told = verdict(HeadReader(loop, HttpSettings(), names={}), head)
+    if not isinstance(told, str) and told[0] is not None:
+        assert told[0].raw in {b"", head}
+        told = replace(told[0], raw=b""), told[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_head, "read_plain", lambda *_: None)
         assert told == verdict(HeadReader(loop, HttpSettings(), names={}), head)

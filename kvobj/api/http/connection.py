@@ -28,8 +28,10 @@ from kvobj.errors import BodyTimeoutError, IncompleteBodyError, InvalidRequestEr
 from kvobj.wire.body_handover import Wire
 
 _REPEATED_BYTES_MAX: Final = 4096
-"""What is longer is not laid aside, nor answered from its bytes: such a request has less than 1 KiB. One as long as the wire's
-buffer would have reading paused, which only who takes it in has resumed."""
+"""What is longer is not laid aside: such a request has less than 1 KiB."""
+_HOT_BYTES_MAX: Final = 32 * 1024
+"""What is longer is not answered from its bytes. One as long as the wire's buffer would have reading paused, which only who takes
+it in has resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Serving:
     log: logging.Logger
     gathering: Gathering
     repeated: RepeatedRequests | None = None
+    hot: RepeatedRequests | None = None
 
 
 class Connection:
@@ -97,7 +100,7 @@ class Connection:
         self._failure: BaseException | None = None
         self._arrived: float | None = None
         """When the bytes that lie here arrived, where they were laid aside."""
-        if serving.repeated is not None:
+        if serving.repeated is not None or serving.hot is not None:
             wire.watch(self._arrives)
 
     async def serve(self) -> None:
@@ -242,12 +245,12 @@ class Connection:
         serving = self._serving
         repeated = serving.repeated
         # Within a head it is a part of that, whatever it looks like, and the head's deadline runs on.
-        if (
-            repeated is None
-            or self._reader.is_within_head
-            or len(request) > _REPEATED_BYTES_MAX
-            or repeated.looks_like(request) is None
-        ):
+        if len(request) > _HOT_BYTES_MAX or self._reader.is_within_head:
+            return False
+        hot = serving.hot
+        if hot is not None and self._arrived is None and hot.looks_like(request) is not None:
+            return self._answers(hot)
+        if repeated is None or len(request) > _REPEATED_BYTES_MAX or repeated.looks_like(request) is None:
             return False
         if self._arrived is None:
             now = serving.clock.monotonic()
@@ -278,7 +281,11 @@ class Connection:
         now = serving.clock.monotonic()
         started = now if self._arrived is None else self._arrived
         request, request_id = wire.take_unread(), serving.new_request_id()
-        answer = repeated.answer(request, request_id, waited_ms=int((now - started) * 1000))
+        try:
+            answer = repeated.answer(request, request_id, waited_ms=int((now - started) * 1000))
+        except Exception:
+            serving.log.exception("a request that was answered from its bytes met a defect, request_id %s", request_id)
+            raise
         if answer is None:
             wire.push_back(request)
             return False
@@ -387,7 +394,7 @@ class Connection:
             return self._refusal(HttpFault.BUSY, "too many requests", head, request_id)
         try:
             request = RequestHead(
-                head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls, waited_ms
+                head.method, head.target, head.headers, request_id, self._remote, self.wire.is_tls, waited_ms, head.raw
             )
             return await serving.handler(request, body)
         except (ConnectionError, IncompleteBodyError) as error:

@@ -69,6 +69,8 @@ class ParsedHead(msgspec.Struct, frozen=True):
     keep_alive: bool
     expects_continue: bool
     is_http_10: bool
+    raw: bytes = b""
+    """See `RequestHead.raw`."""
 
 
 class _NoFlowControl(BaseProtocol):
@@ -170,6 +172,7 @@ class HeadReader:
             keep_alive=True,
             expects_continue=expects_continue,
             is_http_10=False,
+            raw=head,
         )
 
     def _check_beginning(self, segment: bytes) -> None:

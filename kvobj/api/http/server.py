@@ -63,9 +63,10 @@ class HttpServer:
         receive_mode: ReceiveMode | None = None,
         write_line: Callable[[bytes], None] | None = None,
         repeated: RepeatedRequests | None = None,
+        hot: RepeatedRequests | None = None,
     ) -> None:
         """`receive_mode` None: found out at start. `write_line`: see `RequestLog`. `repeated`: who answers such requests, if any
-        are to be laid aside."""
+        are to be laid aside; `hot`: those that are answered where they arrive."""
         require_compiled_parser()
         self._settings = settings
         self._clock = clock
@@ -92,6 +93,7 @@ class HttpServer:
             instruments=self._instruments,
             log=self._errors,
             repeated=repeated,
+            hot=hot,
             gathering=Gathering(clock),
         )
         self._receive_mode = receive_mode

@@ -1,0 +1,432 @@
+"""GET and PUT of small objects in memory, as clients send them by the thousand: answered from their bytes, without the steps that
+they do not need.
+
+What one client sends differs from one request to the next in its target, and where it is signed in the header, in time and
+signature. What the rest of its head says was found out when the first one like it went the way of all requests
+(`S3Service.handle`); it is remembered by its bytes, and the same bytes say the same again. What may be otherwise next time is
+looked at each time: target, signature and time, user, bucket, rights, row. Whatever is not as it should be goes the way of all
+requests, which answers or refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kvobj.api.credential import CredentialParser, Signer
+from kvobj.api.exchange import Exchange
+from kvobj.api.hot_reads import PLAIN_FIELDS, HotReads, is_owners_alone, wants_checksums
+from kvobj.api.message import RepeatedAnswer, Reply, RequestHead, ready_fields
+from kvobj.api.object_headers import write_headers
+from kvobj.api.object_store import ObjectStore
+from kvobj.api.operations import GetObject, PutObject
+from kvobj.api.request import Target, TargetParser
+from kvobj.api.sigv4 import UNSIGNED, PayloadMode, SignatureVerifier, canonical_request
+from kvobj.api.users import UserDirectory
+from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, ObjectRow, UserRow, WriteCondition
+from kvobj.codec.checksums import Digester
+from kvobj.errors import KvobjError
+from kvobj.store.at_once import at_once
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace, place_of
+from kvobj.store.requests import PutRequest
+
+_LINE: Final = re.compile(rb"(GET|PUT) (/[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]{1,1024}+) HTTP/1\.1\r\n").match
+_LOOKS_LIKE: Final = re.compile(rb"(?:GET|PUT) /[^?/ ]{1,64}/").match
+_END: Final = b"\r\n\r\n"
+_LINE_END: Final = "\n"
+_BEFORE_SIGNATURE: Final = b"Signature="
+_STAMP_CHARACTERS: Final = 16
+_DIGEST_DIGITS: Final = 64
+_FIELD_BYTES_MAX: Final = 2048
+"""Of the fields by which a kind is remembered."""
+_LENGTHS_MAX: Final = 64
+_ALIKE_MAX: Final = 4
+"""Kinds of one method and length."""
+_UNUSED_MAX: Final = 64
+_NEXT_TRY: Final = 256
+"""Where so many kinds were learned and have not come again, one request in this many is learned from: most such heads never come
+twice. Each kind that does come again makes room for another."""
+_LONG_MAX: Final = 2048
+_LONG_CHARACTERS_MAX: Final = 1024
+# What is stored with an object beside its bytes, by fields that say the same for each of them.
+_STORED_FIELDS: Final = PLAIN_FIELDS - {"x-amz-checksum-mode"} | {"if-none-match", "x-kvobj-durability"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """What a kind's fields say of the object that is written."""
+
+    size_bytes: int
+    durability: Durability | None
+    headers: dict[str, str]
+    condition: WriteCondition | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """Who signed, and the canonical request from behind its query; in the header's form cut at the time, and where time and
+    signature are. In a URL's form only which headers were signed counts."""
+
+    signer: Signer
+    text: tuple[str, str]
+    stamp_at: int = -1
+    signature_at: int = -1
+
+    @property
+    def is_in_header(self) -> bool:
+        """Else it is in the target."""
+        return self.stamp_at >= 0
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What heads of one kind say. `pieces`: their fields up to the blank line, but for what differs, each with where it begins.
+    Nothing changes but `came_again`: whether one was answered from its bytes."""
+
+    method: str
+    operation: str
+    pieces: tuple[tuple[int, bytes], ...]
+    fields: dict[str, str]
+    body_bytes: int
+    with_checksums: bool
+    signed: _Signed
+    put: _Put | None
+    came_again: bool = False
+
+    def is_of(self, request: bytes, at: int) -> bool:
+        """Whether the fields that begin there are of this kind; their length is."""
+        starts_with = request.startswith
+        for begin, piece in self.pieces:  # noqa: SIM110 - a generator costs more than all of this
+            if not starts_with(piece, at + begin):
+                return False
+        return True
+
+
+class HotRequests:
+    """Implements `message.RepeatedRequests`: nothing is laid aside. Event-loop-only."""
+
+    __slots__ = (
+        "_credentials",
+        "_front",
+        "_kinds",
+        "_long",
+        "_reads",
+        "_seen",
+        "_store",
+        "_targets",
+        "_unused",
+        "_users",
+        "_verifier",
+    )
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        reads: HotReads,
+        *,
+        users: UserDirectory,
+        targets: TargetParser,
+        credentials: CredentialParser,
+        verifier: SignatureVerifier,
+        host_id: str,
+    ) -> None:
+        self._store = store
+        self._reads = reads
+        self._users = users
+        self._targets = targets
+        self._credentials = credentials
+        self._verifier = verifier
+        self._front = f"\r\n{ready_fields([('x-amz-id-2', host_id)])}content-length: "
+        self._kinds: dict[tuple[bytes, int], list[_Kind]] = {}
+        self._unused = 0
+        self._seen = 0
+        # Targets whose objects were long: a hint that spares their next GET a look; it goes the way of all requests anyway.
+        self._long: set[str] = set()
+
+    @staticmethod
+    def looks_like(request: bytes) -> object | None:
+        """See `RepeatedRequests.looks_like`."""
+        return _LOOKS_LIKE(request)
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def learn_read(
+        self, head: RequestHead, target: Target, fields: dict[str, str], reply: Reply, *, is_presigned: bool
+    ) -> None:
+        """Remember what a GET or HEAD says that `HotReads` answered so."""
+        if head.method != "GET":
+            return
+        if isinstance(reply.body, bytes):
+            self._long.discard(head.target)  # it is another object by now
+            self._learn(head, target, fields, None, is_presigned=is_presigned)
+        elif len(head.target) <= _LONG_CHARACTERS_MAX:
+            if len(self._long) >= _LONG_MAX:
+                self._long.clear()
+            self._long.add(head.target)
+
+    def learn_write(self, exchange: Exchange, request: PutRequest) -> None:
+        """Remember what a PUT says that was stored at once."""
+        fields, settings = exchange.fields, exchange.settings
+        if (
+            fields.keys() <= _STORED_FIELDS
+            and exchange.authentication.payload_mode is PayloadMode.UNSIGNED
+            and not exchange.authentication.is_anonymous
+            and not settings.unsigned_payload_needs_tls
+            and not request.algorithms
+        ):
+            target = self._targets.parse(exchange.head.target, fields.get("host", ""))
+            put = _Put(request.size_bytes, request.durability, dict(request.headers), request.condition)
+            self._learn(exchange.head, target, fields, put, is_presigned=exchange.authentication.is_presigned)
+
+    def _learn(
+        self, head: RequestHead, target: Target, fields: dict[str, str], put: _Put | None, *, is_presigned: bool
+    ) -> None:
+        self._seen += 1
+        if self._unused >= _UNUSED_MAX and self._seen % _NEXT_TRY:
+            return
+        tail = head.raw.partition(b"\r\n")[2]
+        if not 0 < len(tail) <= _FIELD_BYTES_MAX:
+            return
+        method = head.method.encode()
+        alike = self._kinds.get((method, len(tail)))
+        if alike is not None and any(kind.is_of(tail, 0) for kind in alike):
+            return
+        kind = self._kind(head, target, fields, tail, put, is_presigned=is_presigned)
+        if kind is None:
+            return
+        # Kinds that are forgotten count on: that they did not come again is what this is about.
+        self._unused = min(self._unused + 1, _UNUSED_MAX)
+        if alike is None:
+            if len(self._kinds) >= _LENGTHS_MAX:
+                del self._kinds[_first_unused(self._kinds)]
+            alike = self._kinds[method, len(tail)] = []
+        if len(alike) >= _ALIKE_MAX:
+            del alike[_last_unused(alike)]
+        alike.insert(0, kind)
+
+    def _kind(
+        self,
+        head: RequestHead,
+        target: Target,
+        fields: dict[str, str],
+        tail: bytes,
+        put: _Put | None,
+        *,
+        is_presigned: bool,
+    ) -> _Kind | None:
+        """What a head says whose signature, and all else, is known to be right."""
+        if len(fields) != len(head.headers):
+            return None
+        credential = self._credentials.parse(fields, target)
+        if credential is None or is_presigned is (target.presigned is None):
+            return None
+        content_hash = fields.get("x-amz-content-sha256", UNSIGNED)
+        text = canonical_request(head.method, target, fields, credential, content_hash).decode("latin-1")
+        signed = _Signed(credential.signer, (f"\n{text.split(_LINE_END, 3)[3]}", ""))
+        pieces: tuple[tuple[int, bytes], ...] = ((0, tail),)
+        if not is_presigned:
+            in_header = _in_header(signed, tail, stamp=fields.get("x-amz-date", ""), signature=credential.signature)
+            if in_header is None or target.raw_query:
+                return None
+            signed, pieces = in_header, _around(tail, in_header)
+        return _Kind(
+            method=head.method,
+            operation=(GetObject if put is None else PutObject).__name__,
+            pieces=pieces,
+            fields=fields,
+            body_bytes=0 if put is None else put.size_bytes,
+            with_checksums=wants_checksums(fields),
+            signed=signed,
+            put=put,
+        )
+
+    # -- answering -----------------------------------------------------------------------------------------------
+
+    def answer(self, request: bytes, request_id: str, *, waited_ms: int) -> RepeatedAnswer | None:  # noqa: ARG002 - nothing waits here
+        """See `RepeatedRequests.answer`."""
+        found = _LINE(request)
+        if found is None:
+            return None
+        at = found.end()
+        end = request.find(_END, at) + len(_END)
+        for kind in self._kinds.get((found[1], end - at), ()):
+            if kind.is_of(request, at) and len(request) == end + kind.body_bytes:
+                return self._answer(kind, found[2].decode(), request, at, request_id)
+        return None
+
+    def _answer(self, kind: _Kind, raw_target: str, request: bytes, at: int, request_id: str) -> RepeatedAnswer | None:
+        put = kind.put
+        answer: tuple[str, bytes] | None = None
+        asked: PutRequest | None = None
+        try:
+            target = self._targets.parse(raw_target, kind.fields["host"])
+            if not target.key or target.parameters or (put is None and raw_target in self._long):
+                return None
+            user = self._user(kind, target, request, at)
+            if user is None:
+                return None
+            if not kind.came_again:
+                kind.came_again = True
+                self._unused = max(self._unused - 1, 0)
+            if put is None:
+                answer = self._reads.short(target, user, with_checksums=kind.with_checksums)
+            else:
+                asked = self._asked(put, target, user)
+        except (KvobjError, ValueError):  # the way of all requests meets it again, and tells the client or the log
+            return None
+        if asked is not None:
+            # Behind the commit nothing may lead to a second one, which would meet the first: what fails here is the caller's.
+            answer = self._write(asked, request[-kind.body_bytes :])
+        if answer is None:
+            return None
+        said, body = answer
+        ready = f"x-amz-request-id: {request_id}{self._front}{len(body)}\r\n{said}"
+        log: dict[str, object] = {
+            "bucket": target.bucket,
+            "key": target.key,
+            "user": user.id,
+            "operation": kind.operation,
+        }
+        return RepeatedAnswer(kind.method, raw_target, kind.body_bytes, Reply(200, log=log, ready=ready), body)
+
+    def _user(self, kind: _Kind, target: Target, request: bytes, at: int) -> UserRow | None:
+        """Whose signature it is. Raises `S3Error` where it is nobody's."""
+        if not kind.signed.is_in_header:
+            return self._user_of_url(kind, target)
+        signed = kind.signed
+        user = self._users.fresh(signed.signer.access_key)
+        if user is None or target.raw_query:
+            return None
+        stamp_at, signature_at = at + signed.stamp_at, at + signed.signature_at
+        stamp = request[stamp_at : stamp_at + _STAMP_CHARACTERS].decode()
+        signature = request[signature_at : signature_at + _DIGEST_DIGITS].decode()
+        canonical = f"{kind.method}\n{target.canonical_path}\n{signed.text[0]}{stamp}{signed.text[1]}"
+        return (
+            user if self._verifier.holds(signed.signer, user, stamp, canonical.encode("latin-1"), signature) else None
+        )
+
+    def _user_of_url(self, kind: _Kind, target: Target) -> UserRow | None:
+        """Whose presigned URL it is. Users and days share a kind, so that all but the headers is read from the URL."""
+        presigned, credential = target.presigned, self._credentials.parse(kind.fields, target)
+        if presigned is None or credential is None or credential.stamp is None:
+            return None
+        signer = credential.signer
+        user = self._users.fresh(signer.access_key)
+        if user is None or signer.signed_headers_text != kind.signed.signer.signed_headers_text:
+            return None
+        canonical = f"{kind.method}\n{target.canonical_path}\n{presigned.canonical}{kind.signed.text[0]}"
+        holds = self._verifier.holds(
+            signer,
+            user,
+            credential.stamp,
+            canonical.encode("latin-1"),
+            credential.signature,
+            expires_seconds=credential.expires_seconds,
+        )
+        return user if holds else None
+
+    def _asked(self, put: _Put, target: Target, user: UserRow) -> PutRequest | None:
+        """What is to be stored; None: it is not for here. Raises as `place_of` and `check_size`."""
+        bucket = at_once(self._store.catalog.bucket(target.bucket))
+        if bucket is None or not is_owners_alone(bucket, user):
+            return None
+        if (put.durability or bucket.durability) is not Durability.MEMORY:
+            return None
+        place: ChunkPlace | None = None
+        if bucket.kind is BucketKind.KV:
+            place = self._place(bucket, target.key)
+            if place is None:
+                return None
+            check_size(place, put.size_bytes)
+        return PutRequest(
+            bucket,
+            target.key,
+            put.size_bytes,
+            user.id,
+            put.durability,
+            put.headers,
+            condition=put.condition,
+            place=place,
+        )
+
+    def _write(self, request: PutRequest, body: bytes) -> tuple[str, bytes] | None:
+        """Store it. What the reply says of it, as `ready_fields`, and the reply's body; None: nothing was stored. What it raises is
+        a defect."""
+        result = self._store.put_at_once(request, _Whole(body), _no_checksums)
+        if result is None:
+            return None
+        row = result.row
+        assert isinstance(row, ObjectRow)
+        said = ready_fields(write_headers(row, request.bucket, existed=False, durability=result.durability))
+        return f'etag: "{row.etag}"\r\n{said}', b""
+
+    def _place(self, bucket: BucketRow, key: str) -> ChunkPlace | None:
+        """Where a chunk belongs that says nothing but its key; None: that has to be waited for, or its first segment names no
+        namespace, so that it is for who looks closer. Raises as `place_of`."""
+        front, slash, _ = key.partition("/")
+        if slash and front != DEFAULT_NAMESPACE:
+            namespace = at_once(self._store.catalog.namespaces.namespace(bucket.name, front))
+            return None if namespace is None else place_of(namespace, key)
+        return place_of(default_namespace(bucket.name), key)
+
+
+class _Whole:
+    """A body that is here (`ingest.WholeSource`)."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def take_whole(self) -> bytes | None:
+        return self._body
+
+
+def _no_checksums(_: Digester) -> tuple[Checksum, ...]:
+    return ()
+
+
+def _first_unused(kinds: dict[tuple[bytes, int], list[_Kind]]) -> tuple[bytes, int]:
+    """The length that was learned first of those of which no kind came again; of all, if there is none."""
+    for length, alike in kinds.items():
+        if not any(kind.came_again for kind in alike):
+            return length
+    return next(iter(kinds))
+
+
+def _last_unused(alike: list[_Kind]) -> int:
+    """Where the oldest kind is that did not come again; the oldest of all, if there is none."""
+    return next((at for at in reversed(range(len(alike))) if not alike[at].came_again), -1)
+
+
+def _in_header(signed: _Signed, tail: bytes, *, stamp: str, signature: str) -> _Signed | None:
+    """The signature of the header's form, whose time is a header of its own."""
+    stamp_at = signature_at = -1
+    position = 0
+    for line in tail[: -len(_END)].split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        begin = position + len(line) - len(value)
+        if name.lower() == b"x-amz-date" and len(value) == _STAMP_CHARACTERS:
+            stamp_at = begin
+        elif name.lower() == b"authorization":
+            before, found, last = value.partition(_BEFORE_SIGNATURE)
+            if last == signature.encode() and len(last) == _DIGEST_DIGITS:
+                signature_at = begin + len(before) + len(found)
+        position += len(line) + 2
+    before_stamp, found_stamp, behind = signed.text[0].partition(f"\nx-amz-date:{stamp}\n")
+    if stamp_at < 0 or signature_at < 0 or not found_stamp:
+        return None
+    text = (f"{before_stamp}\nx-amz-date:", f"\n{behind}")
+    return _Signed(signed.signer, text, stamp_at=stamp_at, signature_at=signature_at)
+
+
+def _around(tail: bytes, signed: _Signed) -> tuple[tuple[int, bytes], ...]:
+    """The fields but for time and signature."""
+    pieces: list[tuple[int, bytes]] = []
+    begin = 0
+    for at, length in sorted([(signed.stamp_at, _STAMP_CHARACTERS), (signed.signature_at, _DIGEST_DIGITS)]):
+        pieces.append((begin, tail[begin:at]))
+        begin = at + length
+    pieces.append((begin, tail[begin:]))
+    return tuple(pieces)
