@@ -159,12 +159,12 @@ def delete_keys(raw: RawS3, bucket: str, keys: Sequence[str]) -> None:
 
 def settle(server: ServerProcess, *, timeout_seconds: float = 120.0) -> None:
     """Wait until deleted blobs are reaped and the process is idle, so that no round pays for the one before it."""
-    last = server.cpu_seconds()
+    last: float | None = None  # the first look compares with nothing: two right after each other always say idle
 
     def is_idle() -> bool:
         nonlocal last
         now = server.cpu_seconds()
-        idle, last = now - last <= 0.01, now  # noqa: PLR2004 - one tick of /proc/PID/stat
+        idle, last = last is not None and now - last <= 0.01, now  # noqa: PLR2004 - one tick of /proc/PID/stat
         return idle and server.occupancy()["arena reserved_bytes"] <= server.settings.dram_bytes // 2
 
     wait_until(is_idle, timeout_seconds=timeout_seconds, what="the server to become idle", pause_seconds=0.25)
