@@ -3,9 +3,12 @@
  * Bytes of a large batch leave the caches before anybody reads them again, so they are written past them where the processor can
  * do that: a plain copy first reads what it is about to overwrite, and takes half as long again.
  */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -50,9 +53,43 @@ static void stream(unsigned char *target, const unsigned char *source, size_t si
 }
 #endif
 
-/* Copy pieces, step by step, until none is left. `taken` counts the steps that some thread has begun, 0 at first: every thread that
- * is given the same pieces and count takes its share. Pieces overlap nowhere. `is_streamed`: past the caches. */
-EXPORTED void kvobj_copy_pieces(const uint64_t *triples, uint64_t count, uint64_t *taken, int is_streamed) {
+#define WAIT_NANOSECONDS 200000
+#define PAUSES_A_ROUND 16
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether all steps come to be copied within two hundred microseconds, by others: who sleeps until another thread has ended its last
+ * step is woken where that one runs, and may wait there for a turn as long as ten such batches take. */
+static int are_all_done(const uint64_t *done, uint64_t steps) {
+    int64_t until = 0;
+    for (;;) {
+        for (int pause = 0; pause < PAUSES_A_ROUND; pause++) {
+            if (__atomic_load_n(done, __ATOMIC_ACQUIRE) == steps) {
+                return 1;
+            }
+#if defined(__x86_64__)
+            _mm_pause();
+#endif
+        }
+        /* By the clock, not by rounds: beside busy processes each turn given away comes back milliseconds later. */
+        int64_t now = nanoseconds();
+        if (until == 0) {
+            until = now + WAIT_NANOSECONDS;
+        } else if (now >= until) {
+            return 0;
+        }
+        sched_yield(); /* the other may be waiting for this processor */
+    }
+}
+
+/* Copy pieces, step by step, until none is left to be begun. `taken` and `done` count the steps that some thread has begun and ended,
+ * 0 at first: every thread that is given the same pieces and counts takes its share. Pieces overlap nowhere. `is_streamed`: past the
+ * caches. Returns 1 where every step has ended, which one that `waits` waits for a little, else 0. */
+EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t *taken, uint64_t *done, int is_streamed, int waits) {
     const piece *pieces = (const piece *)triples;
     uint64_t at = 0, steps_before = 0;
     for (;;) {
@@ -65,7 +102,7 @@ EXPORTED void kvobj_copy_pieces(const uint64_t *triples, uint64_t count, uint64_
             steps_before += steps;
         }
         if (at >= count) {
-            return;
+            return waits ? are_all_done(done, steps_before) : __atomic_load_n(done, __ATOMIC_ACQUIRE) == steps_before;
         }
         uint64_t offset = (step - steps_before) * STEP_BYTES;
         uint64_t left = pieces[at].size_bytes - offset;
@@ -77,5 +114,6 @@ EXPORTED void kvobj_copy_pieces(const uint64_t *triples, uint64_t count, uint64_
         } else {
             memcpy(target, source, size_bytes);
         }
+        __atomic_fetch_add(done, 1, __ATOMIC_RELEASE);
     }
 }

@@ -2,7 +2,8 @@
 
 Pieces are taken one after the other by whoever is free, so a helper that gets no processor holds nobody up but for the piece that
 it has. Nothing here holds the interpreter's lock while it copies. Where the native library was built, each thread copies in one
-call, and large batches past the caches (native/copies.c); without it the same bytes are copied piece by piece.
+call, which waits for the others' last steps without sleeping for a while, and large batches past the caches (native/copies.c);
+without it the same bytes are copied piece by piece.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, cast
 
@@ -29,7 +31,7 @@ STREAMED_BYTES: Final = 2 * 1024 * 1024
 """A batch from here on is copied past the caches: less may be read again while it still lies there."""
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 
-_CopyPieces = Callable[[int, int, Any, int], None]
+_CopySteps = Callable[[int, int, Any, Any, int, int], int]
 
 
 class Piece(NamedTuple):
@@ -54,34 +56,54 @@ class Piece(NamedTuple):
 
 
 class _Job:
-    """A batch that is being copied, and how many helpers are at it. `work` copies until nothing of it is left to be begun."""
+    """A batch that is being copied, how many helpers are at it, and what one of them raised."""
 
-    __slots__ = ("_helping", "_idle", "_is_over")
+    __slots__ = ("_error", "_helping", "_idle", "_is_over")
 
     def __init__(self) -> None:
         self._idle = threading.Condition(threading.Lock())
         self._helping = 0
         self._is_over = False
+        self._error: Exception | None = None
 
-    def work(self) -> None:
-        """Copy what nobody has begun to copy."""
+    def work(self, *, waits: bool = False) -> bool:
+        """Copy what nobody has begun to copy; True where all is known to be copied then. `waits`: for a moment, for the others'."""
         raise NotImplementedError
 
     def help(self) -> None:
-        """Copy what is left, beside the job's own thread; nothing once that has found none."""
+        """Copy what is left, beside the job's own thread; nothing once that has found none. `finish` raises what this would."""
         with self._idle:
             if self._is_over:
                 return
             self._helping += 1
         try:
             self.work()
+        except Exception as error:  # noqa: BLE001 - its piece is not copied: the caller has to know, and the helper serves on
+            self._error = error
         finally:
             with self._idle:
                 self._helping -= 1
                 self._idle.notify_all()
 
-    def wait(self) -> None:
-        """Return once the helpers have ended their pieces."""
+    def finish(self) -> None:
+        """Copy all: what nobody has begun, and then wait for the helpers' pieces. Raises what a helper raised; whatever is raised,
+        `leave` has to follow."""
+        if self.work(waits=True):
+            return
+        self._wait()
+        if self._error is not None:
+            raise self._error
+
+    def leave(self) -> None:
+        """Return once no helper is at it and none comes any more, whatever is raised meanwhile: they write to memory that its owner
+        takes for its own again."""
+        is_left = False
+        while not is_left:
+            with suppress(BaseException):  # another one is being raised already
+                self._wait()
+                is_left = True
+
+    def _wait(self) -> None:
         with self._idle:
             self._is_over = True
             while self._helping:
@@ -97,31 +119,33 @@ class _Pieces(_Job):
         super().__init__()
         self._pieces = deque(pieces)
 
-    def work(self) -> None:
+    def work(self, *, waits: bool = False) -> bool:  # noqa: ARG002 - there is nothing to wait by
         pieces = self._pieces
         while pieces:
             try:
                 piece = pieces.popleft()
             except IndexError:
-                return
+                break
             piece.copy()
+        return False
 
 
 class _Steps(_Job):
     """One native call for each thread, which takes step by step."""
 
-    __slots__ = ("_call", "_count", "_is_streamed", "_taken", "_triples")
+    __slots__ = ("_call", "_count", "_done", "_is_streamed", "_taken", "_triples")
 
-    def __init__(self, call: _CopyPieces, pieces: Sequence[Piece], *, is_streamed: bool) -> None:
+    def __init__(self, call: _CopySteps, pieces: Sequence[Piece], *, is_streamed: bool) -> None:
         super().__init__()
         self._call = call
         self._count = len(pieces)
         self._is_streamed = is_streamed
-        self._taken = ctypes.c_uint64(0)
+        self._taken, self._done = ctypes.c_uint64(0), ctypes.c_uint64(0)
         self._triples = array("Q", [number for piece in pieces for number in piece[:3]])
 
-    def work(self) -> None:
-        self._call(self._triples.buffer_info()[0], self._count, ctypes.byref(self._taken), self._is_streamed)
+    def work(self, *, waits: bool = False) -> bool:
+        triples, taken, done = self._triples.buffer_info()[0], ctypes.byref(self._taken), ctypes.byref(self._done)
+        return self._call(triples, self._count, taken, done, self._is_streamed, waits) == 1
 
 
 class Copiers:
@@ -141,11 +165,12 @@ class Copiers:
         self._begin()
 
     def copy_all(self, pieces: Sequence[Piece]) -> None:
-        """Copy all pieces, which overlap nowhere; all is there when this returns."""
+        """Copy all pieces, which overlap nowhere; all is there when this returns. Raises what a piece raises (MemoryError), or the
+        handler of a signal. Nobody reads or writes the memory any more then, but not all may be there."""
         toucher.note_copy()
         size_bytes = sum([piece.size_bytes for piece in pieces])
         wanted = min(self._count, size_bytes // HELPED_BYTES - 1)
-        call = _copy_pieces
+        call = _copy_steps
         job: _Job
         if call is not None and size_bytes >= UNLOCKED_BYTES and all(piece.is_ready for piece in pieces):
             job = _Steps(call, pieces, is_streamed=size_bytes >= STREAMED_BYTES)
@@ -154,11 +179,17 @@ class Copiers:
         if wanted <= 0:
             job.work()
             return
-        self._make(wanted)
-        for _ in range(wanted):
-            self._jobs.put(job)
-        job.work()
-        job.wait()
+        self._share(job, wanted)
+
+    def _share(self, job: _Job, helpers: int) -> None:
+        self._make(helpers)
+        try:
+            for _ in range(helpers):
+                self._jobs.put(job)
+            job.finish()
+        except BaseException:
+            job.leave()
+            raise
 
     def _make(self, wanted: int) -> None:
         with self._lock:
@@ -182,14 +213,14 @@ def _cut(pieces: Sequence[Piece]) -> list[Piece]:
     return cut
 
 
-def _native() -> _CopyPieces | None:
+def _native() -> _CopySteps | None:
     native = library()
     if native is None:
         return None
-    call = native.kvobj_copy_pieces
-    call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int]
-    call.restype = None
-    return cast("_CopyPieces", call)
+    call = native.kvobj_copy_steps
+    call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    call.restype = ctypes.c_int
+    return cast("_CopySteps", call)
 
 
 def _help(jobs: SimpleQueue[_Job]) -> None:
@@ -197,6 +228,6 @@ def _help(jobs: SimpleQueue[_Job]) -> None:
         jobs.get().help()
 
 
-_copy_pieces: Final = _native()
+_copy_steps: Final = _native()
 copiers: Final = Copiers(max(0, min(HELPERS_MAX, (os.cpu_count() or 1) - 1)))
 os.register_at_fork(after_in_child=copiers.forget)
