@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -190,6 +195,142 @@ class TestTasks:
         may_end.set()
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
         assert [runner.take(number) for number in numbers] == [1, -3, -4]
+
+    def test_tasks_run_on_as_many_threads_as_there_are(self) -> None:
+        runner, done = self.runner(threads=3)
+        together = threading.Barrier(3)
+        for _ in range(2):  # the second time by threads that were idle in between
+            numbers = [runner.submit(1, lambda: together.wait(WAIT_SECONDS)) for _ in range(3)]
+            assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
+            assert sorted(runner.take_all().values()) == [0, 1, 2]
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    def test_what_waits_for_a_thread_is_run_in_order(self) -> None:
+        runner, done = self.runner(threads=1)
+        told: list[int] = []
+        may_end = threading.Event()
+
+        def tell(number: int) -> int:
+            told.append(number)
+            return number
+
+        runner.submit(1, lambda: int(may_end.wait(WAIT_SECONDS)))
+        for number in range(5):
+            runner.submit(1, partial(tell, number))
+        may_end.set()
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(6))
+        assert told == list(range(5))
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    @staticmethod
+    def idle(runner: TaskRunner[int]) -> None:
+        """Return once all threads are idle."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(runner._idle) < len(runner._threads):
+            assert time.monotonic() < deadline
+
+    def test_a_task_is_begun_by_who_is_free_first_however_late_the_woken_thread_comes(self) -> None:
+        runner, done = self.runner(threads=1)
+        begun, may_end = threading.Event(), threading.Event()
+        told: list[int] = []
+
+        def slow() -> int:
+            begun.set()
+            return int(may_end.wait(WAIT_SECONDS))
+
+        def tell(number: int) -> int:
+            told.append(number)
+            return number
+
+        runner.submit(1, slow)
+        assert begun.wait(WAIT_SECONDS)
+        runner._idle.append(SimpleQueue())  # of a thread that gets no processor
+        for number in range(3):
+            runner.submit(1, partial(tell, number))
+        may_end.set()
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(4))
+        assert told == [0, 1, 2]
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    @pytest.mark.parametrize("interrupted", ["put", "append", "pop"])
+    def test_an_interrupted_submit_costs_no_thread_and_no_task_of_others(self, interrupted: str) -> None:
+        runner, done = self.runner(threads=2)
+
+        def interrupt(_frame: FrameType, event: str, called: object) -> None:
+            if event == "c_return" and getattr(called, "__name__", "") == interrupted:
+                raise KeyboardInterrupt
+
+        for _ in range(3):
+            self.idle(runner)
+            sys.setprofile(interrupt)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    runner.submit(1, lambda: 1)
+            finally:
+                sys.setprofile(None)
+            if interrupted != "put":  # from then on it is known to the threads
+                assert done.acquire(timeout=WAIT_SECONDS)
+        self.idle(runner)
+        together = threading.Barrier(2)
+        for _ in range(2):
+            runner.submit(1, lambda: together.wait(WAIT_SECONDS))
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(2))
+        runner.close(time.monotonic() + WAIT_SECONDS)
+        assert not any(thread.is_alive() for thread in runner._threads)
+
+    def test_closing_waits_for_nobody_who_was_interrupted_by_it(self) -> None:
+        runner, _done = self.runner(threads=1)
+        self.idle(runner)
+        closed = threading.Event()
+
+        def close() -> None:
+            runner.close(time.monotonic())
+            closed.set()
+
+        with runner._lock:  # as a signal's handler over `submit` finds it
+            threading.Thread(target=close, daemon=True).start()
+            assert closed.wait(WAIT_SECONDS)
+        runner._threads[0].join(WAIT_SECONDS)
+        assert not runner._threads[0].is_alive()
+
+    def test_no_thread_is_left_when_it_was_closed(self) -> None:
+        runner, done = self.runner(threads=3)
+        runner.submit(1, lambda: 1)
+        assert done.acquire(timeout=WAIT_SECONDS)
+        self.idle(runner)
+        runner.close(time.monotonic() + WAIT_SECONDS)
+        assert not any(thread.is_alive() for thread in runner._threads)
+
+    def test_an_idle_thread_keeps_nothing_of_its_last_task(self) -> None:
+        runner, done = self.runner(threads=1)
+        forgotten = threading.Event()
+
+        def task(memory: set[int]) -> int:
+            return len(memory)
+
+        memory = {1}
+        holder = partial(task, memory)
+        weakref.finalize(holder, forgotten.set)
+        runner.submit(1, holder)
+        del holder
+        assert done.acquire(timeout=WAIT_SECONDS)
+        assert forgotten.wait(WAIT_SECONDS)
+        runner.close(time.monotonic() + WAIT_SECONDS)
+
+    def test_of_the_idle_threads_the_one_that_ran_last_is_woken(self) -> None:
+        runner, done = self.runner(threads=3)
+        ran: list[threading.Thread] = []
+
+        def run() -> int:
+            ran.append(threading.current_thread())
+            return 1
+
+        for _ in range(5):
+            self.idle(runner)
+            runner.submit(1, run)
+            assert done.acquire(timeout=WAIT_SECONDS)
+        assert len(set(ran)) == 1
+        runner.close(time.monotonic() + WAIT_SECONDS)
 
     def test_what_follows_a_task_comes_after_its_result_and_not_before_tasks_that_wait(self) -> None:
         runner, done = self.runner(threads=1)

@@ -6,17 +6,28 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 _LOG: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
+class _Task(NamedTuple, Generic[T]):
+    number: int
+    size: int
+    run: Callable[[], T]
+    then: Callable[[], None] | None
+
+
 class TaskRunner(Generic[T]):
     """Runs what is submitted, in order of its coming, on a fixed number of threads. Thread-safe.
+
+    Each idle thread waits by itself, and the one that ran last is woken: of several that wait for one queue each task wakes two,
+    and the second asks the first for the interpreter.
 
     Each task has its result: what it returned, or `failure(task's size)` where it raised, which is logged. `notify` is called once
     the result can be had. Tasks that have not begun when it closes fail. What is to be done `then`, by the same thread once the
@@ -26,25 +37,36 @@ class TaskRunner(Generic[T]):
     def __init__(self, name: str, *, threads: int, failure: Callable[[int], T], notify: Callable[[], None]) -> None:
         self._failure = failure
         self._notify = notify
-        self._waiting: SimpleQueue[tuple[int, int, Callable[[], T], Callable[[], None] | None] | None] = SimpleQueue()
+        self._waiting: deque[_Task[T]] = deque()
+        self._wakers: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
+        self._idle: list[SimpleQueue[None]] = []
         self._results: dict[int, T] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._run, name=f"kvobj-{name}-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._run, args=(waker,), name=f"kvobj-{name}-{number}", daemon=True)
+            for number, waker in enumerate(self._wakers)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, size: int, run: Callable[[], T], *, then: Callable[[], None] | None = None) -> int:
         """The number of the task. `size`: how many chunks it is about. `then` raises nothing."""
-        number = next(self._numbers)
-        if self._is_closed:
-            self._end(number, self._failure(size))
-        else:
-            self._waiting.put((number, size, run, then))
-        return number
+        task = _Task(next(self._numbers), size, run, then)
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                # A signal's handler may raise between any two of these: a thread woken for nothing waits again, and one that is
+                # still among the idle takes itself out.
+                if self._idle:
+                    self._idle[-1].put(None)
+                self._waiting.append(task)
+                if self._idle:
+                    self._idle.pop()
+        if is_closed:
+            self._end(task.number, self._failure(size))
+        return task.number
 
     def take(self, number: int) -> T | None:
         """A task's result, once; None while it is not there, and after it was taken."""
@@ -58,24 +80,39 @@ class TaskRunner(Generic[T]):
         return results
 
     def close(self, deadline: float) -> None:
-        """Begin no further task, and wait for those that are running until this moment of `time.monotonic`. Idempotent."""
+        """Begin no further task, and wait for those that are running until this moment of `time.monotonic`. Idempotent. Takes no
+        lock: a signal's handler may call it over any other method here."""
         self._is_closed = True
-        for _ in self._threads:
-            self._waiting.put(None)
+        for waker in self._wakers:
+            waker.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self) -> None:
-        while (task := self._waiting.get()) is not None:
-            number, size, run, then = task
+    def _run(self, waker: SimpleQueue[None]) -> None:
+        while (task := self._next(waker)) is not None:
+            then = task.then
             try:
-                result = self._failure(size) if self._is_closed else run()
+                result = self._failure(task.size) if self._is_closed else task.run()
             except Exception:  # noqa: BLE001 - a bug is a task that failed, and not a thread less
                 _LOG.exception("a task of LMCache failed")
-                result, then = self._failure(size), None
-            self._end(number, result)
-            if then is not None and not self._is_closed and self._waiting.empty():
+                result, then = self._failure(task.size), None
+            self._end(task.number, result)
+            if then is not None and not self._is_closed and not self._waiting:
                 then()
+            del task, then  # they hold the engine's memory
+
+    def _next(self, waker: SimpleQueue[None]) -> _Task[T] | None:
+        """What this thread is to run; None once nothing comes any more. `waker`: where it waits."""
+        while True:
+            with self._lock:
+                if waker in self._idle:
+                    self._idle.remove(waker)
+                if self._waiting:
+                    return self._waiting.popleft()
+                if self._is_closed:
+                    return None
+                self._idle.append(waker)
+            waker.get()
 
     def _end(self, number: int, result: T) -> None:
         with self._lock:
