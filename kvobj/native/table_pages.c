@@ -18,6 +18,8 @@
 typedef struct {
     const unsigned char *page;
     uint32_t low, high; /* what is looked for lies in [low, high) */
+    const unsigned char *next; /* no key behind the page is less than this one; NULL: there is none behind it */
+    uint32_t next_bytes;
 } search_t;
 
 static uint32_t u16(const unsigned char *at) { return at[0] | (uint32_t)at[1] << 8; }
@@ -96,13 +98,23 @@ static bool step(const table_t *table, search_t *search, bool is_leaf, bool is_e
 static bool descend(const table_t *table, search_t *search) {
     const unsigned char *at = entry(search, search->low - 1);
     if (!is_within(table, search, at, ENTRY_HEAD)) return false;
+    if (search->low < (u16(search->page + 12) - PAGE_HEAD) / 2) {
+        const unsigned char *next = entry(search, search->low);
+        if (!is_within(table, search, next, ENTRY_HEAD) || !is_within(table, search, next, ENTRY_HEAD + (uint64_t)u16(next + 6)))
+            return false;
+        search->next = next + ENTRY_HEAD;
+        search->next_bytes = u16(next + 6);
+    }
     search->page = page_of(table, u16(at) | (uint64_t)u16(at + 2) << 16 | (uint64_t)u16(at + 4) << 32);
     return search->page != NULL;
 }
 
 /* Takes all of `wanted` to the leaves where they belong, and finds them there. */
 static bool find_all(const table_t *table, search_t *searches, wanted_t *wanted, int count, bool is_exact) {
-    for (int i = 0; i < count; i++) wanted[i].value = NULL;
+    for (int i = 0; i < count; i++) {
+        wanted[i].value = NULL;
+        searches[i].next = NULL;
+    }
     for (int i = 0; i < count; i++)
         if (!(searches[i].page = page_of(table, table->root))) return false;
     for (uint32_t level = 1; level <= table->depth; level++) {
@@ -175,17 +187,25 @@ EXPORTED int64_t kvobj_copy_values(const table_t *table, const unsigned char *ke
     return (int64_t)values.used;
 }
 
-/* Appends the values of a leaf's entries whose keys begin with what is wanted. How many; UNKNOWN where that goes on in another leaf,
+static bool begins_with(const unsigned char *key, uint32_t key_bytes, const wanted_t *wanted) {
+    return key_bytes >= wanted->key_bytes && !memcmp(wanted->key, key, wanted->key_bytes);
+}
+
+/* Appends the values of a leaf's entries whose keys begin with what is wanted. How many; UNKNOWN where that may go on in another leaf,
  * a value lies elsewhere, or there is no room: then nothing is appended. */
 static uint32_t take_under(const table_t *table, const search_t *search, const wanted_t *wanted, values_t *values, uint32_t *lengths,
                            size_t lengths_room) {
     uint32_t entries = (u16(search->page + 12) - PAGE_HEAD) / 2, found = 0;
     uint64_t used = values->used;
-    for (uint32_t place = search->low; place < entries; place++, found++) {
+    for (uint32_t place = search->low;; place++, found++) {
+        if (place == entries) {
+            if (search->next && begins_with(search->next, search->next_bytes, wanted)) break;
+            return found;
+        }
         const unsigned char *at = entry(search, place), *value;
         uint32_t length;
         if (!is_within(table, search, at, ENTRY_HEAD) || !is_within(table, search, at, ENTRY_HEAD + (uint64_t)u16(at + 6))) break;
-        if (u16(at + 6) < wanted->key_bytes || memcmp(wanted->key, at + ENTRY_HEAD, wanted->key_bytes)) return found;
+        if (!begins_with(at + ENTRY_HEAD, u16(at + 6), wanted)) return found;
         if (found == lengths_room || !value_of(table, search, at, &value, &length) || !add(values, value, length)) break;
         lengths[found] = length;
     }

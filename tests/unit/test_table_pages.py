@@ -27,6 +27,7 @@ from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import BlobRef, Durability, ObjectRow, ObjectState
 from kvobj.catalog.run_reader import FoundRun, RunReader
 from kvobj.database import Database, Snapshot, TablePages, WriteView
+from kvobj.database.page_lookups import find_values_under
 from kvobj.database.table_pages import MappedTables, mapping_in
 
 pytestmark = pytest.mark.skipif(not native.status().is_loaded, reason="the native library is not built")
@@ -66,6 +67,14 @@ def removing(keys: Sequence[str]) -> Callable[[WriteView], None]:
         view.delete_many(OBJECTS, [ROOT + key.encode() for key in keys])
 
     return change
+
+
+def putting_items(items: Sequence[tuple[bytes, bytes]]) -> Callable[[WriteView], None]:
+    return lambda view: view.put_many(OBJECTS, items)
+
+
+def removing_items(keys: Sequence[bytes]) -> Callable[[WriteView], None]:
+    return lambda view: view.delete_many(OBJECTS, keys)
 
 
 def as_ids(keys: Sequence[str]) -> IdList:
@@ -258,6 +267,82 @@ async def test_damaged_pages_are_never_read_beyond_the_map(
             damaged = TablePages(address_of(held), pages, table.root, table.page_bytes, table.depth)
             records = find_records([damaged], ROOT, as_ids(keys), 0, len(keys))
         assert records is None or len(records) == len(expected or b"")
+
+
+def under(view: Snapshot, prefix: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    for key, value in view.range(OBJECTS, prefix):
+        if not key.startswith(prefix):
+            break
+        found.append(value)
+    return found
+
+
+def assert_finds_all_under(view: Snapshot, prefixes: Sequence[bytes]) -> list[bytes]:
+    """The prefixes that LMDB was asked for."""
+    table, asked = view.pages(OBJECTS), list[bytes]()
+    assert table is not None
+
+    def ask(prefix: bytes) -> list[bytes]:
+        asked.append(prefix)
+        return under(view, prefix)
+
+    assert find_values_under(table, prefixes, ask) == [under(view, prefix) for prefix in prefixes]
+    return asked
+
+
+async def test_what_lies_under_a_prefix_is_what_lmdb_has_also_where_it_goes_on_in_another_leaf(
+    database: Database, chance: random.Random
+) -> None:
+    prefixes = [chance.randbytes(chance.choice([2, 8, 24])) for _ in range(1500)]
+    asked: list[bytes] = []
+    for _ in range(3):
+        items = [
+            (prefix + chance.randbytes(16), chance.randbytes(40))
+            for prefix in prefixes
+            for _ in range(chance.choice([0, 1, 1, 1, 1, 2, 40]))
+        ]
+        await database.write(putting_items(items))
+        with database.read() as view:
+            asked += assert_finds_all_under(view, prefixes)
+        # What came first in a leaf may be gone then, and the page above still names it.
+        gone = [key for key, _ in chance.sample(items, len(items) // 2)]
+        await database.write(removing_items(gone))
+        with database.read() as view:
+            asked += assert_finds_all_under(view, prefixes)
+    assert asked, "nothing went on in another leaf"
+
+
+async def test_lmdb_is_asked_only_for_what_may_go_on_in_another_leaf(database: Database, chance: random.Random) -> None:
+    prefixes = [chance.randbytes(24) for _ in range(4000)]
+    stored, absent = prefixes[:2000], prefixes[2000:]
+    await database.write(putting_items([(prefix + bytes(16), bytes(100)) for prefix in stored]))
+    with database.read() as view:
+        asked = assert_finds_all_under(view, prefixes)
+    assert not set(asked) & set(absent)
+    assert len(asked) < len(stored) // 10  # the first of a leaf
+
+
+async def test_damaged_pages_are_never_read_beyond_the_map_for_what_lies_under_prefixes(
+    database: Database, chance: random.Random, tmp_path: Path
+) -> None:
+    keys = sorted(chance.randbytes(40) for _ in range(2000))
+    await database.write(putting_items([(key, key) for key in keys]))
+    with database.read() as view:
+        table = view.pages(OBJECTS)
+    assert table is not None
+    whole = (tmp_path / "durable" / "data.mdb").read_bytes()
+    pages = len(whole) // PAGE_BYTES
+    tree = [at for at in range(2, pages) if whole[at * PAGE_BYTES + 10] in {1, 2}]
+    for _ in range(300):
+        copy = bytearray(whole[: pages * PAGE_BYTES])
+        for _ in range(chance.randrange(1, 5)):
+            at = chance.choice(tree) * PAGE_BYTES + chance.choice([chance.randrange(64), chance.randrange(PAGE_BYTES)])
+            copy[at] = chance.choice([0, 0xFF, chance.randrange(256)])
+        with memoryview(copy) as held:
+            damaged = TablePages(address_of(held), pages, table.root, table.page_bytes, table.depth)
+            values = find_values_under(damaged, [key[:24] for key in keys], lambda _: [])
+        assert values is None or len(values) == len(keys)
 
 
 async def test_a_tree_of_another_depth_or_root_than_the_pages_tell_is_refused(
