@@ -67,7 +67,9 @@ class GipePolicy:
 
     def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
         """See `ChunkPolicy.request`."""
-        return self._core.request(chain, now_ms, partial_last=partial_last, hint=min(max(hint, 0), HINTS - 1))
+        return self._core.request(
+            chain, now_ms, partial_last=partial_last, hint=hint if 0 <= hint < HINTS else min(max(hint, 0), HINTS - 1)
+        )
 
     def access(self, name: bytes, *, now_ms: int) -> None:
         """See `ChunkPolicy.access`."""

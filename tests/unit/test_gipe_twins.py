@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvobj.native import library
 from kvobj.policy import CacheTier, GipePolicy
+from kvobj.policy.chunk_policy import NAME_BYTES
+from kvobj.policy.gipe_native import NativeCore
 
 T = TypeVar("T")
 IDS = st.integers(1, 40)
@@ -137,3 +140,43 @@ class Twins(RuleBasedStateMachine):
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(max_examples=60, stateful_step_count=60)
 TestTwins.pytestmark = [pytest.mark.skipif(library() is None, reason="no native library (make native)")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_the_twins_name_the_same_whatever_number_goes_at_once() -> None:
+    policies = [GipePolicy({CacheTier.DRAM: 400}, use_native=use_native) for use_native in (True, False)]
+    number, now_ms, numbers_gone = 1, 1_000_000, set()
+    for length in (400, 1, 63, 64, 65, 128, 150, 399):
+        chain = b"".join(name(each) for each in range(number, number + length))
+        number += length
+        now_ms += 60_000
+        answers = []
+        for policy in policies:
+            for _ in range(
+                8 if length == 1 else 1
+            ):  # a chunk that is asked for again and again is worth more than others
+                policy.request(chain, now_ms=now_ms)
+            victims = policy.victims(CacheTier.DRAM, length, now_ms=now_ms, eligible=lambda _: True)
+            for each in victims:
+                policy.dropped(each, CacheTier.DRAM)
+            answers.append((victims, policy.offer(chain, 0, CacheTier.DRAM, size_bytes=1, now_ms=now_ms)))
+        assert answers[0] == answers[1]
+        numbers_gone.add(len(answers[0][0]))
+    assert {1, 63, 64, 65, 128, 150} <= numbers_gone
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_where_there_was_no_memory_for_names_c_is_told_of_no_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = GipePolicy({CacheTier.DRAM: 400}, use_native=True)._core
+    assert isinstance(core, NativeCore)
+    before = core._gone_room
+
+    def refuse(_size: int) -> object:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "create_string_buffer", refuse)
+        with pytest.raises(MemoryError):
+            core._make_gone_room(10 * before)
+    assert core._gone_room == before
+    assert len(core._gone) == before * NAME_BYTES
