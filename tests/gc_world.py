@@ -105,7 +105,9 @@ class SizedTier:
 
 
 @asynccontextmanager
-async def open_catalog(driver: str, directory: Path, clock: ManualClock) -> AsyncIterator[Catalog]:
+async def open_catalog(
+    driver: str, directory: Path, clock: ManualClock, *, map_bytes: int = 1 << 26
+) -> AsyncIterator[Catalog]:
     """A new catalog of the driver: `memory`, or `lmdb` in the directory."""
     if driver == "memory":
         yield MemoryCatalog()
@@ -114,7 +116,7 @@ async def open_catalog(driver: str, directory: Path, clock: ManualClock) -> Asyn
         durable=directory / "durable",
         volatile=directory / "volatile",
         tables=CATALOG_TABLES,
-        map_bytes=1 << 26,
+        map_bytes=map_bytes,
         volatile_map_bytes=1 << 26,
         record_log=RecordLog.open(directory / "log"),
         sync=False,

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ChunkName, ObjectRow
 from kvobj.clock import Clock, boot_ms
+from kvobj.errors import StoreFullError
 from kvobj.gc.choice import Choice
 from kvobj.gc.home_chunks import HomeChunk, HomeChunks
 from kvobj.gc.marked import Marked
-from kvobj.gc.pacing import BATCH_MAX, Pace
+from kvobj.gc.pacing import BATCH_MAX, Pace, Portions
 from kvobj.gc.plan import CollectorCounts
 from kvobj.policy.chunk_policy import chunk_name
 
@@ -44,6 +45,8 @@ class Claims:
         self._counts = counts
         self._on_claimed = on_claimed
         self._shared: list[ObjectRow] = []
+        self._portions = Portions()
+        self._first_due_ms = 0
         self.marked = Marked()
 
     # -- marks -----------------------------------------------------------------------------------------------------
@@ -127,16 +130,21 @@ class Claims:
 
     # -- claims ----------------------------------------------------------------------------------------------------
     async def claim(self, *, paced: bool = False) -> int:
-        """Claim everything that is due; the bytes that went. What was due and stays was rescued, or is protected by now."""
+        """Claim everything that is due; the bytes that went. On an idle store also what becomes due meanwhile, of no more chunks
+        than are condemned by now: beside other work nothing is condemned until this is done. What was due and stays was rescued,
+        or is protected by now. `StoreFullError` where the database has no room even for a claim of one."""
         await self._rescue_shared()
         now_ms = boot_ms(self._clock)
-        claimed_bytes = 0
+        claimed_bytes, may_follow = 0, sum(self._catalog.condemned())
         while any(self._catalog.condemned()):
             started = self._clock.monotonic()
+            if may_follow > 0 and self._pace.is_idle:
+                now_ms = boot_ms(self._clock)
             claimed = await self._claim_batch(self._pace.claim_batch if paced else BATCH_MAX, now_ms=now_ms)
             if not claimed:
                 break
             claimed_bytes += sum([row.size_bytes for row in claimed])
+            may_follow -= len(claimed)
             if paced:
                 await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
         for name in self.marked.due(now_ms):
@@ -149,12 +157,31 @@ class Claims:
         await self._claim_batch(limit, now_ms=boot_ms(self._clock))
 
     async def _claim_batch(self, limit: int, *, now_ms: int) -> list[ObjectRow]:
-        claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=limit, now_ms=self._clock.now_ms())
+        while True:
+            some = self._portions.of(limit)
+            try:
+                claimed = await self._catalog.claim(now_boot_ms=now_ms, limit=some, now_ms=self._clock.now_ms())
+            except StoreFullError:
+                if not self._portions.refused(some):
+                    raise
+                await self._mark_again(some, now_ms=now_ms)
+                continue
+            break
+        self._portions.removed(len(claimed))
         if claimed:
             self._counts.claimed += len(claimed)
             self._counts.claimed_bytes += sum([row.size_bytes for row in claimed])
             self._on_claimed(claimed)
         return claimed
+
+    async def _mark_again(self, count: int, *, now_ms: int) -> None:
+        """A claim of so many failed, which took their marks away. They are due before all others again, as children of these may be
+        among them: also before those that were marked again before."""
+        self._first_due_ms -= 1
+        names = self.marked.due(now_ms)[:count]
+        chunks = [chunk.chunk for name in names if (chunk := self.marked.get(name)) is not None]
+        for start in range(0, len(chunks), BATCH_MAX):
+            await self._catalog.condemn(chunks[start : start + BATCH_MAX], not_before_boot_ms=self._first_due_ms)
 
     @property
     def lag_seconds(self) -> float:

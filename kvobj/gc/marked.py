@@ -54,6 +54,11 @@ class Marked:
         self.size_bytes -= mark[0].home_bytes
         return mark[0]
 
+    def get(self, name: bytes) -> HomeChunk | None:
+        """The condemned chunk of this name; None where there is none."""
+        mark = self._marks.get(name)
+        return None if mark is None else mark[0]
+
     def is_blob(self, name: bytes, blob_id: bytes) -> bool:
         """Whether the condemned chunk of this name has this first blob."""
         mark = self._marks.get(name)

@@ -17,6 +17,8 @@ BATCHES_PER_SECOND: Final = 20
 # and its turns on threads take longer than some hundred chunks.
 CLAIMS_PER_SECOND: Final = 4
 CLAIM_IDLE: Final = 2000
+# Where the database has no room to remove more at once: so few rows, or fewer yet.
+FEW: Final = 50
 # The store counts as idle when nobody asked it anything for so long.
 IDLE_SECONDS: Final = 0.5
 
@@ -60,3 +62,27 @@ class Pace:
         """Yield after a batch of so many chunks that took so many seconds; as long as the rate asks, unless the store is idle."""
         wait = 0.0 if self.is_idle else chunks / self._chunks_per_second - seconds
         await self._sleep(max(0.0, wait))
+
+
+class Portions:
+    """How many rows to remove at once where the database may lack room for many: a removal writes pages anew before it gives any
+    back, so that in a nearly full one only few fit. Event-loop-only."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self) -> None:
+        self._most = CLAIM_IDLE
+
+    def of(self, limit: int) -> int:
+        """How many to remove of so many."""
+        return min(limit, self._most)
+
+    def removed(self, count: int) -> None:
+        """So many were removed at once: if these were as many as might be, the next may be more."""
+        if count >= self._most:
+            self._most = min(2 * self._most, self._most + FEW, CLAIM_IDLE)
+
+    def refused(self, count: int) -> bool:
+        """There was no room to remove so many. Whether fewer may fit."""
+        self._most = max(1, min(FEW, count // 2))
+        return count > 1

@@ -17,8 +17,8 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.queue_batches import BATCH_BLOBS
 from kvobj.catalog.rows import QueueEntry
 from kvobj.clock import Clock
-from kvobj.errors import KvobjError
-from kvobj.gc.pacing import Pace
+from kvobj.errors import KvobjError, StoreFullError
+from kvobj.gc.pacing import Pace, Portions
 from kvobj.gc.remote_reaping import RemoteReaping
 from kvobj.ids import BlobId
 from kvobj.tiers.in_use import BlobsInUse
@@ -70,6 +70,7 @@ class Reaper(BackgroundWorker):
         self._from_start_at = float("-inf")
         self._kicked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
+        self._portions = Portions()
         self._waiting_since_ms: int | None = None
         self.reaped_blobs = 0
         self.failures = 0
@@ -133,32 +134,49 @@ class Reaper(BackgroundWorker):
 
     async def reap_batch(self, limit: int = BATCH_ENTRIES) -> int:
         """Reap about `limit` due entries (see `Catalog.due`) whose blobs nobody reads; the number reaped, or left to the remote's
-        worker. 0: that was all. Otherwise others had their turn meanwhile."""
+        worker. 0: that was all. Otherwise others had their turn meanwhile. `StoreFullError` where the database has no room even
+        for forgetting one."""
         async with self._one_at_a_time:
-            entries = await self._due(limit)
-            named = [(entry, BlobId(entry.blob_id)) for entry in entries]
-            in_use = [entry for entry, blob_id in named if blob_id in self._in_use] if len(self._in_use) else []
-            self._waiting_since_ms = min((entry.not_before_ms for entry in in_use), default=None)
-            if in_use:
-                named = [(entry, blob_id) for entry, blob_id in named if blob_id not in self._in_use]
-            if not named:
-                return 0
-            passed = 0
-            if self._remote is not None:
-                held = self._remote.held([blob_id for _, blob_id in named])
-                if held:
-                    passed = len(held)
-                    await self._remote.take([entry for entry, blob_id in named if blob_id in held])
-                    named = [(entry, blob_id) for entry, blob_id in named if blob_id not in held]
-            if named:
-                await self._tiers.delete([blob_id for _, blob_id in named])
-                await self._catalog.reap([entry for entry, _ in named])
-        self.reaped_blobs += len(named)
-        self._on_freed()
+            while True:
+                some = self._portions.of(limit)
+                try:
+                    reaped, passed = await self._reap(some)
+                except StoreFullError:
+                    self._from_start_at = float("-inf")  # these entries are still there
+                    if not self._portions.refused(some):
+                        raise
+                    continue
+                self._portions.removed(reaped)
+                break
+        if reaped or passed:
+            self.reaped_blobs += reaped
+            self._on_freed()
         if passed:
             # Perhaps nothing was waited for: who goes on until all is reaped would hold up the loop for a whole queue.
             await asyncio.sleep(0)
-        return len(named) + passed
+        return reaped + passed
+
+    async def _reap(self, limit: int) -> tuple[int, int]:
+        """See `reap_batch`: how many were reaped, and how many left to the remote's worker. One at a time."""
+        entries = await self._due(limit)
+        named = [(entry, BlobId(entry.blob_id)) for entry in entries]
+        in_use = [entry for entry, blob_id in named if blob_id in self._in_use] if len(self._in_use) else []
+        self._waiting_since_ms = min((entry.not_before_ms for entry in in_use), default=None)
+        if in_use:
+            named = [(entry, blob_id) for entry, blob_id in named if blob_id not in self._in_use]
+        if not named:
+            return 0, 0
+        passed = 0
+        if self._remote is not None:
+            held = self._remote.held([blob_id for _, blob_id in named])
+            if held:
+                passed = len(held)
+                await self._remote.take([entry for entry, blob_id in named if blob_id in held])
+                named = [(entry, blob_id) for entry, blob_id in named if blob_id not in held]
+        if named:
+            await self._tiers.delete([blob_id for _, blob_id in named])
+            await self._catalog.reap([entry for entry, _ in named])
+        return len(named), passed
 
     async def _due(self, limit: int) -> list[QueueEntry]:
         """The next entries: of all of them, or, while those in front are held up by the remote, behind these."""

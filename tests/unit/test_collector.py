@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +17,10 @@ from fakes import ManualClock
 from gc_world import CHUNK, GRACE_SECONDS, GcWorld, open_catalog
 
 from kvobj.catalog.namespace_protocol import NamespaceRow
-from kvobj.catalog.rows import ChunkName, NamespaceQuota
+from kvobj.catalog.rows import ChunkName, NamespaceQuota, ObjectRow
 from kvobj.clock import boot_ms
+from kvobj.errors import StoreFullError
+from kvobj.gc.pacing import FEW
 from kvobj.gc.plan import Reason
 from kvobj.policy.chunk_policy import CacheTier, chunk_name
 
@@ -394,6 +397,126 @@ async def test_beside_other_work_what_is_due_is_claimed_while_others_are_condemn
     assert report.claimed > 350
     # The rate's time for what was condemned, and for the little that became due too late; not for everything twice.
     assert sum(slept) < 1.3 * report.condemned / 400
+
+
+async def test_what_becomes_due_while_others_are_claimed_goes_with_them(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await make_world(capacity_bytes=10 * CHUNK, held_bytes_max=0)
+    await world.chain("a", 12)
+    first = await world.collector.collect()
+    world.clock.advance(GRACE_SECONDS / 2)
+    await world.chain("b", 3)
+    second = await world.collector.collect()
+    assert (first.claimed, second.claimed) == (0, 0)
+    assert first.condemned
+    assert second.condemned
+    world.clock.advance(GRACE_SECONDS / 2)  # the first ones are due
+    seen: list[tuple[int, int]] = []
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 0
+        seen.append((world.collector.counts.condemned, world.collector.counts.claimed))
+        world.clock.advance(GRACE_SECONDS)
+
+    monkeypatch.setattr(world.pace, "_sleep", sleep)
+    await world.collector.collect()
+    condemned = first.condemned + second.condemned
+    assert seen[:2] == [(condemned, first.condemned), (condemned, condemned)]
+
+
+async def test_beside_other_work_what_becomes_due_while_others_are_claimed_does_not_keep_others_from_being_condemned(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await make_world(capacity_bytes=10 * CHUNK, held_bytes_max=0)
+    await world.chain("a", 12)
+    first = await world.collector.collect()
+    world.clock.advance(GRACE_SECONDS / 2)
+    await world.chain("b", 3)
+    second = await world.collector.collect()
+    await world.chain("c", 5)
+    world.clock.advance(GRACE_SECONDS / 2)  # the first ones are due
+    seen: list[tuple[int, int]] = []
+
+    async def sleep(seconds: float) -> None:
+        seen.append((world.collector.counts.condemned, world.collector.counts.claimed))
+        world.clock.advance(seconds + GRACE_SECONDS)  # by now the second ones are
+        world.pace.note_request()
+
+    world.pace.note_request()
+    monkeypatch.setattr(world.pace, "_sleep", sleep)
+    await world.collector.collect()
+    condemned = first.condemned + second.condemned
+    assert seen[0] == (condemned, first.condemned)
+    assert seen[1][0] > condemned
+    assert world.collector.counts.claimed >= condemned
+
+
+async def test_on_an_idle_store_a_claim_ends_though_something_is_condemned_at_every_pause(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await make_world(capacity_bytes=10 * CHUNK)
+    for number in range(12):
+        await world.put(f"a{number}")
+    marked = (await world.collector.collect()).condemned
+    pauses = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal pauses
+        assert seconds == 0
+        pauses += 1
+        assert pauses < 100, "the claim goes on and on"
+        world.clock.advance(1)
+        row = await world.commit(f"b{pauses}")
+        await world.catalog.condemn(
+            [ChunkName(row.bucket, row.key, row.blobs[0].blob_id)], not_before_boot_ms=boot_ms(world.clock)
+        )
+
+    world.clock.advance(GRACE_SECONDS)
+    monkeypatch.setattr(world.pace, "_sleep", sleep)
+    await world.collector._claims.claim(paced=True)
+    assert world.collector.counts.claimed >= marked
+
+
+async def fill(world: GcWorld) -> None:
+    """Chunks until the database takes no more."""
+    for start in itertools.count(step=200):
+        keys = [sha256(b"%d" % number).hexdigest() for number in range(start, start + 200)]
+        written = await asyncio.gather(*map(world.commit, keys), return_exceptions=True)
+        for row in written:
+            if isinstance(row, ObjectRow):
+                await world.collector.written(row)
+        refused = [error for error in written if isinstance(error, BaseException)]
+        if refused:
+            assert all(isinstance(error, StoreFullError) for error in refused)
+            return
+
+
+async def test_in_a_nearly_full_database_condemned_chunks_go_in_small_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with open_catalog("lmdb", tmp_path, clock, map_bytes=8 << 20) as catalog:
+        world = GcWorld(catalog, clock, capacity_bytes=10 * CHUNK, held_bytes_max=0)
+        await world.open()
+
+        await fill(world)
+        clock.advance(10)
+        condemned = (await world.collector.collect()).condemned
+        clock.advance(GRACE_SECONDS)
+        claimed = [0]
+
+        async def sleep(seconds: float) -> None:
+            assert seconds == 0
+            claimed.append(world.collector.counts.claimed)
+
+        monkeypatch.setattr(world.pace, "_sleep", sleep)
+        await world.collector.collect()
+        portions = [after - before for before, after in itertools.pairwise(claimed)]
+        assert portions[0] <= FEW
+        assert max(portions) > 2 * FEW
+        assert world.collector.counts.claimed == condemned > 3000
+        assert world.collector.counts.rescued == 0
 
 
 async def test_objects_of_ordinary_buckets_leave_less_to_chunks(make_world: MakeWorld) -> None:

@@ -15,6 +15,7 @@ from kvobj.catalog.encoding import DELETE_QUEUE
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.queue_batches import BATCH_BLOBS, encode_batches
 from kvobj.catalog.rows import ObjectRow
+from kvobj.errors import StoreFullError
 from kvobj.gc.reaper import BATCH_ENTRIES, PASSED_OVER_SECONDS, Reaper
 from kvobj.gc.remote_reaping import FIRST_PAUSE_SECONDS, RemoteReaping
 from kvobj.ids import BlobId, make_blob_id
@@ -257,3 +258,40 @@ async def test_no_batch_is_of_more_blobs_than_a_tier_deletes_at_once(batched: Re
         reaped.append(some)
     assert sum(reaped) == len(blob_ids)
     assert max(reaped) <= min(nvme_tier._DELETED_AT_ONCE, DELETE_BATCH)
+
+
+class NarrowTier(SizedTier):
+    """A tier whose directory has no room for the removal of more than `most` at once."""
+
+    most = 0
+
+    async def delete(self, blob_ids: Sequence[BlobId]) -> None:
+        if len(blob_ids) > self.most:
+            raise StoreFullError("no room in the database")
+        await super().delete(blob_ids)
+
+
+async def test_where_there_is_no_room_to_forget_many_blobs_they_go_in_small_portions(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with open_catalog("lmdb", tmp_path, clock) as catalog:
+        world = ReapingWorld(catalog, clock, remote=SizedRemote(), capacity_bytes=1 << 30)
+        world.home = home = NarrowTier(1 << 30)
+        world.begin(remote_of(world))
+        await world.open()
+        blob_ids = [make_blob_id(9, number) for number in range(3000)]
+        home.sizes = dict.fromkeys(blob_ids, 1)
+        await queue_together(world, blob_ids, entry_blobs=BATCH_BLOBS)
+        home.most = 2 * BATCH_BLOBS
+        reaped = [await world.reaper.reap_batch()]
+        home.most = 0
+        with pytest.raises(StoreFullError):
+            await world.reaper.reap_batch()
+        assert await world.queued() == len(home.sizes) == len(blob_ids) - reaped[0]
+        home.most = BATCH_ENTRIES + BATCH_BLOBS
+        while some := await world.reaper.reap_batch():
+            reaped.append(some)
+        assert 0 < reaped[0] <= BATCH_BLOBS
+        assert max(reaped) > 2 * BATCH_BLOBS
+        assert sum(reaped) == world.reaper.reaped_blobs == len(blob_ids)
+        assert not home.sizes
+        assert not await world.queued()
