@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import errno
 import os
 import threading
@@ -20,6 +22,7 @@ from kvobj.record_log import RecordLog
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier, NvmeTimeouts
 from kvobj.tiers.nvme.directory import BLOBS, Place
 from kvobj.tiers.nvme.io import SystemDisk
+from kvobj.tiers.nvme.kernel_queue import KernelQueue, Kind, Slot, TransferQueue
 from kvobj.tiers.nvme.record import RECORD_BYTES
 from kvobj.tiers.protocol import BlobNames, ByteRange
 
@@ -38,6 +41,8 @@ class FaultyDisk(SystemDisk):
         self.refuse_direct_at_transfer = False
         self.limit_bytes: int | None = None
         self.available: int | None = None
+        self.queue: FaultyQueue | None = None
+        self.has_queue = False
         self.calls: list[str] = []
         self._direct: set[int] = set()
 
@@ -72,6 +77,11 @@ class FaultyDisk(SystemDisk):
         self._called("flush")
         super().flush(descriptor)
 
+    def transfer_queue(self) -> TransferQueue | None:
+        """None unless `has_queue`: what waits or fails at a call does so on a thread."""
+        self.queue = FaultyQueue.open() if self.has_queue else None
+        return self.queue
+
     def _called(self, call: str) -> None:
         self.calls.append(call)
         if call in self.fail:
@@ -83,6 +93,76 @@ class FaultyDisk(SystemDisk):
 
     def _cut(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
         return buffers if self.limit_bytes is None else [buffers[0][: self.limit_bytes]]
+
+
+class FaultyQueue(KernelQueue):
+    """The kernel's queue: `refuse` is asked whether to refuse a transfer, which it does with `refusal`, and `result` for what is
+    told of it instead of its outcome. While `holds`, outcomes are kept back until `let_go`, with all that the kernel still does.
+    """
+
+    refuse: Callable[[Kind], bool] | None = None
+    refusal = errno.EAGAIN
+    result: Callable[[Kind, int], int] | None = None
+
+    def __init__(self, native: ctypes.CDLL, context: int, event: int) -> None:
+        super().__init__(native, context, event)
+        self.asked: list[Kind] = []
+        self.begun: list[Kind] = []
+        self.holds = False
+        self.is_ended = False
+        self._kinds: dict[Slot, Kind] = {}
+        self._held: list[tuple[Slot, int]] = []
+        self._awaited = 0
+        self._reached = asyncio.Event()
+
+    def begin(
+        self,
+        slot: Slot,
+        kind: Kind,
+        descriptor: int,
+        on_done: Callable[[int], None],
+        *,
+        view: memoryview | None = None,
+        offset: int = 0,
+        with_page: bool = False,
+    ) -> int:
+        self.asked.append(kind)
+        if self.refuse is not None and self.refuse(kind):
+            self.give_back(slot)
+            return self.refusal
+        self.begun.append(kind)
+        self._kinds[slot] = kind
+        return super().begin(slot, kind, descriptor, on_done, view=view, offset=offset, with_page=with_page)
+
+    async def reached(self, count: int) -> None:
+        """Return once so many outcomes are kept back."""
+        self._awaited = count
+        self._tell_reached()
+        await self._reached.wait()
+
+    def let_go(self) -> None:
+        """Tell of what was kept back, and of all else at once from now on."""
+        self.holds = False
+        held, self._held = self._held, []
+        for slot, result in held:
+            self._end(slot, result)
+
+    def _end(self, slot: Slot, result: int) -> None:
+        if self.holds:
+            self._held.append((slot, result))
+            self._tell_reached()
+        else:
+            super()._end(slot, result if self.result is None else self.result(self._kinds[slot], result))
+
+    def _tell_reached(self) -> None:
+        if len(self._held) >= self._awaited:
+            self._reached.set()
+        else:
+            self._reached.clear()
+
+    def close(self) -> None:
+        self.is_ended = True
+        super().close()
 
 
 def failing(error_number: int) -> Callable[[], None]:

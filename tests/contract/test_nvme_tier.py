@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes_nvme import RECORD_KEY
+from fakes_nvme import RECORD_KEY, FaultyDisk
 from tier_contract import MakeFrame, RawRead, TierContract, blob, plain_of, put_plain
 
 from kvobj.arena import Arena
@@ -11,6 +11,7 @@ from kvobj.database import Database
 from kvobj.ids import BlobId
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
 from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place
+from kvobj.tiers.nvme.io import Disk, SystemDisk
 from kvobj.tiers.nvme.log_entries import InlinePut, decode_entry
 from kvobj.tiers.nvme.record import RECORD_BYTES
 
@@ -32,7 +33,11 @@ async def database(tmp_path: Path, shm_path: Path) -> AsyncIterator[Database]:
 
 class TestNvmeTier(TierContract):
     @pytest.fixture
-    async def tier(self, arena: Arena, database: Database, tmp_path: Path) -> AsyncIterator[NvmeTier]:
+    def disk(self) -> Disk:
+        return SystemDisk()
+
+    @pytest.fixture
+    async def tier(self, arena: Arena, database: Database, tmp_path: Path, disk: Disk) -> AsyncIterator[NvmeTier]:
         tier = await NvmeTier.open(
             tmp_path / "nvme",
             database=database,
@@ -40,6 +45,7 @@ class TestNvmeTier(TierContract):
             record_key=RECORD_KEY,
             capacity_bytes=96 * MIB,
             segment_bytes=32 * MIB,
+            disk=disk,
         )
         assert (await tier.usage()).mode == "O_DIRECT"
         yield tier
@@ -70,3 +76,11 @@ class TestNvmeTier(TierContract):
         ran: list[BlobId] = []
         asyncio.get_running_loop().call_soon(ran.append, blob(1))
         assert [each async for each in tier.scan()] == ran == [blob(1)]
+
+
+class TestNvmeTierOnThreads(TestNvmeTier):
+    """Where the kernel takes no transfers."""
+
+    @pytest.fixture
+    def disk(self) -> Disk:
+        return FaultyDisk()

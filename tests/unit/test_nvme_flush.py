@@ -59,3 +59,31 @@ def test_a_flush_after_a_flush_is_a_new_one() -> None:
     group.request(outcomes)
     group.request(outcomes)
     assert (outcomes.seen, len(flushes)) == ([None, None], 2)
+
+
+def test_a_write_that_flushes_itself_is_the_one_flush_that_runs() -> None:
+    flushes: list[None] = []
+    group = GroupFlush(lambda: flushes.append(None))
+    outcomes = Outcomes()
+    assert group.begin_alone()
+    assert not group.begin_alone()
+    group.request(outcomes)
+    assert not group.join(outcomes)
+    assert (outcomes.seen, flushes) == ([], [])
+    group.lead()
+    assert (outcomes.seen, len(flushes)) == ([None, None], 1)
+    assert group.begin_alone()
+
+
+def test_after_a_write_that_could_not_flush_itself_nothing_is_flushed() -> None:
+    flushes: list[None] = []
+    group = GroupFlush(lambda: flushes.append(None))
+    outcomes = Outcomes()
+    assert group.begin_alone()
+    group.request(outcomes)
+    group.fail(OSError(errno.EIO, "lost"))
+    group.lead()
+    group.request(outcomes)
+    assert [error.errno for error in outcomes.seen if error] == [errno.EIO, errno.EIO]
+    assert not group.begin_alone()
+    assert flushes == []

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from kvobj.arena import Pin, PinnedFrame
-from kvobj.tiers.nvme.blob_io import BlobIo, EarlyBytes
+from kvobj.tiers.nvme.blob_io import BlobIo, EarlyBytes, settle
 from kvobj.tiers.nvme.directory import Place, padded
 from kvobj.tiers.nvme.record import RECORD_BYTES, Record
 from kvobj.tiers.nvme.segment_file import SegmentFile
@@ -103,7 +104,9 @@ class EarlyWrite:
             if self._error is not None:
                 raise self._error
             early = EarlyBytes(self._head_bytes, self._submitted_bytes, self._piece)
-            await self._io.write(self.segment, record, self._view, early=early)
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._io.write(self.segment, record, self._view, partial(settle, written), early=early)
+            await written
         finally:
             self._pin.release()
 

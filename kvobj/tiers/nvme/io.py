@@ -1,7 +1,7 @@
 """System calls on segment files, as an argument, so that tests can make the n-th one fail, stop short or lie.
 
 `Disk` is the seam; `SystemDisk` is the kernel. `read_fully` and `write_fully` finish what the kernel stopped short, and turn a
-file that is too short into an error. All calls block and release the GIL: they belong on the tier's threads.
+file that is too short into an error. All calls but `transfer_queue` block and release the GIL: they belong on the tier's threads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+from kvobj.tiers.nvme.kernel_queue import KernelQueue, TransferQueue
 
 
 class Disk(Protocol):
@@ -47,6 +49,11 @@ class Disk(Protocol):
 
     def flush_names(self, directory: Path) -> None:
         """Make the directory's entries durable."""
+        ...
+
+    def transfer_queue(self) -> TransferQueue | None:
+        """A new queue for transfers without threads, of the running event loop, on whose thread this is called; None where
+        threads must do them all. The caller closes it."""
         ...
 
 
@@ -90,6 +97,10 @@ class SystemDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def transfer_queue(self) -> TransferQueue | None:
+        """See `Disk.transfer_queue`."""
+        return KernelQueue.open()
 
 
 def write_fully(disk: Disk, descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:

@@ -1,20 +1,22 @@
 """Puts in flight: room, write, flush, then the directory row, in that order and each blob once.
 
-A put runs in a task of its own, because extents and room must not be given back while a thread still uses them, whatever
-becomes of the caller. Guarantees that a put that ends in an error holds nothing, that one whose callers are all gone before the
-directory row is written holds nothing either, and that concurrent puts of one id are one.
+A put goes on whatever becomes of the caller, because extents and room must not be given back while a thread or the kernel still
+uses them: by callbacks while it need not wait for room, in a task of its own where it must. Guarantees that a put that ends in an
+error holds nothing, that one whose callers are all gone before the directory row is written holds nothing either, and that
+concurrent puts of one id are one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.database import Database, WriteView
 from kvobj.errors import KvobjError, TierUnavailableError
 from kvobj.ids import BlobId
-from kvobj.tiers.nvme.blob_io import BlobIo
+from kvobj.tiers.nvme.blob_io import BlobIo, settle
 from kvobj.tiers.nvme.directory import BLOBS, INLINE, INLINE_BYTES_MAX, Place, extent_bytes
 from kvobj.tiers.nvme.early_write import EARLY_FRAME_BYTES_MIN, EarlyWrite
 from kvobj.tiers.nvme.log_entries import encode_inline_put
@@ -26,14 +28,19 @@ from kvobj.tiers.tasks_in_flight import TasksInFlight
 
 
 class _Put:
-    """One put in flight, and how many callers still want it."""
+    """One put in flight, and a future of each caller that still wants it. `told`: it is over for its callers, and enters no row any
+    more. `ended`: nothing of it goes on. Where it goes on by callbacks, neither a thread nor the kernel uses the extent then,
+    which may be long after `told`; of a task that missed the deadline, what it left behind gives the extent back by itself.
+    `task`: what goes on by itself, if anything does."""
 
-    __slots__ = ("abandoned", "task", "waiters")
+    __slots__ = ("ended", "task", "told", "waiters")
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[None]
-        self.waiters = 0
-        self.abandoned = False
+        loop = asyncio.get_running_loop()
+        self.told: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.waiters: list[asyncio.Future[None]] = []
+        self.task: asyncio.Task[None] | None = None
 
 
 class BlobPlacing:
@@ -90,49 +97,132 @@ class BlobPlacing:
 
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:
         """Hold a whole, complete frame; see `NvmeTier.put`."""
-        while True:
-            put = self._puts.get(blob_id)
-            if put is None:
-                if self._place_of(blob_id) is not None:
-                    break
-                put = self._start(blob_id, frame, names)
-            if not put.abandoned:
-                await self._join(put)
-                break
-            await asyncio.wait([put.task])
+        put = self._puts.get(blob_id)
+        if put is not None or self._place_of(blob_id) is None:
+            await self._join(put or self._start(blob_id, frame, names))
         if blob_id in self.riding and not self.riding.may_ride(blob_id):
             await self.riding.land()
 
     @staticmethod
     async def _join(put: _Put) -> None:
-        put.waiters += 1
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        put.waiters.append(waiter)
         try:
-            await asyncio.shield(put.task)
+            await waiter
         finally:
-            put.waiters -= 1
+            put.waiters.remove(waiter)
 
     async def settle(self, blob_ids: Iterable[BlobId]) -> None:
-        """Wait until no put of these ids is in flight."""
-        in_flight = [put.task for blob_id in blob_ids if (put := self._puts.get(blob_id))]
+        """Wait until no put of these ids is in flight, or will enter a row: not for a medium that hangs."""
+        in_flight = [put.told for blob_id in blob_ids if (put := self._puts.get(blob_id))]
         if in_flight:
             await asyncio.wait(in_flight)
 
     def _start(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> _Put:
-        put = _Put()
         pin = frame.pin.share()
-        put.task = self._tasks.run(self._run(put, blob_id, pin, frame_bytes=frame.frame_bytes, names=names))
-        self._puts[blob_id] = put
+        put = self._puts[blob_id] = _Put()
+        self._tasks.add(put.ended)
+        try:
+            if not self._write_at_once(put, blob_id, pin, frame_bytes=frame.frame_bytes, names=names):
+                put.task = self._tasks.run(self._run(put, blob_id, pin, frame_bytes=frame.frame_bytes, names=names))
+        except BaseException as error:
+            # Nobody else can have joined yet.
+            pin.release()
+            self._tell(put, blob_id, error)
+            put.ended.set_result(None)
+            raise
         return put
 
+    def _tell(self, put: _Put, blob_id: BlobId, error: BaseException | None) -> None:
+        """The put is over for its callers."""
+        if self._puts.get(blob_id) is put:
+            del self._puts[blob_id]
+        settle(put.told, None)
+        for waiter in put.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            elif isinstance(error, asyncio.CancelledError):
+                waiter.cancel()
+            else:
+                waiter.set_exception(error)
+
+    def _write_at_once(self, put: _Put, blob_id: BlobId, pin: Pin, *, frame_bytes: int, names: BlobNames) -> bool:
+        """Begin to write a frame that goes to a segment which has room, and do all the rest once it is written. False: not here."""
+        if frame_bytes <= INLINE_BYTES_MAX or blob_id in self._early:
+            return False
+        room = self._space.allocate_at_once(extent_bytes(frame_bytes))
+        if room is None:
+            return False
+        segment, offset = room
+        place = Place(segment=segment.number, offset=offset, frame_bytes=frame_bytes)
+
+        def on_ended(error: Exception | None) -> None:
+            deadline.cancel()
+            is_late = self._puts.get(blob_id) is not put
+            if error is None and put.waiters and not is_late:
+                self._go_on(put, blob_id, pin, place)
+                return
+            self._space.free(place)
+            pin.release()
+            if not is_late:
+                self._tell(put, blob_id, error)
+            put.ended.set_result(None)
+
+        def on_deadline() -> None:
+            # The extent and the place are still in use: they are given back when that ends, if ever.
+            error = TierUnavailableError("segment write missed its deadline", path=segment.path)
+            self._tell(put, blob_id, error)
+
+        try:
+            self._io.write(
+                segment, Record(place.segment, place.offset, blob_id, frame_bytes, names), pin.view, on_ended
+            )
+        except BaseException:
+            self._space.free(place)  # nothing was begun
+            raise
+        deadline = asyncio.get_running_loop().call_later(self._io_timeout_seconds, on_deadline)
+        return True
+
+    def _go_on(self, put: _Put, blob_id: BlobId, pin: Pin, place: Place) -> None:
+        """The frame is durable: now the directory row."""
+        pin.release()
+        error: Exception | None = None
+        try:
+            if not self._rides(blob_id, place):
+                put.task = self._tasks.run(self._enter(put, blob_id, place))
+                return
+        except Exception as failure:  # noqa: BLE001 - callers wait for it: whatever it was must reach them
+            error = failure
+        self._tell(put, blob_id, error)
+        put.ended.set_result(None)
+
+    async def _enter(self, put: _Put, blob_id: BlobId, place: Place) -> None:
+        error: BaseException | None = None
+        try:
+            await self._commit_row(blob_id, place)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._tell(put, blob_id, error)
+            put.ended.set_result(None)
+
     async def _run(self, put: _Put, blob_id: BlobId, pin: Pin, *, frame_bytes: int, names: BlobNames) -> None:
+        error: BaseException | None = None
         try:
             if frame_bytes <= INLINE_BYTES_MAX:
                 await self._put_inline(blob_id, bytes(pin.view[:frame_bytes]), names)
             else:
                 await self._put_in_segment(put, blob_id, pin, frame_bytes=frame_bytes, names=names)
+        except BaseException as failure:
+            error = failure
+            raise
         finally:
             pin.release()
-            del self._puts[blob_id]
+            self._tell(put, blob_id, error)
+            put.ended.set_result(None)
 
     async def _put_inline(self, blob_id: BlobId, frame: bytes, names: BlobNames) -> None:
         place = Place.in_database(len(frame))
@@ -159,8 +249,12 @@ class BlobPlacing:
         else:
             segment, place = early.segment, early.place
         record = Record(place.segment, place.offset, blob_id, frame_bytes, names)
-        written = self._io.write(segment, record, pin.view) if early is None else self._tasks.run(early.finish(record))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
+            if early is None:
+                self._io.write(segment, record, pin.view, partial(settle, written))
+            else:
+                written = self._tasks.run(early.finish(record))
             async with asyncio.timeout(self._io_timeout_seconds):
                 await asyncio.shield(written)
         except (TimeoutError, asyncio.CancelledError) as error:
@@ -172,13 +266,12 @@ class BlobPlacing:
         except Exception:
             self._space.free(place)
             raise
-        if put.waiters == 0:
-            put.abandoned = True
+        if not put.waiters:
             self._space.free(place)
-            return
-        if self._rides(blob_id, place):
-            return
+        elif not self._rides(blob_id, place):
+            await self._commit_row(blob_id, place)
 
+    async def _commit_row(self, blob_id: BlobId, place: Place) -> None:
         def change(view: WriteView) -> bool:
             if view.get(BLOBS, blob_id) is not None:
                 return False

@@ -17,24 +17,48 @@ from typing import Final
 
 from kvobj.tiers.nvme.flush import GroupFlush
 from kvobj.tiers.nvme.io import Disk, read_fully, write_fully
+from kvobj.tiers.nvme.kernel_queue import is_refused_now, is_unknown
 from kvobj.tiers.nvme.record import RECORD_BYTES
 
+_REFUSED_MAX: Final = 4096
+# After a refusal so many asks for the same place go to threads, and twice as many after each more. What was refused for the moment
+# is soon asked for again; a place that spans two runs of blocks costs one transfer more in 65.
+_SKIPPED_FIRST: Final = 2
+_SKIPPED_MAX: Final = 64
 _NAME: Final = re.compile(r"segment-(\d{6,})")
 
 
 class SegmentFile:
-    """An open segment. All methods block but the properties; any thread may call them."""
+    """An open segment. `create`, `open`, `write`, `read` and `close` block, and any thread may call them, as it may `fail` and
+    `failed`. What is known of the kernel's queue (`queued`, `refused`, `may_queue`, `note_outcome`) is the event loop's."""
 
-    __slots__ = ("_descriptor", "_disk", "_failed", "direct", "flushes", "number", "path", "size_bytes")
+    __slots__ = (
+        "_disk",
+        "_failed",
+        "descriptor",
+        "direct",
+        "flushes",
+        "number",
+        "path",
+        "queued",
+        "refused",
+        "size_bytes",
+    )
 
     def __init__(self, disk: Disk, path: Path, *, descriptor: int, direct: bool, number: int, size_bytes: int) -> None:
         self._disk = disk
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._failed = False
         self.path = path
         self.number = number
         self.size_bytes = size_bytes
         self.direct = direct
+        self.queued = direct
+        """Whether the kernel may be asked for transfers of this file without a thread; nobody asks any more once it said that it
+        has no such thing here. Buffered I/O would be done within the asking."""
+        self.refused: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        """What the kernel refused to do without a thread, by offset and whether it was a write: the length, how many asks are
+        skipped after such a refusal, and how many of them are left. Event loop only."""
         self.flushes = GroupFlush(self._flush)
 
     @classmethod
@@ -78,10 +102,42 @@ class SegmentFile:
         """Whether a write or flush failed: the medium may have lied about more than the one blob it was for."""
         return self._failed
 
+    def may_queue(self, offset: int, length: int, *, writes: bool) -> bool:
+        """Whether to ask the kernel for this transfer without a thread. A write that spans two runs of blocks it refuses each time,
+        and only when it has done the first of them, and places of blobs come again; but most refusals are for the moment alone,
+        so each place is asked for again after some asks. Each call counts as one. Event loop only."""
+        refusal = self.refused.get((offset, writes))
+        if refusal is None or length < refusal[0]:
+            return self.queued
+        refused_length, skipped, left = refusal
+        if left:
+            self.refused[offset, writes] = refused_length, skipped, left - 1
+        return self.queued and not left
+
+    def note_outcome(self, offset: int, length: int, result: int, *, writes: bool) -> None:
+        """What the kernel told of a transfer without a thread, begun or not: its bytes, or the error's negated number. Other errors
+        than its refusals say nothing about the next one. Event loop only."""
+        place = offset, writes
+        refusal = self.refused.get(place)
+        if is_unknown(result):
+            self.queued = False
+        elif is_refused_now(result, length):
+            self.refused.pop(place, None)
+            if len(self.refused) >= _REFUSED_MAX:
+                self.refused.clear()
+            skipped = _SKIPPED_FIRST if refusal is None else min(2 * refusal[1], _SKIPPED_MAX)
+            self.refused[place] = length, skipped, skipped
+        elif refusal is not None and result >= refusal[0]:
+            del self.refused[place]
+
+    def fail(self) -> None:
+        """A write or flush that was not done by this object failed."""
+        self._failed = True
+
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Write aligned buffers behind each other at `offset`. An OSError other than lack of room fails the segment."""
         try:
-            write_fully(self._disk, self._descriptor, buffers, offset)
+            write_fully(self._disk, self.descriptor, buffers, offset)
         except OSError as error:
             if not is_out_of_room(error):
                 self._failed = True
@@ -89,15 +145,15 @@ class SegmentFile:
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Fill aligned buffers from `offset`. OSError where the medium fails or the file ends early."""
-        read_fully(self._disk, self._descriptor, buffers, offset)
+        read_fully(self._disk, self.descriptor, buffers, offset)
 
     def close(self) -> None:
         """Close the file; nobody may use it after."""
-        self._disk.close(self._descriptor)
+        self._disk.close(self.descriptor)
 
     def _flush(self) -> None:
         try:
-            self._disk.flush(self._descriptor)
+            self._disk.flush(self.descriptor)
         except OSError:
             self._failed = True
             raise

@@ -83,7 +83,7 @@ class NvmeTier:
         where directory rows overlap.
         """
         disk = disk or SystemDisk()
-        io = BlobIo(record_key)
+        io = BlobIo(record_key, disk.transfer_queue())
         space = SegmentSpace(
             disk,
             directory,
