@@ -43,6 +43,7 @@ class FaultyDisk(SystemDisk):
         self.available: int | None = None
         self.queue: FaultyQueue | None = None
         self.has_queue = False
+        self.moves_itself = False
         self.calls: list[str] = []
         self._direct: set[int] = set()
 
@@ -80,6 +81,8 @@ class FaultyDisk(SystemDisk):
     def transfer_queue(self) -> TransferQueue | None:
         """None unless `has_queue`: what waits or fails at a call does so on a thread."""
         self.queue = FaultyQueue.open() if self.has_queue else None
+        if self.queue is not None:
+            self.queue.moves_itself = self.moves_itself
         return self.queue
 
     def _called(self, call: str) -> None:
@@ -98,8 +101,10 @@ class FaultyDisk(SystemDisk):
 class FaultyQueue(KernelQueue):
     """The kernel's queue: `refuse` is asked whether to refuse a transfer, which it does with `refusal`, and `result` for what is
     told of it instead of its outcome. While `holds`, outcomes are kept back until `let_go`, with all that the kernel still does.
+    With `moves_itself` transfers are made at once by system calls that wait: for file systems that know no others.
     """
 
+    moves_itself = False
     refuse: Callable[[Kind], bool] | None = None
     refusal = errno.EAGAIN
     result: Callable[[Kind, int], int] | None = None
@@ -132,6 +137,11 @@ class FaultyQueue(KernelQueue):
             return self.refusal
         self.begun.append(kind)
         self._kinds[slot] = kind
+        if self.moves_itself:
+            slot.view, slot.on_done = view, on_done
+            parts = [part for part in (slot.page if with_page else None, view) if part is not None]
+            self._loop.call_soon(self._end, slot, _moved(kind, descriptor, parts, offset))
+            return 0
         return super().begin(slot, kind, descriptor, on_done, view=view, offset=offset, with_page=with_page)
 
     async def reached(self, count: int) -> None:
@@ -163,6 +173,19 @@ class FaultyQueue(KernelQueue):
     def close(self) -> None:
         self.is_ended = True
         super().close()
+
+
+def _moved(kind: Kind, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+    """Make a transfer; what the kernel's queue would tell of it."""
+    try:
+        if kind is Kind.READ:
+            return os.preadv(descriptor, parts, offset)
+        count = 0 if kind is Kind.FLUSH else os.pwritev(descriptor, parts, offset)
+        if kind is not Kind.WRITE:
+            os.fdatasync(descriptor)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    return count
 
 
 def failing(error_number: int) -> Callable[[], None]:
