@@ -10,33 +10,19 @@ The buffer it answers with is never empty (uvloop asks once more after a body's 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import socket
-import struct
-import sys
-import termios
 from collections.abc import Callable
-from contextlib import suppress
 from enum import StrEnum
-from typing import cast
 
 from kvobj.errors import IncompleteBodyError
 from kvobj.wire.body_receivers import RECEIVED_BYTES_MIN, BodyReceivers
-from kvobj.wire.body_senders import SENT_BYTES_MIN, BodySenders
-from kvobj.wire.body_threads import MoveOutcome, Moving
+from kvobj.wire.body_senders import BodySenders
+from kvobj.wire.body_threads import Moving
+from kvobj.wire.sending_half import SendingHalf
 
-# Pieces in which transports that copy (TLS, the stock loop) are fed: bounds what they hold.
-_COPIED_PIECE_BYTES = 256 * 1024
-_FIRST_BYTES = 4096
 # What a head is read with on a connection whose latest body was long: the rest that comes with it would be copied three times.
 _LEAD_BYTES = 4096
 _LONG_BODY_BYTES = 128 * 1024
 _FULL_SEGMENT_BYTES = 32 * 1024
-_TCP_INFO_SEGMENTS = struct.Struct("20xI60xI")  # rcv_mss and advmss of linux/tcp.h, struct tcp_info
-_LONG_VIEW_BYTES = 4 * 1024 * 1024
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-_INT_BYTES = struct.calcsize("i")
 
 
 class ReceiveMode(StrEnum):
@@ -46,28 +32,16 @@ class ReceiveMode(StrEnum):
     COPIED = "copied"
 
 
-class Wire(asyncio.BufferedProtocol):
+class Wire(SendingHalf, asyncio.BufferedProtocol):
     """Reads and writes of one connection, each with at most one waiter. `shared` may be shared by all wires of a loop."""
 
     __slots__ = (
         "_at_once",
-        "_closed",
-        "_copies_writes",
-        "_direct",
-        "_eof",
         "_fill_waiter",
-        "_flush_waiter",
-        "_has_full_segments",
         "_held",
         "_held_from",
         "_is_reading",
-        "_is_tls",
         "_lead",
-        "_long_send_bytes",
-        "_loop",
-        "_lost",
-        "_low_water",
-        "_low_water_now",
         "_needed",
         "_on_bytes",
         "_on_connected",
@@ -78,17 +52,11 @@ class Wire(asyncio.BufferedProtocol):
         "_received_from",
         "_receivers",
         "_receiving",
-        "_senders",
-        "_sending",
         "_shared",
         "_sift",
         "_sleeper",
         "_target",
-        "_transport",
-        "_welcome_bytes",
-        "_write_paused",
         "bytes_in",
-        "bytes_out",
         "filled",
     )
 
@@ -103,20 +71,13 @@ class Wire(asyncio.BufferedProtocol):
         receivers: BodyReceivers | None = None,
     ) -> None:
         """`senders`, `receivers`: who takes long bodies off the event loop; None: nobody."""
-        self._loop = loop
+        super().__init__(loop, is_direct=mode is ReceiveMode.DIRECT, senders=senders)
         self._on_connected = on_connected
         self._shared = shared
         self._lead = shared
-        self._direct = mode is ReceiveMode.DIRECT
-        self._transport: asyncio.Transport | None = None
-        self._is_tls = False
-        self._copies_writes = True
         self._is_reading = True
         self._held = b""
         self._held_from = 0
-        self._eof = False
-        self._lost = False
-        self._closed: asyncio.Event = asyncio.Event()
         self._target: memoryview | None = None
         self._needed = 0
         self._pauses_after = False
@@ -127,39 +88,21 @@ class Wire(asyncio.BufferedProtocol):
         self._on_request: Callable[[bytes], bool] | None = None
         self._sleeper: tuple[asyncio.Future[None], Callable[[], bool]] | None = None
         self._reads_on = False
-        self._has_full_segments = False
         self._fill_waiter: asyncio.Future[None] | None = None
-        self._flush_waiter: asyncio.Future[MoveOutcome | None] | None = None
-        self._senders = senders
-        self._sending: Moving | None = None
         self._receivers = receivers
         self._receiving: Moving | None = None
         self._received_from = 0
-        self._write_paused = False
-        self._long_send_bytes: int | None = None
-        self._low_water = 0
-        self._welcome_bytes = 0
-        self._low_water_now = 0
         self.filled = 0
         """Bytes that the present or latest `fill` has put into its buffer."""
         self.bytes_in = 0
-        self.bytes_out = 0
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._transport = made = cast("asyncio.Transport", transport)
-        self._is_tls = made.get_extra_info("sslcontext") is not None
-        # uvloop writes a memoryview from where it lies and keeps what the kernel did not take as a reference, not as a copy.
-        self._copies_writes = self._is_tls or not type(made).__module__.startswith("uvloop")
+        super().connection_made(transport)
         if self._copies_writes:
-            self._senders = self._receivers = None
-        # The bodies of TLS records are copied by OpenSSL anyway, and the start-up test does not cover its buffered path.
-        self._direct = self._direct and not self._is_tls
-        # A view may be overwritten once it has left the process, so `flush` must mean: nothing is left in the transport. TLS
-        # transports pause at >= high and would pause for ever at 0.
-        made.set_write_buffer_limits(high=1 if self._is_tls else 0, low=0)
+            self._receivers = None
         self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -246,34 +189,15 @@ class Wire(asyncio.BufferedProtocol):
         self._wake_readers()
         return not self._is_tls
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - every way to lose it is the same to the waiters
+    def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._eof = self._lost = True
-        # Before the loop closes the socket.
-        if self._sending is not None:
-            self._sending.end()
         if self._receiving is not None:
-            self._receiving.end()
+            self._receiving.end()  # before the loop closes the socket
             self._receiving = None  # what nobody was told of counts as not received
-        self._closed.set()
+        super().connection_lost(exc)
         self._wake_readers()
-        self._wake_flusher(ConnectionResetError("connection lost"))
-
-    def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._write_paused = True
-
-    def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._write_paused = False
-        self._wake_flusher(None)
 
     # Reading.
-
-    @property
-    def is_tls(self) -> bool:
-        """Whether the connection is encrypted."""
-        return self._is_tls
 
     @property
     def is_asleep(self) -> bool:
@@ -477,6 +401,12 @@ class Wire(asyncio.BufferedProtocol):
             self.bytes_in += end - self.filled
             self.filled = end
 
+    def await_any(self) -> None:
+        """Wake for whatever there is of the present body, until much of it comes at once again. A thread that receives it looks
+        every so often anyway, and lowers the mark by itself."""
+        if self._low_water_now and self._receiving is None:
+            self._set_low_water(0)
+
     def fail_reader(self, error: Exception) -> None:
         """End the present wait for the client's bytes, if there is one, with `error`."""
         for waiter in (self._read_waiter, self._fill_waiter):
@@ -544,213 +474,3 @@ class Wire(asyncio.BufferedProtocol):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         self._wake_sleeper()
-
-    # Writing.
-
-    @property
-    def is_flushing(self) -> bool:
-        """Whether something that was written is still to leave this process."""
-        return self._flush_waiter is not None or self._write_paused
-
-    @property
-    def bytes_taken(self) -> int:
-        """Bytes that have left this process, ever."""
-        pending = 0 if self._transport is None or self._lost else self._transport.get_write_buffer_size()
-        if self._sending is not None:
-            pending += self._sending.left
-        return self.bytes_out - pending
-
-    @property
-    def bytes_in_kernel(self) -> int:
-        """Bytes that have left this process and that the other side has not acknowledged; with TLS those of its records. ~1 µs."""
-        if self._transport is None or self._lost or self._transport.is_closing():
-            return 0
-        connection = self._transport.get_extra_info("socket")
-        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_INT_BYTES)), sys.byteorder)
-
-    def write(self, data: bytes) -> None:
-        """Send or queue a few bytes. Raises `ConnectionResetError` when the connection is gone."""
-        self._open_transport().write(data)
-        self.bytes_out += len(data)
-        senders = self._senders
-        if senders is not None and senders.latest is not self:
-            senders.latest, senders.in_turn = self, 0
-
-    async def send(self, head: bytes, view: memoryview) -> None:
-        """Send head and view as one write where the loop can, and return once both have left this process."""
-        if not self._copies_writes:
-            transport = self._open_transport()
-            self.bytes_out += len(head) + len(view)
-            if self._long_send_bytes is not None and len(view) >= _LONG_VIEW_BYTES:
-                self._fix_send_buffer()
-            if head:
-                # Head and the view's first page in one write, the rest in the next. The client wakes while the rest is copied:
-                # 1 MiB takes 190 µs so, 400 µs gathered in one call, 450 µs with the head on its own.
-                transport.write(head + view[:_FIRST_BYTES])
-                view = view[_FIRST_BYTES:]
-            senders = self._senders
-            if len(view) >= SENT_BYTES_MIN and senders is not None:
-                await self.flush()
-                if senders.is_alone(self, len(view)):
-                    view = view[self._send_now(view) :]
-                if len(view) >= SENT_BYTES_MIN:
-                    view = view[await self._send_beside(view, senders) :]
-            if len(view):
-                self._open_transport().write(view)
-            await self.flush()
-            return
-        for start in range(0, len(view), _COPIED_PIECE_BYTES):
-            self.write(head + bytes(view[start : start + _COPIED_PIECE_BYTES]))
-            head = b""
-            await self.flush()
-
-    def _send_now(self, view: memoryview) -> int:
-        """Give the kernel what it takes of the view; how much that was. Nothing may wait in the transport."""
-        try:
-            return os.write(self._open_transport().get_extra_info("socket").fileno(), view)
-        except BlockingIOError:
-            return 0
-        except OSError as error:  # a pipe that is broken, a peer that answers no more: to all callers one thing
-            raise ConnectionResetError("connection lost") from error
-
-    async def _send_beside(self, view: memoryview, senders: BodySenders) -> int:
-        """Have a thread send the view; how much of it has left, the rest being the event loop's."""
-        descriptor = self._open_transport().get_extra_info("socket").fileno()
-        sending = senders.begin(descriptor, view)
-        if sending is None:
-            return 0
-        self._sending, self._flush_waiter = sending, sending.ended
-        try:
-            outcome = await sending.ended
-        finally:
-            self._sending = self._flush_waiter = None
-            sent = sending.end()
-        if outcome is MoveOutcome.FAILED:
-            raise ConnectionResetError("connection lost")
-        return sent
-
-    async def flush(self) -> None:
-        """Wait until everything written has left this process. Raises `ConnectionResetError` when it cannot."""
-        if self._lost:
-            raise ConnectionResetError("connection lost")
-        if self._write_paused:
-            self._flush_waiter = waiter = self._loop.create_future()
-            try:
-                await waiter
-            finally:
-                self._flush_waiter = None
-
-    def _open_transport(self) -> asyncio.Transport:
-        if self._transport is None or self._lost or self._transport.is_closing():
-            raise ConnectionResetError("connection lost")
-        return self._transport
-
-    def _wake_flusher(self, error: Exception | None) -> None:
-        waiter = self._flush_waiter
-        if waiter is None or waiter.done():
-            return
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
-
-    # The kernel's side.
-
-    def tune(self, *, send_bytes: int | None, low_water_bytes: int, welcome_bytes: int = 0) -> None:
-        """Fix the kernel's send buffer from the first long view on (None: it adapts), and wake for a long body only when so much of
-        it is there (0: any). `welcome_bytes`: how much of one that is no shorter is acknowledged before anybody reads it
-        (`welcome`; 0: no more than the kernel does by itself)."""
-        self._long_send_bytes = send_bytes
-        self._low_water = low_water_bytes if self._direct else 0
-        self._welcome_bytes = welcome_bytes if self._low_water else 0
-
-    def welcome(self, size_bytes: int) -> None:
-        """A body of so many bytes is on its way, and its reader has something else to do first: until the next wait for bytes, the
-        kernel is to take in and acknowledge what comes.
-
-        It acknowledges at once what is less than somebody waits for, and the rest only when that is read. A client whose congestion
-        control goes by how fast bytes are acknowledged (BBR) takes the pause for a slow line, and sends the body at that rate:
-        8 MiB behind a pause of 0.4 ms came in 2.5 ms, so in 1.9.
-        """
-        if 0 < self._welcome_bytes <= size_bytes and not self._eof and self._sees_full_segments():
-            self._set_low_water(self._welcome_bytes)
-
-    def acknowledge(self) -> None:
-        """Have the kernel tell the client at once what has come. For protocols where a client sends a small piece behind another
-        without waiting for a reply: it would keep the second one back (Nagle) until the first is acknowledged, 40 ms later."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-
-    def await_any(self) -> None:
-        """Wake for whatever there is of the present body, until much of it comes at once again. A thread that receives it looks
-        every so often anyway, and lowers the mark by itself."""
-        if self._low_water_now and self._receiving is None:
-            self._set_low_water(0)
-
-    def _fix_send_buffer(self) -> None:
-        # Once fixed, the kernel never adapts it again: so not before this connection carries something long. A 1 MiB view
-        # goes out in one piece of an adapted buffer in 0.51 to 0.55 ms, through a fixed one in 0.74 to 0.85.
-        size, self._long_send_bytes = self._long_send_bytes, None
-        if size is not None and self._transport is not None:
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-
-    def _await_much(self, remaining: int) -> None:
-        if self._low_water and remaining > self._low_water and self._sees_full_segments():
-            self._set_low_water(self._low_water)
-        elif self._low_water_now:
-            self._set_low_water(0)
-
-    def _sees_full_segments(self) -> bool:
-        # Only where full segments were seen. The kernel also wakes a reader once the window it offers is less than one segment, but
-        # of the size that it has seen: after small ones, sender and reader would wait for each other until the sender's probe,
-        # 200 ms later (awscrt: HEAD, then PUT, on one connection).
-        if not self._has_full_segments and self._transport is not None and not self._transport.is_closing():
-            connection = self._transport.get_extra_info("socket")
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SEGMENTS.size)
-            seen, full = _TCP_INFO_SEGMENTS.unpack(told)
-            self._has_full_segments = seen >= full  # it may shrink again; the window stays larger than one
-        return self._has_full_segments
-
-    def _set_low_water(self, size: int) -> None:
-        self._low_water_now = size
-        if self._transport is not None and not self._transport.is_closing():
-            # The kernel caps it at half its receive buffer, and an end of stream wakes regardless.
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(size, 1))
-
-    # Ending.
-
-    @property
-    def remote(self) -> str:
-        """The client's address, without its port; empty when unknown."""
-        peer = None if self._transport is None else self._transport.get_extra_info("peername")
-        return str(peer[0]) if isinstance(peer, tuple) else ""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the client is on this machine: both ends have the same address."""
-        local = None if self._transport is None else self._transport.get_extra_info("sockname")
-        return isinstance(local, tuple) and str(local[0]) == self.remote
-
-    def finish_sending(self) -> None:
-        """Shut the sending half once all is sent, so that the client sees the end while its own bytes still drain."""
-        if not self._is_tls and self._transport is not None and not self._transport.is_closing():
-            with suppress(OSError):  # the client has reset the connection, which is not told yet
-                self._transport.write_eof()
-
-    def close(self) -> None:
-        """Close once everything written has been sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def reset(self) -> None:
-        """Close at once, and so that the client cannot take what it has for a whole reply (RST instead of FIN)."""
-        if self._transport is None or self._lost:
-            return
-        connection = self._transport.get_extra_info("socket")
-        if connection is not None and not self._transport.is_closing():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._transport.abort()
-
-    async def wait_closed(self) -> None:
-        """Wait until the event loop is done with the connection: from then on nothing refers to what was written."""
-        await self._closed.wait()
