@@ -244,6 +244,25 @@ def test_framing_of_http_that_is_not_as_it_should_be_is_seen_as_where_it_is_read
     assert sifted == by_line
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(
+    "beginning", [b"x" * 200, b"0\r\n\r\n", b"\r\n2000\r\n", b"2000;a=b\r\n", b"2000\n", b"ffffffffffffffff\r\n"]
+)
+def test_a_body_whose_first_chunk_has_no_right_header_is_refused(beginning: bytes, *, is_chunked: bool) -> None:
+    sent = beginning + bytes(9 * CHUNK)
+    for step in (1 << 20, 3):
+        steps = [len(beginning) + 3, step] if step > CHUNK else [step] * 100 + [CHUNK]
+        refused = received(
+            in_pieces(sent, len(sent)) if is_chunked else sent,
+            9 * CHUNK,
+            steps=steps,
+            buffer=1 << 20,
+            is_chunked=is_chunked,
+            mode=ReceiveMode.DIRECT,
+        )
+        assert refused is None
+
+
 @pytest.mark.parametrize("piece", [0, 5000])
 def test_a_client_that_goes_in_the_middle_is_told_apart_from_one_that_has_sent_all(piece: int) -> None:
     data = bytes(5 * CHUNK)
