@@ -1,13 +1,17 @@
 """How fast chunks are condemned, claimed and reaped, on an idle store and beside GETs, and what GETs lose by it.
 
-The store is filled and written down; then the namespace gets a quota of one chunk, so that policy wants all others gone. Idle:
-chunks a second from the quota to the last blob. Under load: the same while connections GET objects of an ordinary bucket
-as fast as they can, against what these GETs reach before and after in the same process. Targets are those of issue 4.
+The store is filled, all of it written down, and what the fill left to do waited for: until the server takes no processor time any
+more and the kernel has the files on disk. Then the namespace gets a quota, so that policy wants what is above it gone. Idle: all
+chunks but one, chunks a second from the quota to the last blob, the grace time included. Under load: connections GET objects of an
+ordinary bucket as fast as they can, while a portion of the chunks is removed at a time (`--rounds`), with GETs alone before, in
+between and after, as long as a portion takes. What a round loses is told by the GETs right before and after it, since the machine's
+pace changes from one second to the next; the loss is the median of the rounds. Targets are those of issue 4.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import threading
@@ -17,10 +21,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from bench_match import Figure, show
-from bench_support import MIB, ServerProcess, wait_until
+from bench_support import MIB, ServerProcess, settle, wait_until
 from kv_bench_support import Bench, bench, declare, fill
 
 from kvobj.client import Credentials, Endpoint, S3Client, SignedConnection
@@ -79,17 +84,31 @@ class Getters:
             thread.join(30)
 
 
-def remove_all(bench: Bench, *, patience_seconds: float) -> Reaping:
-    """Give the namespace a quota of one chunk, and wait until policy has removed the others and the last blob is reaped."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A portion removed beside GETs: how fast, and GETs a second meanwhile and without, right before and after."""
+
+    chunks_per_second: float
+    gets_meanwhile: float
+    gets_alone: float
+
+    @property
+    def loss_percent(self) -> float:
+        """What GETs lose."""
+        return 100 * (1 - self.gets_meanwhile / self.gets_alone)
+
+
+def remove(bench: Bench, *, left: int, patience_seconds: float) -> Reaping:
+    """Give the namespace a quota of so many chunks, and wait until policy has removed the others and the last blob is reaped."""
     server = bench.server
     before = server.status()["gc"]["claimed_chunks"]
     began = time.monotonic()
-    declare(bench.client, quota={"chunks": 1})
+    declare(bench.client, quota={"chunks": left})
 
     def is_done() -> bool:
         status = server.status()
         blobs = sum(tier["blobs"] for tier in status["tiers"] if tier["is_home"])
-        return blobs <= _HOT_OBJECTS + 1 and not status["queues"]["delete"]
+        return blobs <= _HOT_OBJECTS + left and not status["queues"]["delete"]
 
     wait_until(is_done, timeout_seconds=patience_seconds, what="the collector", pause_seconds=_POLL_SECONDS)
     ended = time.monotonic()
@@ -98,7 +117,7 @@ def remove_all(bench: Bench, *, patience_seconds: float) -> Reaping:
 
 
 def watch(server: ServerProcess, seconds: float) -> None:
-    """Ask for the status as often as `remove_all` does, which costs the server something too: what GETs lose is to gc alone."""
+    """Ask for the status as often as `remove` does, which costs the server something too: what GETs lose is to gc alone."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         server.status()
@@ -106,7 +125,7 @@ def watch(server: ServerProcess, seconds: float) -> None:
 
 
 def refill(bench: Bench, *, chunks: int, length: int, chunk_bytes: int, first: int) -> None:
-    """Fill the store, have all of it written down, and wait until GETs and HEADs hold nothing any more."""
+    """Fill the store, have all of it written down, and wait until it is idle: nothing of the fill is left to do."""
     chains = -(-chunks // length)
     fill(bench, chains=chains, length=length, chunk_bytes=chunk_bytes, first=first, durability="local")
     wait_until(
@@ -115,6 +134,32 @@ def refill(bench: Bench, *, chunks: int, length: int, chunk_bytes: int, first: i
         what="everything to be written down",
         pause_seconds=_POLL_SECONDS,
     )
+    os.sync()
+    settle(bench.server)
+
+
+def beside_gets(
+    bench: Bench, getters: Getters, *, chunks: int, rounds: int, baseline_seconds: float, patience_seconds: float
+) -> list[Round]:
+    """Remove the chunks in so many portions, with GETs alone before, after and in between."""
+    spans: list[tuple[float, float]] = []
+    portions: list[Reaping] = []
+
+    def alone() -> None:
+        began = time.monotonic()
+        watch(bench.server, baseline_seconds)
+        spans.append((began, time.monotonic()))
+
+    alone()
+    for number in range(1, rounds + 1):
+        left = max(1, chunks - chunks * number // rounds)
+        portions.append(remove(bench, left=left, patience_seconds=patience_seconds))
+        alone()
+    without = [getters.rate(*span) for span in spans]
+    return [
+        Round(portion.chunks_per_second, getters.rate(portion.began, portion.ended), (before + after) / 2)
+        for portion, before, after in zip(portions, without, without[1:], strict=False)
+    ]
 
 
 @contextmanager
@@ -132,8 +177,9 @@ def main() -> int:
     parser.add_argument("--chunk-bytes", type=int, default=4096)
     parser.add_argument("--get-bytes", type=int, default=MIB)
     parser.add_argument("--connections", type=int, default=2, help="that GET")
-    parser.add_argument("--baseline-seconds", type=float, default=10.0, help="GETs alone, before and after")
-    parser.add_argument("--rate", type=int, default=2500, help="[gc] rate")
+    parser.add_argument("--rounds", type=int, default=8, help="portions that are removed beside GETs")
+    parser.add_argument("--baseline-seconds", type=float, default=4.0, help="GETs alone, before and after each portion")
+    parser.add_argument("--rate", type=int, default=2200, help="[gc] rate")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds to wait for the collector")
     parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary directory)")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -156,25 +202,31 @@ def main() -> int:
             for number in range(_HOT_OBJECTS):
                 client.put(HOT_BUCKET, str(number), bytes(arguments.get_bytes))
         refill(running, **size, first=0)
-        idle = remove_all(running, patience_seconds=arguments.patience)
+        cpu_seconds = running.server.cpu_seconds()
+        idle = remove(running, left=1, patience_seconds=arguments.patience)
+        cpu_seconds = running.server.cpu_seconds() - cpu_seconds
         refill(running, **size, first=arguments.chunks)
         getters = Getters(running.server, arguments.connections, arguments.get_bytes)
         time.sleep(_SETTLE_SECONDS)
-        started = time.monotonic()
-        watch(running.server, arguments.baseline_seconds)
-        busy = remove_all(running, patience_seconds=arguments.patience)
-        watch(running.server, arguments.baseline_seconds)
-        ended = time.monotonic()
+        rounds = beside_gets(
+            running,
+            getters,
+            chunks=arguments.chunks,
+            rounds=arguments.rounds,
+            baseline_seconds=arguments.baseline_seconds,
+            patience_seconds=arguments.patience,
+        )
         getters.stop()
-        before, after = getters.rate(started, busy.began), getters.rate(busy.ended, ended)
-        meanwhile = getters.rate(busy.began, busy.ended)
-    alone = (before + after) / 2
+    losses = sorted(each.loss_percent for each in rounds)
     figures = [
         Figure("condemned, claimed and reaped, idle", idle.chunks_per_second, "chunks/s", least=20_000),
-        Figure("the same beside GETs", busy.chunks_per_second, "chunks/s", least=2_000),
-        Figure(f"GETs of {arguments.get_bytes:,} B before and after", alone, "/s"),
-        Figure("GETs while chunks are removed", meanwhile, "/s"),
-        Figure("GETs lose", 100 * (1 - meanwhile / alone), "%", most=10),
+        Figure("server CPU a chunk, idle", cpu_seconds / idle.chunks * 1e6, "us"),
+        Figure("the same beside GETs", median(each.chunks_per_second for each in rounds), "chunks/s", least=2_000),
+        Figure(f"GETs of {arguments.get_bytes:,} B alone", median(each.gets_alone for each in rounds), "/s"),
+        Figure("GETs while chunks are removed", median(each.gets_meanwhile for each in rounds), "/s"),
+        Figure("GETs lose, median of the rounds", median(losses), "%", most=10),
+        Figure("the least and", losses[0], "%"),
+        Figure("the most that a round lost", losses[-1], "%"),
         Figure("chunks removed in each run", idle.chunks, ""),
     ]
     return show(f"gc of {arguments.chunks:,} chunks of {arguments.chunk_bytes} B", figures, arguments.json)
