@@ -207,7 +207,7 @@ class GcSettings:
     sweep_interval_seconds: float = 10.0
     upload_ttl_seconds: float = 600.0
     chunk_ttl_seconds: float | None = None
-    chunks_per_second: int = 2500
+    chunks_per_second: int = 2200
     scrub_bytes_per_second: int = 16 * 2**20
     reconcile_interval_seconds: float = 6 * 3600.0
 

@@ -13,10 +13,15 @@ BATCH_MAX: Final = 500
 BATCH_IDLE: Final = 1000
 # Of the rate's chunks so many batches are made a second: small ones, since a batch holds up the catalog's writer.
 BATCHES_PER_SECOND: Final = 20
-# Of claims fewer and larger ones: a chunk of one takes the writer a third of what one of a recall does, and beside others its flush
-# and its turns on threads take longer than some hundred chunks.
-CLAIMS_PER_SECOND: Final = 4
+# Of what is condemned and claimed fewer and larger ones: a chunk of one takes the writer a third of what one of a recall does, and
+# beside others a batch's flushes, turns on threads and cold caches take as long as some hundred chunks.
+CLAIMS_PER_SECOND: Final = 2
+# So many at most, for the sake of who waits meanwhile: two milliseconds of the event loop at a time.
+CLAIM_MAX: Final = 1250
 CLAIM_IDLE: Final = 2000
+# Of blobs to reap: its two changes each wait for a claim, so with the blobs of two claims the reaper keeps up. nvme deletes as
+# many in one commit.
+REAP_MAX: Final = 4000
 # Where the database has no room to remove more at once: so few rows, or fewer yet.
 FEW: Final = 50
 # The store counts as idle when nobody asked it anything for so long.
@@ -56,7 +61,7 @@ class Pace:
         """How many chunks to condemn and claim at once."""
         if self.is_idle:
             return CLAIM_IDLE
-        return max(1, min(BATCH_MAX, self._chunks_per_second // CLAIMS_PER_SECOND))
+        return max(1, min(CLAIM_MAX, self._chunks_per_second // CLAIMS_PER_SECOND))
 
     async def after(self, chunks: int, *, seconds: float) -> None:
         """Yield after a batch of so many chunks that took so many seconds; as long as the rate asks, unless the store is idle."""
@@ -68,10 +73,10 @@ class Portions:
     """How many rows to remove at once where the database may lack room for many: a removal writes pages anew before it gives any
     back, so that in a nearly full one only few fit. Event-loop-only."""
 
-    __slots__ = ("_most",)
+    __slots__ = ("_limit", "_most")
 
-    def __init__(self) -> None:
-        self._most = CLAIM_IDLE
+    def __init__(self, limit: int = CLAIM_IDLE) -> None:
+        self._limit = self._most = limit
 
     def of(self, limit: int) -> int:
         """How many to remove of so many."""
@@ -80,7 +85,7 @@ class Portions:
     def removed(self, count: int) -> None:
         """So many were removed at once: if these were as many as might be, the next may be more."""
         if count >= self._most:
-            self._most = min(2 * self._most, self._most + FEW, CLAIM_IDLE)
+            self._most = min(2 * self._most, self._most + FEW, self._limit)
 
     def refused(self, count: int) -> bool:
         """There was no room to remove so many. Whether fewer may fit."""

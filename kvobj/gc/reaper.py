@@ -18,14 +18,13 @@ from kvobj.catalog.queue_batches import BATCH_BLOBS
 from kvobj.catalog.rows import QueueEntry
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError, StoreFullError
-from kvobj.gc.pacing import Pace, Portions
+from kvobj.gc.pacing import REAP_MAX, Pace, Portions
 from kvobj.gc.remote_reaping import RemoteReaping
 from kvobj.ids import BlobId
 from kvobj.tiers.in_use import BlobsInUse
 from kvobj.tiers.protocol import Tier
 
-# With the blobs that the last entry may bring in excess, as many as a tier deletes in one go: nvme in one commit, the remote in one
-# request.
+# With the blobs that the last entry may bring in excess, as many as the remote deletes in one request.
 BATCH_ENTRIES: Final = 1001 - BATCH_BLOBS
 # Beside other work the reaper goes this much faster than the collector: what clients delete must not pile up behind it.
 PACE_FACTOR: Final = 4
@@ -70,7 +69,7 @@ class Reaper(BackgroundWorker):
         self._from_start_at = float("-inf")
         self._kicked = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        self._portions = Portions()
+        self._portions = Portions(REAP_MAX)
         self._waiting_since_ms: int | None = None
         self.reaped_blobs = 0
         self.failures = 0
@@ -125,12 +124,17 @@ class Reaper(BackgroundWorker):
     async def _reap_all(self) -> None:
         while True:
             started = self._clock.monotonic()
-            limit = BATCH_ENTRIES if self._pace is None else min(BATCH_ENTRIES, self._pace.claim_batch * 2)
-            reaped = await self.reap_batch(limit)
+            reaped = await self.reap_batch(self._batch())
             if not reaped:
                 return
             if self._pace is not None:
                 await self._pace.after(reaped // PACE_FACTOR, seconds=self._clock.monotonic() - started)
+
+    def _batch(self) -> int:
+        if self._pace is None:
+            return BATCH_ENTRIES
+        most = REAP_MAX - BATCH_BLOBS + 1 if self._remote is None else BATCH_ENTRIES
+        return min(most, self._pace.claim_batch * 2)
 
     async def reap_batch(self, limit: int = BATCH_ENTRIES) -> int:
         """Reap about `limit` due entries (see `Catalog.due`) whose blobs nobody reads; the number reaped, or left to the remote's

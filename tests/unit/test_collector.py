@@ -356,8 +356,8 @@ class Load:
 
 
 async def _load(world: GcWorld, *, busy: bool) -> Load:
-    for number in range(500):
-        row = await world.commit(f"k{number:03}")
+    for number in range(1200):
+        row = await world.commit(f"k{number:04}")
         await world.collector.written(row)
     if not busy:
         world.clock.advance(10)
@@ -372,7 +372,7 @@ async def test_beside_other_work_the_collector_keeps_its_rate_and_alone_it_does_
         world = await make_world(capacity_bytes=10 * CHUNK, held_bytes_max=0)
         loads.append(await _load(world, busy=busy))
     busy_load, idle_load = loads
-    assert busy_load.slept_seconds == pytest.approx(0.49, abs=0.02)  # 490 chunks at 1,000 a second
+    assert busy_load.slept_seconds == pytest.approx(1.19, abs=0.02)  # 1,190 chunks at 1,000 a second
     assert busy_load.batches > 1
     assert idle_load.slept_seconds == 0
 

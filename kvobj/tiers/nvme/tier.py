@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from kvobj.arena import Arena, Pin, PinnedFrame, Progress
 from kvobj.database import Database, WriteView
-from kvobj.errors import InvalidRangeError, KvobjError, TierUnavailableError
+from kvobj.errors import InvalidRangeError, KvobjError, StoreFullError, TierUnavailableError
 from kvobj.ids import BlobId
 from kvobj.tiers.nvme.blob_io import BlobIo
 from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place, padded
@@ -34,7 +34,10 @@ from kvobj.tiers.nvme.space import SegmentSpace, SegmentStatus, default_segment_
 from kvobj.tiers.protocol import BlobNames, ByteRange, TierUsage
 from kvobj.tiers.tasks_in_flight import TasksInFlight
 
-_DELETED_AT_ONCE: Final = 1000
+KERNEL: Final = "kernel"
+"""`NvmeTier.transfers` where threads are not needed."""
+
+_DELETED_AT_ONCE: Final = 4000
 _SCANNED_AT_ONCE: Final = 1000
 
 
@@ -282,9 +285,20 @@ class NvmeTier:
         return place is not None
 
     async def _remove(self, blob_ids: Sequence[BlobId]) -> None:
-        for start in range(0, len(blob_ids), _DELETED_AT_ONCE):
-            batch = blob_ids[start : start + _DELETED_AT_ONCE]
-            self._space.free_many(await self._database.write(partial(_removed, blob_ids=batch), synced=True))
+        start, at_once = 0, _DELETED_AT_ONCE
+        while start < len(blob_ids):
+            batch = blob_ids[start : start + at_once]
+            try:
+                places = await self._database.write(partial(_removed, blob_ids=batch), synced=True)
+            except StoreFullError:
+                # Each page that loses a row is written anew, and the old ones are free only after the commit: of scattered blobs
+                # a nearly full database has no room for so many at once.
+                if len(batch) == 1:
+                    raise
+                at_once = len(batch) // 2
+                continue
+            self._space.free_many(places)
+            start += len(batch)
 
     async def _reserve(self, length: int) -> Pin:
         pin = await self._arena.reserve(length, timeout_seconds=self._timeouts.reserve_seconds)
