@@ -39,6 +39,7 @@ class FaultyDisk(SystemDisk):
         self.fail: dict[str, Callable[[], None]] = {}
         self.refuse_direct_at_open = False
         self.refuse_direct_at_transfer = False
+        self.refuse_direct_at_allocation = False
         self.limit_bytes: int | None = None
         self.available: int | None = None
         self.queue: FaultyQueue | None = None
@@ -59,6 +60,8 @@ class FaultyDisk(SystemDisk):
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         self._called("allocate")
+        if self.refuse_direct_at_allocation and descriptor in self._direct:
+            raise OSError(errno.EINVAL, "no fallocate here, and no transfer of a byte by O_DIRECT")
         super().allocate(descriptor, size_bytes)
 
     def available_bytes(self, directory: Path) -> int:

@@ -298,6 +298,15 @@ class Database:
         self._riders[rider] = None
         return rider
 
+    def is_waiting(self, rider: Rider) -> bool:
+        """Whether no group has taken a rider along yet: until one does, its change may become another."""
+        return rider in self._riders
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing can be written any more, so that `ride` and `write` raise."""
+        return self._failure is not None or self._writer.has_failed
+
     def withdraw(self, rider: Rider) -> bool:
         """Take a rider back; False where it is committed already, or on its way."""
         if rider not in self._riders:

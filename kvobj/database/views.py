@@ -145,6 +145,14 @@ class Snapshot:
         finally:
             transaction.abort()
 
+    def get_alone(self, table: Table, key: bytes) -> bytes | None:
+        """Instead of a `with`: the value of a key in a durable table, in a view that ends here. Half the cost."""
+        transaction = self._durable_environment.begin()
+        try:
+            return transaction.get(key, None, self._handles[table.name])
+        finally:
+            transaction.abort()
+
     def pages(self, table: Table) -> TablePages | None:
         """Where the table's pages lie, for native code: see `TablePages` for how long. None where they cannot be read."""
         if table.volatile:

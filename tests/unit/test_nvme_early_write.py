@@ -189,6 +189,29 @@ async def test_a_closing_tier_waits_for_what_was_begun_and_gives_it_up(node: Nvm
     frame.release()
 
 
+async def test_a_put_begun_just_before_the_close_takes_nothing_over_that_the_close_gave_up(node: NvmeNode) -> None:
+    await node.start()
+    gate = Gate()
+    arriving = await Arriving.begin(node, 1, 8 * MIB)
+    node.disk.fail["write"] = gate
+    await arriving.arrive(4 * MIB)
+    await asyncio.to_thread(gate.reached.wait, 10)
+    # In this order within one turn of the loop: what the put goes on with has not run yet when the tier closes.
+    put = asyncio.create_task(arriving.put())
+    closed = asyncio.create_task(node.tier.aclose())
+    await asyncio.sleep(0)
+    gate.open()
+    encoded = await put
+    await closed
+    assert node.arena.usage().reserved_bytes == 0
+    place = node.place(1)
+    assert place is not None
+    assert await used(node) == place.extent_bytes
+    await node.stop()
+    await node.start()
+    assert await node.read(1) == encoded
+
+
 async def test_small_frames_and_a_full_tier_are_left_to_the_put(node: NvmeNode) -> None:
     await node.start(capacity_bytes=16 * MIB, segment_bytes=16 * MIB)
     small = await node.make_frame(plain_of(1, MIB))

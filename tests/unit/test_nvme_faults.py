@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.codec.frame import raw_payload_offset
+from kvobj.database import WriteView
 from kvobj.errors import (
     BusyError,
     FrameCorruptError,
@@ -22,7 +23,7 @@ from kvobj.ids import BlobId
 from kvobj.metrics import Metrics
 from kvobj.tiers.instruments import TierInstruments
 from kvobj.tiers.nvme import NvmeTimeouts
-from kvobj.tiers.nvme.directory import INLINE_BYTES_MAX
+from kvobj.tiers.nvme.directory import INLINE, INLINE_BYTES_MAX
 from kvobj.tiers.nvme.frame_reading import pieces_of
 from kvobj.tiers.nvme.space import default_segment_bytes
 from kvobj.tiers.protocol import ByteRange
@@ -52,6 +53,38 @@ async def fill(node: NvmeNode, size_bytes: int, *, start: int = 0) -> dict[int, 
     pytest.fail("never full")
 
 
+async def fill_with_small_ones(node: NvmeNode) -> list[BlobId]:
+    """Put blobs that lie in the database, many at once, until one is refused; which are held, in order."""
+    held: list[BlobId] = []
+    frame = await node.make_frame(plain_of(1, 1500))
+    try:
+        while True:
+            batch = [blob(sequence) for sequence in range(len(held), len(held) + 500)]
+            puts = [node.tier.put(blob_id, frame, NAMES) for blob_id in batch]
+            errors = await asyncio.gather(*puts, return_exceptions=True)
+            held += [blob_id for blob_id, error in zip(batch, errors, strict=True) if error is None]
+            refused = [error for error in errors if error is not None]
+            if refused:
+                assert all(isinstance(error, StoreFullError) for error in refused)
+                return held
+    finally:
+        frame.release()
+
+
+async def use_the_last_room(node: NvmeNode) -> None:
+    """Fill the room in the database that is for removals alone."""
+    for sequence in range(10_000, 11_000):
+
+        def change(view: WriteView, sequence: int = sequence) -> None:
+            view.put(INLINE, blob(sequence), b"", headroom=True)
+
+        try:
+            await node.database.write(change)
+        except StoreFullError:
+            return
+    pytest.fail("never full")
+
+
 @given(st.integers(1, 40_000))
 def test_pieces_cover_a_frame_without_gap_or_overlap(pages: int) -> None:
     pieces = pieces_of(pages * 4096)
@@ -70,9 +103,20 @@ def test_a_segment_holds_the_largest_blob_and_a_small_capacity_is_one() -> None:
 
 
 class TestModes:
-    @pytest.mark.parametrize("refusal", ["refuse_direct_at_open", "refuse_direct_at_transfer"])
-    async def test_where_direct_io_is_refused_it_is_buffered_and_says_so(self, node: NvmeNode, refusal: str) -> None:
-        setattr(node.disk, refusal, True)
+    @pytest.mark.parametrize(
+        "refusals",
+        [
+            ("refuse_direct_at_open",),
+            ("refuse_direct_at_transfer",),
+            ("refuse_direct_at_allocation", "refuse_direct_at_transfer"),
+        ],
+        ids="+".join,
+    )
+    async def test_where_direct_io_is_refused_it_is_buffered_and_says_so(
+        self, node: NvmeNode, refusals: tuple[str, ...]
+    ) -> None:
+        for refusal in refusals:
+            setattr(node.disk, refusal, True)
         await node.start()
         encoded = await node.put(1, MIB)
         assert await node.read(1) == encoded
@@ -387,6 +431,27 @@ class TestWriting:
         assert await used(node) == 0
         for sequence, size_bytes in ((1000, MIB), (1001, 40 * KIB)):
             assert await node.put(sequence, size_bytes) == await node.read(sequence)
+
+    async def test_a_full_database_takes_a_delete_of_many_scattered_blobs(self, node: NvmeNode) -> None:
+        await node.start(map_bytes=8 * MIB)
+        held = await fill_with_small_ones(node)
+        # Each second one: each page of the table loses a row, and with them all there is no room for.
+        removed, kept = held[::2], held[1::2]
+        before = await used(node)
+        await node.tier.delete(removed)
+        assert await node.tier.missing(held) == removed
+        assert await used(node) * len(held) == before * len(kept)
+
+    async def test_a_delete_that_no_room_is_left_for_says_so_and_takes_nothing_away(self, node: NvmeNode) -> None:
+        await node.start(map_bytes=2 * MIB)
+        held = await fill_with_small_ones(node)
+        before = await used(node)
+        with node.database.read():  # keeps what is freed from use
+            await use_the_last_room(node)
+            with pytest.raises(StoreFullError):
+                await node.tier.delete(held)
+        assert await node.tier.missing(held) == []
+        assert await used(node) == before
 
     async def test_a_closed_tier_says_so(self, node: NvmeNode) -> None:
         await node.start()

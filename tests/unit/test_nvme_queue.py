@@ -94,6 +94,7 @@ class TestWithoutThreads:
         assert await node.read(1, ByteRange(5000, 90_001)) == encoded[5000:90_001]
         assert node.disk.calls == []
         assert queue_of(node).begun.count(Kind.WRITE_DURABLY) == 1
+        assert node.tier.transfers == "kernel"
         await node.stop()
         await node.start()
         assert await node.read(1) == encoded
@@ -179,6 +180,7 @@ class TestRefusals:
         held = {n: await node.put(n, MIB) for n in range(3)}
         assert {n: await node.read(n) for n in held} == held
         assert queue.asked == [Kind.WRITE_DURABLY]
+        assert node.tier.transfers == "threads: this file system makes no transfer without waiting"
 
     async def test_reads_of_a_file_that_the_kernel_knows_no_such_transfers_of_ask_once(self, node: NvmeNode) -> None:
         await node.start()
@@ -274,6 +276,7 @@ class TestRefusals:
         encoded = await node.put(1, MIB)
         assert await node.read(1) == encoded
         assert queue_of(node).begun == []
+        assert node.tier.transfers == "threads: buffered I/O"
 
     async def test_where_the_kernel_gives_no_queue_threads_do_it_all(
         self, node: NvmeNode, monkeypatch: pytest.MonkeyPatch
@@ -284,10 +287,13 @@ class TestRefusals:
         encoded = await node.put(1, MIB)
         assert await node.read(1) == encoded
         assert {"write", "flush", "read"} <= set(node.disk.calls)
+        assert "io_setup" in node.tier.transfers
 
-    async def test_without_native_code_there_is_no_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_without_native_code_there_is_no_queue(self, node: NvmeNode, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_queue, "library", lambda: None)
         assert KernelQueue.open() is None
+        await node.start()
+        assert node.tier.transfers.startswith("threads: no native library")
 
 
 class TestFailures:
@@ -363,7 +369,7 @@ class TestFailures:
         assert Kind.WRITE in queue.begun
         assert not any(segment.failed for segment in node.tier.segments)
 
-    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EINTR, errno.EIO])
+    @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EINTR, errno.EIO])
     async def test_an_error_that_may_be_the_flush_s_fails_all_beside_it_and_is_the_last(
         self, node: NvmeNode, error: int
     ) -> None:
@@ -378,12 +384,78 @@ class TestFailures:
         node.disk.calls.clear()
         queue.let_go()
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
-        is_full = error in {errno.ENOSPC, errno.EDQUOT}
-        assert {type(outcome) for outcome in outcomes} == {StoreFullError if is_full else TierUnavailableError}
+        assert {type(outcome) for outcome in outcomes} == {TierUnavailableError}
         assert (await used(node), node.arena.usage().reserved_bytes) == (before, 0)
         assert Kind.FLUSH not in queue.asked
         assert node.disk.calls == []
         assert [segment.failed for segment in node.tier.segments] == [True]
+
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+    async def test_a_full_disk_refuses_all_that_is_not_flushed_yet_and_is_over_when_there_is_room(
+        self, node: NvmeNode, error: int
+    ) -> None:
+        await start_taking(node)
+        kept = await node.put(50, MIB)
+        before = await used(node)
+        queue = queue_of(node)
+        queue.begun.clear()
+        queue.result = Telling(Kind.WRITE_DURABLY, -error, times=2)
+        for _ in range(2):
+            queue.holds = True
+            puts = [asyncio.create_task(node.put(n, 100 * KIB)) for n in range(4)]
+            await queue.reached(4)
+            assert queue.begun == [Kind.WRITE_DURABLY, *[Kind.WRITE] * 3]
+            queue.begun.clear()
+            queue.let_go()
+            outcomes = await asyncio.gather(*puts, return_exceptions=True)
+            # Of those beside it nobody knows whether the flush that may have failed was to cover them.
+            assert [type(outcome) for outcome in outcomes] == [StoreFullError] * 4
+            assert (await used(node), node.arena.usage().reserved_bytes) == (before, 0)
+        assert Kind.FLUSH not in queue.asked
+        assert not any(segment.failed for segment in node.tier.segments)
+        held = {n: await node.put(n, 100 * KIB) for n in range(4)}
+        assert {n: await node.read(n) for n in held} == held
+        assert await node.read(50) == kept
+        assert {place.segment for n in held if (place := node.place(n)) is not None} == {0}
+
+    async def test_what_a_thread_wrote_beside_a_full_disk_is_not_told_durable(self, node: NvmeNode) -> None:
+        await start_taking(node)
+        queue = queue_of(node)
+        queue.result = Telling(Kind.WRITE_DURABLY, -errno.ENOSPC, times=1)
+        queue.holds = True
+        short = asyncio.create_task(node.put(1, MIB))
+        await queue.reached(1)
+        gate = node.disk.fail["write"] = Gate()
+        long = asyncio.create_task(node.put(2, 8 * MIB))
+        assert await asyncio.to_thread(gate.reached.wait, 10)
+        queue.let_go()
+        with pytest.raises(StoreFullError):
+            await short
+        gate.open()
+        with pytest.raises(StoreFullError):
+            await long
+        assert (await node.read(1), await node.read(2)) == (None, None)
+        assert "flush" not in node.disk.calls
+        held = {n: await node.put(n, size_bytes) for n, size_bytes in ((1, MIB), (2, 8 * MIB))}
+        assert {n: await node.read(n) for n in held} == held
+
+    async def test_a_frame_begun_early_before_the_disk_was_full_is_not_told_durable(self, node: NvmeNode) -> None:
+        await start_taking(node)
+        queue = queue_of(node)
+        frame = await node.make_frame(plain_of(1, 4 * MIB))
+        early = node.tier.begin_put(blob(1), frame, head_bytes=512)
+        assert early is not None
+        early.advance(3 * MIB)
+        queue.result = Telling(Kind.WRITE_DURABLY, -errno.ENOSPC, times=1)
+        with pytest.raises(StoreFullError):
+            await node.put(2, MIB)
+        with pytest.raises(StoreFullError):
+            await node.tier.put(blob(1), frame, NAMES)
+        assert await node.read(1) is None
+        await node.tier.put(blob(1), frame, NAMES)
+        assert await node.read(1) == bytes(frame.view)
+        frame.release()
+        assert not any(segment.failed for segment in node.tier.segments)
 
     @pytest.mark.parametrize(
         "error", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EINVAL, errno.EOPNOTSUPP]

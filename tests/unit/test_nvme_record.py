@@ -1,4 +1,6 @@
+import msgspec
 import pytest
+from blake3 import blake3
 from fakes_nvme import RECORD_KEY
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,14 @@ from kvobj.tiers.nvme.log_entries import (
     encode_inline_put,
     encode_removed,
 )
-from kvobj.tiers.nvme.record import NAMES_BYTES_MAX, RECORD_BYTES, Record, decode_record, encode_record
+from kvobj.tiers.nvme.record import (
+    NAMES_BYTES_MAX,
+    RECORD_BYTES,
+    Record,
+    decode_record,
+    encode_record,
+    is_record_of,
+)
 from kvobj.tiers.protocol import BlobNames
 
 blob_ids = st.binary(min_size=16, max_size=16).map(BlobId)
@@ -50,6 +59,36 @@ def test_a_record_with_any_bit_flipped_is_none(record: Record, bit: int) -> None
 @given(records)
 def test_a_record_under_another_key_is_none(record: Record) -> None:
     assert decode_record(memoryview(page_of(record, bytes(32))), RECORD_KEY) is None
+
+
+@given(
+    records.map(lambda record: msgspec.structs.replace(record, names=BlobNames("b", record.names.key * 20))) | records
+)
+def test_a_page_ends_in_the_keyed_blake3_of_the_rest(record: Record) -> None:
+    """Whoever works it out, and however much of the page is zeros."""
+    fits = len((record.names.bucket + record.names.key).encode()) <= NAMES_BYTES_MAX
+    if fits:
+        page = page_of(record)
+        assert page[-32:] == blake3(page[:-32], key=RECORD_KEY).digest()
+
+
+@given(records, st.integers(0, RECORD_BYTES * 8 - 1))
+def test_a_page_is_the_record_of_its_own_blob_alone(record: Record, bit: int) -> None:
+    own = msgspec.structs.asdict(record)
+    del own["names"]
+    page = page_of(record)
+    assert is_record_of(memoryview(page), RECORD_KEY, **own)
+    for name, other in (
+        ("segment", 2**32 - 1),
+        ("offset", 2**64 - 1),
+        ("frame_bytes", 2**64 - 1),
+        ("blob_id", b"o" * 16),
+    ):
+        if own[name] != other:
+            assert not is_record_of(memoryview(page), RECORD_KEY, **{**own, name: other})
+    assert not is_record_of(memoryview(page), bytes(32), **own)
+    page[bit // 8] ^= 1 << bit % 8
+    assert not is_record_of(memoryview(page), RECORD_KEY, **own)
 
 
 @given(st.binary(max_size=200))

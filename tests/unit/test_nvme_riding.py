@@ -128,6 +128,37 @@ async def test_a_blob_whose_row_is_being_committed_is_deleted_behind_it(node: Nv
     assert (node.place(1), await used(node)) == (None, 0)
 
 
+async def test_one_of_several_riding_blobs_is_deleted_and_the_others_are_committed(node: NvmeNode) -> None:
+    await node.start()
+    held = {n: await put_riding(node, n, MIB) for n in range(3)}
+    full = await used(node)
+    await node.tier.delete([blob(1)])
+    assert await used(node) == full * 2 // 3
+    held[3] = await put_riding(node, 3, MIB)
+    await node.database.write(nothing)
+    with node.database.read() as view:
+        assert view.count(BLOBS) == 3
+    assert {n: await node.read(n) for n in range(4)} == {**held, 1: None}
+    await node.tier.delete([blob(0), blob(2), blob(3)])
+    assert await used(node) == 0
+
+
+async def test_rows_put_while_others_are_being_committed_go_with_the_next_commit(node: NvmeNode) -> None:
+    await node.start()
+    await put_riding(node, 1, MIB)
+    gate = Gate()
+    committing = asyncio.ensure_future(node.database.write(lambda view: gate()))  # noqa: ARG005 - holds the writer thread
+    await asyncio.to_thread(gate.reached.wait, 10)
+    for n in (2, 3):
+        await put_riding(node, n, MIB)
+    await node.tier.delete([blob(3)])
+    gate.open()
+    await committing
+    assert [node.place(n) is not None for n in (1, 2, 3)] == [True, False, False]
+    await node.database.write(nothing)
+    assert [node.place(n) is not None for n in (1, 2, 3)] == [True, True, False]
+
+
 async def test_a_put_that_may_not_ride_waits_for_the_row_of_one_that_did(node: NvmeNode) -> None:
     await node.start()
     await put_riding(node, 1, MIB)

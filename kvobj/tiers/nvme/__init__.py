@@ -6,9 +6,10 @@ from kvobj.tiers.nvme.directory import NVME_TABLES
 from kvobj.tiers.nvme.rebuild import RebuiltBlob, live_inline_entries, rebuild_directory, restore_inline
 from kvobj.tiers.nvme.record import RECORD_KEY_BYTES
 from kvobj.tiers.nvme.space import SegmentStatus
-from kvobj.tiers.nvme.tier import NvmeTier, NvmeTimeouts
+from kvobj.tiers.nvme.tier import KERNEL, NvmeTier, NvmeTimeouts
 
 __all__ = [
+    "KERNEL",
     "NVME_TABLES",
     "RECORD_KEY_BYTES",
     "NvmeTier",

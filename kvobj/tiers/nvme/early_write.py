@@ -39,6 +39,7 @@ class EarlyWrite:
         "_piece",
         "_pin",
         "_ready_bytes",
+        "_since",
         "_submitted_bytes",
         "_view",
         "_writing",
@@ -66,6 +67,7 @@ class EarlyWrite:
         self._head_bytes = min(padded(head_bytes), padded(place.frame_bytes))
         self._submitted_bytes = self._head_bytes
         self._ready_bytes = 0
+        self._since = segment.flushes.times_given_up
         self._writing: asyncio.Future[None] | None = None
         self._piece: Future[None] | None = None
         self._error: BaseException | None = None
@@ -74,8 +76,9 @@ class EarlyWrite:
         self._on_abandoned = on_abandoned
 
     def is_of(self, pin: Pin, frame_bytes: int) -> bool:
-        """Whether it is the frame of so many bytes in this very extent."""
-        return pin.extent == self._pin.extent and frame_bytes == self.place.frame_bytes
+        """Whether a put of the frame of so many bytes in this very extent may take over: not what was abandoned, which gives room
+        and extent back as soon as its last piece is written."""
+        return not self._is_taken and pin.extent == self._pin.extent and frame_bytes == self.place.frame_bytes
 
     def advance(self, ready_bytes: int) -> None:
         """The frame's bytes up to `ready_bytes`, but for its head, are there and change no more."""
@@ -103,7 +106,7 @@ class EarlyWrite:
         try:
             if self._error is not None:
                 raise self._error
-            early = EarlyBytes(self._head_bytes, self._submitted_bytes, self._piece)
+            early = EarlyBytes(self._head_bytes, self._submitted_bytes, self._piece, self._since)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._io.write(self.segment, record, self._view, partial(settle, written), early=early)
             await written

@@ -4,7 +4,8 @@ Who finds no flush running leads; others leave their callback and go on with oth
 A thread leads by `request`; who flushes by other means, by `join`, `next_group` and `settle`. A write that flushes itself
 (`begin_alone`) counts as a running flush. Guarantees that a callback told of success had its bytes written before that flush
 began, that no two flushes run at once, and that after one failed flush no other is tried: every later request fails with the
-same error.
+same error. Where a write that flushes itself finds no room, that may have been its flush, and then nobody knows what became of
+the bytes that were written and not flushed yet: `give_up` tells all who wrote them so, and later writes are flushed as ever.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Flushed = Callable[[OSError | None], None]
 class GroupFlush:
     """Runs `flush` for whoever asks, once for all who asked meanwhile. Any thread may call."""
 
-    __slots__ = ("_failed", "_flush", "_lock", "_running", "_waiting")
+    __slots__ = ("_failed", "_flush", "_given_up", "_lock", "_running", "_waiting", "times_given_up")
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
@@ -26,16 +27,20 @@ class GroupFlush:
         self._waiting: list[Flushed] = []
         self._running = False
         self._failed: OSError | None = None
+        self._given_up: OSError | None = None
+        self.times_given_up = 0
+        """What was written, in part or whole, while this was another number, no flush covers."""
 
     @property
     def failed(self) -> OSError | None:
         """The error of the flush that failed, if one did."""
         return self._failed
 
-    def request(self, done: Flushed) -> None:
+    def request(self, done: Flushed, *, since: int) -> None:
         """Have `done` called, on some thread, once what this thread has written is durable, or with the error if it never
-        will be. Returns at once if a flush is running, else when all groups that gathered meanwhile are flushed."""
-        if self.join(done):
+        will be. `since`: `times_given_up` of before the first byte was written. Returns at once if a flush is running, else when
+        all groups that gathered meanwhile are flushed."""
+        if self.join(done, since=since):
             self.lead()
 
     def lead(self, group: list[Flushed] | None = None) -> None:
@@ -53,12 +58,16 @@ class GroupFlush:
             self._running = True
             return True
 
-    def join(self, done: Flushed) -> bool:
+    def join(self, done: Flushed, *, since: int) -> bool:
         """Have `done` called, on some thread, as by `request`. True: the caller leads now."""
         with self._lock:
-            self._waiting.append(done)
-            leads = not self._running
-            self._running = True
+            is_covered = since == self.times_given_up
+            leads = is_covered and not self._running
+            if is_covered:
+                self._waiting.append(done)
+                self._running = True
+        if not is_covered:
+            done(self._given_up)
         return leads
 
     def next_group(self) -> list[Flushed]:
@@ -72,6 +81,14 @@ class GroupFlush:
     def fail(self, error: OSError) -> None:
         """A flush failed. For who leads."""
         self._failed = self._failed or error
+
+    def give_up(self, error: OSError) -> None:
+        """Tell the error to all who have written, or began to, and are not flushed yet. For who leads."""
+        with self._lock:
+            self.times_given_up += 1
+            self._given_up = error
+            group, self._waiting = self._waiting, []
+        self.settle(group, error)
 
     def settle(self, group: list[Flushed], error: OSError | None) -> None:
         """Tell a group how its flush ended. For who leads."""

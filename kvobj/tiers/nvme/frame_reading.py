@@ -61,6 +61,8 @@ class FrameReading:
         on_ended: Callable[[], None],
         page: Callable[[], memoryview],
         check_first: Callable[[memoryview], None] | None = None,
+        executor: Executor,
+        queue: TransferQueue | None,
     ) -> None:
         self._segment = segment
         self._offset = offset
@@ -69,6 +71,8 @@ class FrameReading:
         self._on_ended = on_ended
         self._page = page
         self._check_first = check_first
+        self._executor = executor
+        self._queue = queue
         self._pieces: list[tuple[int, int]] = []
         self._lanes_left = 0
         self._filled: set[int] = set()
@@ -78,19 +82,20 @@ class FrameReading:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(timeout_seconds, self._time_out)
 
-    def start(self, executor: Executor, queue: TransferQueue | None) -> None:
+    def start(self) -> None:
         """Let the lanes run."""
+        queue = self._queue
         length = len(self._view)
         is_queued = queue is not None and self._segment.queued and length <= _QUEUED_BYTES_MAX
         self._pieces = pieces_of(length, _QUEUED_BYTES_MAX if is_queued else _PIECE_BYTES)
         lanes = self._lanes_left = min(_LANES, len(self._pieces))
         for lane in range(lanes):
             if queue is not None and is_queued:
-                self._begin_next(executor, queue)
+                self._begin_next(queue)
             else:
-                executor.submit(self._run_lane, range(lane, len(self._pieces), lanes))
+                self._executor.submit(self._run_lane, range(lane, len(self._pieces), lanes))
 
-    def _begin_next(self, executor: Executor, queue: TransferQueue) -> None:
+    def _begin_next(self, queue: TransferQueue) -> None:
         """Have this lane's next piece read by the kernel, or by a thread where that is refused."""
         if self._stopped or self._begun == len(self._pieces):
             self._end_lane([], None)
@@ -98,23 +103,24 @@ class FrameReading:
         index = self._begun
         self._begun += 1
         start, stop = self._pieces[index]
+        segment = self._segment
         offset, length = self._span(index)
-        slot = queue.take() if self._segment.may_queue(offset, length, writes=False) else None
+        slot = queue.take() if segment.may_queue(offset, length, writes=False) else None
         if slot is None:
-            executor.submit(self._read_on_thread, executor, queue, index)
+            self._executor.submit(self._read_on_thread, index)
             return
         error = queue.begin(
             slot,
             Kind.READ,
-            self._segment.descriptor,
-            partial(self._read, executor, queue, index, slot),
+            segment.descriptor,
+            partial(self._read, index, slot, offset, length),
             view=self._view[start:stop],
             offset=offset,
             with_page=length > stop - start,
         )
         if error:
-            self._segment.note_outcome(offset, length, -error, writes=False)
-            executor.submit(self._read_on_thread, executor, queue, index)
+            segment.note_outcome(offset, length, -error, writes=False)
+            self._executor.submit(self._read_on_thread, index)
 
     def _span(self, index: int) -> tuple[int, int]:
         """Offset and length in the segment of a piece with the record page that is read along."""
@@ -122,38 +128,38 @@ class FrameReading:
         page_bytes = RECORD_BYTES if index == 0 and self._check_first is not None else 0
         return self._offset + start - page_bytes, stop - start + page_bytes
 
-    def _read(self, executor: Executor, queue: TransferQueue, index: int, slot: Slot, result: int) -> None:
+    def _read(self, index: int, slot: Slot, offset: int, wanted: int, result: int) -> None:
         """The kernel is done with a piece."""
-        offset, wanted = self._span(index)
         self._segment.note_outcome(offset, wanted, result, writes=False)
-        if is_for_threads(Kind.READ, result, wanted):
-            executor.submit(self._read_on_thread, executor, queue, index)
-            return
         failure: Exception | None = None
         if result != wanted:
+            if is_for_threads(Kind.READ, result, wanted):
+                self._executor.submit(self._read_on_thread, index)
+                return
             failure = OSError(-result, os.strerror(-result))
         elif index == 0 and self._check_first is not None:
             try:
                 self._check_first(slot.page)
             except Exception as error:  # noqa: BLE001 - readers wait for it: whatever it was must reach them
                 failure = error
-        self._go_on(executor, queue, index, failure)
+        self._go_on(index, failure)
 
-    def _read_on_thread(self, executor: Executor, queue: TransferQueue, index: int) -> None:
+    def _read_on_thread(self, index: int) -> None:
         failure: Exception | None = None
         try:
             self._read_piece(index)
         except Exception as error:  # noqa: BLE001 - readers wait for this thread: whatever ended it must reach them
             failure = error
-        self._loop.call_soon_threadsafe(self._go_on, executor, queue, index, failure)
+        self._loop.call_soon_threadsafe(self._go_on, index, failure)
 
-    def _go_on(self, executor: Executor, queue: TransferQueue, index: int, failure: Exception | None) -> None:
+    def _go_on(self, index: int, failure: Exception | None) -> None:
         if failure is not None:
             self._stopped = True
             self._end_lane([], failure)
             return
         self._advance([index])
-        self._begin_next(executor, queue)
+        if self._queue is not None:
+            self._begin_next(self._queue)
 
     def _run_lane(self, indexes: Sequence[int]) -> None:
         failure: Exception | None = None
@@ -182,6 +188,8 @@ class FrameReading:
             self._segment.read([self._view[start:stop]], self._offset + start)
 
     def _advance(self, filled: Sequence[int]) -> None:
+        if not filled:
+            return
         self._filled.update(filled)
         while self._next in self._filled:
             self._filled.remove(self._next)

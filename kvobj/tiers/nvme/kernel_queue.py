@@ -119,6 +119,13 @@ def is_unknown(result: int) -> bool:
     return -result in _NEVER
 
 
+def why_no_queue() -> str:
+    """The likely reason that `KernelQueue.open` found none, for people."""
+    if _native() is None:
+        return "no native library that has the kernel's queue"
+    return "io_setup was refused (fs.aio-max-nr used up, or forbidden here)"
+
+
 class KernelQueue:
     """See `TransferQueue`. Made by `open`."""
 
@@ -210,8 +217,9 @@ class KernelQueue:
 
     def _reap(self) -> None:
         count = self._take_outcomes(self._context, self._event, self._outcomes_address, SLOTS)
-        for index, result in zip(self._outcomes[: 2 * count : 2], self._outcomes[1 : 2 * count : 2], strict=True):
-            self._end(self._slots[index], result)
+        outcomes = self._outcomes
+        for at in range(0, 2 * count, 2):
+            self._end(self._slots[outcomes[at]], outcomes[at + 1])
 
     def _end(self, slot: Slot, result: int) -> None:
         on_done = slot.on_done

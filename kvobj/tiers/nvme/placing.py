@@ -28,17 +28,15 @@ from kvobj.tiers.tasks_in_flight import TasksInFlight
 
 
 class _Put:
-    """One put in flight, and a future of each caller that still wants it. `told`: it is over for its callers, and enters no row any
-    more. `ended`: nothing of it goes on. Where it goes on by callbacks, neither a thread nor the kernel uses the extent then,
-    which may be long after `told`; of a task that missed the deadline, what it left behind gives the extent back by itself.
-    `task`: what goes on by itself, if anything does."""
+    """One put in flight, and a future of each caller that still wants it, and of each who waits for it to be over for its callers
+    (`settling`): it enters no row any more then. The tier's tasks count it until nothing of it goes on. Where it goes on by
+    callbacks, neither a thread nor the kernel uses the extent then, which may be long after its callers were told; of a task that
+    missed the deadline, what it left behind gives the extent back by itself. `task`: what goes on by itself, if anything does."""
 
-    __slots__ = ("ended", "task", "told", "waiters")
+    __slots__ = ("settling", "task", "waiters")
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.told: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.settling: list[asyncio.Future[None]] = []
         self.waiters: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -63,6 +61,7 @@ class BlobPlacing:
         self.riding = RidingRows(database)
         self._puts: dict[BlobId, _Put] = {}
         self._early: dict[BlobId, EarlyWrite] = {}
+        self._loop = asyncio.get_running_loop()
 
     def begin(self, blob_id: BlobId, frame: PinnedFrame, *, head_bytes: int) -> EarlyWrite | None:
         """See `NvmeTier.begin_put`."""
@@ -98,30 +97,33 @@ class BlobPlacing:
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:
         """Hold a whole, complete frame; see `NvmeTier.put`."""
         put = self._puts.get(blob_id)
-        if put is not None or self._place_of(blob_id) is None:
-            await self._join(put or self._start(blob_id, frame, names))
-        if blob_id in self.riding and not self.riding.may_ride(blob_id):
+        if put is not None or self.place_of(blob_id) is None:
+            if put is None:
+                put = self._start(blob_id, frame, names)
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            put.waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                put.waiters.remove(waiter)
+        if not self.riding.may_ride(blob_id) and blob_id in self.riding:
             await self.riding.land()
-
-    @staticmethod
-    async def _join(put: _Put) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        put.waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            put.waiters.remove(waiter)
 
     async def settle(self, blob_ids: Iterable[BlobId]) -> None:
         """Wait until no put of these ids is in flight, or will enter a row: not for a medium that hangs."""
-        in_flight = [put.told for blob_id in blob_ids if (put := self._puts.get(blob_id))]
-        if in_flight:
-            await asyncio.wait(in_flight)
+        settling: list[asyncio.Future[None]] = []
+        for blob_id in blob_ids:
+            put = self._puts.get(blob_id)
+            if put is not None:
+                settling.append(self._loop.create_future())
+                put.settling.append(settling[-1])
+        if settling:
+            await asyncio.wait(settling)
 
     def _start(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> _Put:
         pin = frame.pin.share()
         put = self._puts[blob_id] = _Put()
-        self._tasks.add(put.ended)
+        self._tasks.begin()
         try:
             if not self._write_at_once(put, blob_id, pin, frame_bytes=frame.frame_bytes, names=names):
                 put.task = self._tasks.run(self._run(put, blob_id, pin, frame_bytes=frame.frame_bytes, names=names))
@@ -129,7 +131,7 @@ class BlobPlacing:
             # Nobody else can have joined yet.
             pin.release()
             self._tell(put, blob_id, error)
-            put.ended.set_result(None)
+            self._tasks.end()
             raise
         return put
 
@@ -137,7 +139,8 @@ class BlobPlacing:
         """The put is over for its callers."""
         if self._puts.get(blob_id) is put:
             del self._puts[blob_id]
-        settle(put.told, None)
+        for settling in put.settling:
+            settle(settling, None)
         for waiter in put.waiters:
             if waiter.done():
                 continue
@@ -168,7 +171,7 @@ class BlobPlacing:
             pin.release()
             if not is_late:
                 self._tell(put, blob_id, error)
-            put.ended.set_result(None)
+            self._tasks.end()
 
         def on_deadline() -> None:
             # The extent and the place are still in use: they are given back when that ends, if ever.
@@ -182,7 +185,7 @@ class BlobPlacing:
         except BaseException:
             self._space.free(place)  # nothing was begun
             raise
-        deadline = asyncio.get_running_loop().call_later(self._io_timeout_seconds, on_deadline)
+        deadline = self._loop.call_later(self._io_timeout_seconds, on_deadline)
         return True
 
     def _go_on(self, put: _Put, blob_id: BlobId, pin: Pin, place: Place) -> None:
@@ -196,7 +199,7 @@ class BlobPlacing:
         except Exception as failure:  # noqa: BLE001 - callers wait for it: whatever it was must reach them
             error = failure
         self._tell(put, blob_id, error)
-        put.ended.set_result(None)
+        self._tasks.end()
 
     async def _enter(self, put: _Put, blob_id: BlobId, place: Place) -> None:
         error: BaseException | None = None
@@ -207,7 +210,7 @@ class BlobPlacing:
             raise
         finally:
             self._tell(put, blob_id, error)
-            put.ended.set_result(None)
+            self._tasks.end()
 
     async def _run(self, put: _Put, blob_id: BlobId, pin: Pin, *, frame_bytes: int, names: BlobNames) -> None:
         error: BaseException | None = None
@@ -222,7 +225,7 @@ class BlobPlacing:
         finally:
             pin.release()
             self._tell(put, blob_id, error)
-            put.ended.set_result(None)
+            self._tasks.end()
 
     async def _put_inline(self, blob_id: BlobId, frame: bytes, names: BlobNames) -> None:
         place = Place.in_database(len(frame))
@@ -309,18 +312,18 @@ class BlobPlacing:
             placed = await self._database.write(change, synced=False)
         except KvobjError:
             # A failed sync may leave the row behind, and then the room is not free.
-            if self._place_of(blob_id) != place:
+            if self.place_of(blob_id) != place:
                 self._space.free(place)
             raise
         if not placed:
             self._space.free(place)
 
-    def _place_of(self, blob_id: BlobId) -> Place | None:
-        riding = self.riding.get(blob_id)
-        if riding is not None:
-            return riding.place
-        with self._database.read() as view:
-            row = view.get(BLOBS, blob_id)
+    def place_of(self, blob_id: BlobId) -> Place | None:
+        """Where the blob lies: by its row, or where that still rides."""
+        place = self.riding.get(blob_id)
+        if place is not None:
+            return place
+        row = self._database.read().get_alone(BLOBS, blob_id)
         return None if row is None else Place.decode(row)
 
     def _give_back_later(self, written: asyncio.Future[None], pin: Pin, place: Place) -> None:

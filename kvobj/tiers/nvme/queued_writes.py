@@ -9,26 +9,40 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 
 from kvobj.tiers.nvme.directory import padded
 from kvobj.tiers.nvme.flush import Flushed
 from kvobj.tiers.nvme.kernel_queue import Kind, TransferQueue, is_for_threads
 from kvobj.tiers.nvme.record import RECORD_BYTES, Record, encode_record
-from kvobj.tiers.nvme.segment_file import SegmentFile
+from kvobj.tiers.nvme.segment_file import SegmentFile, is_out_of_room
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """One write under way: where, how many bytes, and as `QueuedWrites.begin`."""
+class BlobWrite:
+    """A record page and a frame on their way into a segment. Until `tell` was called `extent`, which holds the frame and room up to
+    the next 4096, must stay."""
 
-    segment: SegmentFile
-    offset: int
-    wanted: int
-    kind: Kind
-    tell: Flushed
-    otherwise: Callable[[], None]
+    __slots__ = ("extent", "kind", "otherwise", "record", "segment", "since", "tell", "wanted")
+
+    def __init__(
+        self,
+        segment: SegmentFile,
+        record: Record,
+        extent: memoryview,
+        *,
+        tell: Callable[[Exception | None], None],
+        otherwise: Callable[[BlobWrite], None],
+    ) -> None:
+        self.segment = segment
+        self.record = record
+        self.extent = extent
+        self.tell = tell
+        """Called on any thread, once: when all is durable, or with the error of the medium."""
+        self.otherwise = otherwise
+        """Called on the event loop in place of `tell` where a thread must do it all."""
+        self.wanted = RECORD_BYTES + padded(record.frame_bytes)
+        self.kind = Kind.WRITE
+        self.since = 0
 
 
 class QueuedWrites:
@@ -39,22 +53,13 @@ class QueuedWrites:
         self._record_key = record_key
         self._threads = threads
 
-    def begin(
-        self,
-        segment: SegmentFile,
-        record: Record,
-        extent: memoryview,
-        *,
-        tell: Flushed,
-        otherwise: Callable[[], None],
-    ) -> bool:
-        """Begin to write record page and frame, whose padding is zeroed. True: either `tell` is called, on any thread, once all is
-        durable or with the error of the medium, or `otherwise`, on the event loop, where a thread must do it all. Until then the
-        extent must stay. False: nothing was begun."""
-        length = padded(record.frame_bytes)
-        slot = self._queue.take() if segment.may_queue(record.offset, RECORD_BYTES + length, writes=True) else None
+    def begin(self, write: BlobWrite) -> bool:
+        """Begin to write. True: `tell` or `otherwise` will be called, later. False: nothing was begun."""
+        segment, record, extent, wanted = write.segment, write.record, write.extent, write.wanted
+        slot = self._queue.take() if segment.may_queue(record.offset, wanted, writes=True) else None
         if slot is None:
             return False
+        length = wanted - RECORD_BYTES
         extent[record.frame_bytes : length] = bytes(length - record.frame_bytes)
         try:
             encode_record(record, self._record_key, slot.page)
@@ -62,42 +67,50 @@ class QueuedWrites:
             self._queue.give_back(slot)
             return False  # the thread tells of it
         flushes_itself = segment.flushes.begin_alone()
-        kind = Kind.WRITE_DURABLY if flushes_itself else Kind.WRITE
+        if flushes_itself:
+            write.kind = Kind.WRITE_DURABLY
+        write.since = segment.flushes.times_given_up
         error = self._queue.begin(
             slot,
-            kind,
+            write.kind,
             segment.descriptor,
-            partial(self._written, _Write(segment, record.offset, RECORD_BYTES + length, kind, tell, otherwise)),
+            partial(self._written, write),
             view=extent[:length],
             offset=record.offset,
             with_page=True,
         )
         if not error:
             return True
-        segment.note_outcome(record.offset, RECORD_BYTES + length, -error, writes=True)
+        segment.note_outcome(record.offset, wanted, -error, writes=True)
         if flushes_itself:
             self._lead(segment)
         return False
 
-    def _written(self, write: _Write, result: int) -> None:
+    def _written(self, write: BlobWrite, result: int) -> None:
         """The kernel is done with a write."""
         segment = write.segment
         flushes_itself = write.kind is Kind.WRITE_DURABLY
-        must_be_redone = is_for_threads(write.kind, result, write.wanted)
+        segment.note_outcome(write.record.offset, write.wanted, result, writes=True)
         error: OSError | None = None
-        segment.note_outcome(write.offset, write.wanted, result, writes=True)
-        if result != write.wanted and not must_be_redone:
+        if result != write.wanted:
+            if is_for_threads(write.kind, result, write.wanted):
+                if flushes_itself:
+                    self._lead(segment)
+                write.otherwise(write)
+                return
             error = OSError(-result, os.strerror(-result))
-            segment.fail()
+            if flushes_itself and is_out_of_room(error):
+                # Whether it was the write or its flush: whose bytes no flush has covered yet cannot know what became of them.
+                segment.flushes.give_up(error)
+            else:
+                segment.fail()
+                if flushes_itself:
+                    segment.flushes.fail(error)
         if flushes_itself:
-            if error is not None:
-                segment.flushes.fail(error)  # nobody knows whether it was the write or the flush
             self._lead(segment)
-        if must_be_redone:
-            write.otherwise()
-        elif flushes_itself or error is not None:
+        if flushes_itself or error is not None:
             write.tell(error)
-        elif segment.flushes.join(write.tell):
+        elif segment.flushes.join(write.tell, since=write.since):
             self._lead(segment)
 
     def _lead(self, segment: SegmentFile) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hmac
 import struct
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 
 from kvobj.ids import BlobId
@@ -28,11 +28,11 @@ RECORD_VERSION: Final = 1
 _MAC_BYTES: Final = 32
 _BODY_BYTES: Final = RECORD_BYTES - _MAC_BYTES
 _HEAD: Final = struct.Struct("<8sHHIQ16sQHH")
+_BLOB: Final = struct.Struct("<8sHHIQ16sQ")  # as the head begins
 NAMES_BYTES_MAX: Final = _BODY_BYTES - _HEAD.size
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One blob at rest: `offset` is that of the record page in segment number `segment`; the frame follows the page."""
 
     segment: int
@@ -40,6 +40,14 @@ class Record:
     blob_id: BlobId
     frame_bytes: int
     names: BlobNames
+
+
+def _hash_of(page: memoryview, key: bytes) -> bytes:
+    return blake3(page[:_BODY_BYTES], key=key).digest()
+
+
+def _has_hash(page: memoryview, key: bytes) -> bool:
+    return hmac.compare_digest(_hash_of(page, key), page[_BODY_BYTES:])
 
 
 def encode_record(record: Record, key: bytes, into: memoryview) -> None:
@@ -59,17 +67,21 @@ def encode_record(record: Record, key: bytes, into: memoryview) -> None:
         len(bucket),
         len(name),
     )
-    body = (head + bucket + name).ljust(_BODY_BYTES, b"\0")
-    into[:] = body + blake3(body, key=key).digest()
+    into[:] = (head + bucket + name).ljust(RECORD_BYTES, b"\0")
+    into[_BODY_BYTES:] = _hash_of(into, key)
+
+
+def is_record_of(page: memoryview, key: bytes, *, segment: int, offset: int, blob_id: BlobId, frame_bytes: int) -> bool:
+    """Whether `decode_record` finds the record of this blob at this place, whatever its names are; in half the time."""
+    wanted = _BLOB.pack(RECORD_MAGIC, RECORD_VERSION, 0, segment, offset, blob_id, frame_bytes)
+    return bytes(page[: _BLOB.size]) == wanted and _has_hash(page, key)
 
 
 def decode_record(page: memoryview, key: bytes) -> Record | None:
     """The record in a page of 4096 bytes, or None for anything that this store's key did not write as one."""
-    if bytes(page[: len(RECORD_MAGIC)]) != RECORD_MAGIC:
+    if bytes(page[: len(RECORD_MAGIC)]) != RECORD_MAGIC or not _has_hash(page, key):
         return None
     body = bytes(page[:_BODY_BYTES])
-    if not hmac.compare_digest(blake3(body, key=key).digest(), page[_BODY_BYTES:]):
-        return None
     _, version, _, segment, offset, blob_id, frame_bytes, bucket_bytes, key_bytes = _HEAD.unpack_from(body)
     if version != RECORD_VERSION:
         return None

@@ -68,9 +68,8 @@ class SegmentFile:
         unfinished = path.with_suffix(".new")
         unfinished.unlink(missing_ok=True)
         try:
-            descriptor, direct = _open(disk, unfinished, os.O_CREAT, probe_by_writing=True)
+            descriptor, direct = _open(disk, unfinished, os.O_CREAT, allocated_bytes=size_bytes)
             try:
-                disk.allocate(descriptor, size_bytes)
                 unfinished.rename(path)
                 disk.flush_names(directory)
             except OSError:
@@ -87,7 +86,7 @@ class SegmentFile:
     @classmethod
     def open(cls, disk: Disk, path: Path) -> SegmentFile:
         """Open an existing segment, whose name gives its number. OSError where that cannot be done."""
-        descriptor, direct = _open(disk, path, 0, probe_by_writing=False)
+        descriptor, direct = _open(disk, path, 0)
         return cls(
             disk,
             path,
@@ -106,6 +105,8 @@ class SegmentFile:
         """Whether to ask the kernel for this transfer without a thread. A write that spans two runs of blocks it refuses each time,
         and only when it has done the first of them, and places of blobs come again; but most refusals are for the moment alone,
         so each place is asked for again after some asks. Each call counts as one. Event loop only."""
+        if not self.refused:
+            return self.queued
         refusal = self.refused.get((offset, writes))
         if refusal is None or length < refusal[0]:
             return self.queued
@@ -117,6 +118,8 @@ class SegmentFile:
     def note_outcome(self, offset: int, length: int, result: int, *, writes: bool) -> None:
         """What the kernel told of a transfer without a thread, begun or not: its bytes, or the error's negated number. Other errors
         than its refusals say nothing about the next one. Event loop only."""
+        if result == length and not self.refused:
+            return
         place = offset, writes
         refusal = self.refused.get(place)
         if is_unknown(result):
@@ -178,27 +181,40 @@ def is_out_of_room(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _open(disk: Disk, path: Path, flags: int, *, probe_by_writing: bool) -> tuple[int, bool]:
-    """Open with O_DIRECT if the file system takes both the flag and a transfer, else buffered."""
+def _open(disk: Disk, path: Path, flags: int, *, allocated_bytes: int = 0) -> tuple[int, bool]:
+    """Open with O_DIRECT if the file system takes the flag and a transfer, else buffered. With `allocated_bytes` the file gets that
+    much room first, and is written to: room for a single page of it would be a run of blocks of its own."""
     try:
-        descriptor = disk.open(path, os.O_RDWR | flags | os.O_DIRECT)
+        return _open_direct(disk, path, flags, allocated_bytes), True
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return disk.open(path, os.O_RDWR | flags), False
+    descriptor = disk.open(path, os.O_RDWR | flags)
+    try:
+        if allocated_bytes:
+            disk.allocate(descriptor, allocated_bytes)
+    except OSError:
+        disk.close(descriptor)
+        raise
+    return descriptor, False
+
+
+def _open_direct(disk: Disk, path: Path, flags: int, allocated_bytes: int) -> int:
+    """Open with O_DIRECT and try it. OSError leaves nothing open; EINVAL says that the file system has no such I/O, or has not the
+    call that gives room: the C library then writes a byte a block instead, which direct I/O refuses."""
+    descriptor = disk.open(path, os.O_RDWR | flags | os.O_DIRECT)
     page = mmap.mmap(-1, RECORD_BYTES)
     try:
         with memoryview(page) as view:
             # Some file systems accept the flag and refuse the first transfer. An existing segment's bytes are not ours to write.
-            if probe_by_writing:
+            if allocated_bytes:
+                disk.allocate(descriptor, allocated_bytes)
                 disk.write(descriptor, [view], 0)
             else:
                 disk.read(descriptor, [view], 0)
-    except OSError as error:
+    except OSError:
         disk.close(descriptor)
-        if error.errno != errno.EINVAL:
-            raise
-        return disk.open(path, os.O_RDWR | flags), False
+        raise
     finally:
         page.close()
-    return descriptor, True
+    return descriptor

@@ -74,7 +74,17 @@ class SegmentSpace:
     @property
     def mode(self) -> str:
         """`O_DIRECT` if every segment is, else `buffered`."""
-        return "O_DIRECT" if all(segment.file.direct for segment in self._segments.values()) else "buffered"
+        return "O_DIRECT" if self.is_direct else "buffered"
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether every segment is opened with O_DIRECT."""
+        return all(segment.file.direct for segment in self._segments.values())
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether no segment's file system has said that it makes no transfers without a thread."""
+        return all(segment.file.queued for segment in self._segments.values())
 
     def statuses(self) -> list[SegmentStatus]:
         """All segments, by number."""
@@ -220,11 +230,15 @@ class SegmentSpace:
 
     def _grow_ahead(self) -> None:
         """Start making the next segment when less than a quarter of one is left."""
-        free = sum(segment.allocator.free_bytes for segment in self._segments.values() if not segment.file.failed)
-        if free < self._segment_bytes // _SEGMENTS_WANTED and self._growing is None:
-            size = self._next_segment_bytes(RECORD_BYTES)
-            if size:
-                self._start_growing(size)
+        wanted = self._segment_bytes // _SEGMENTS_WANTED
+        for segment in self._segments.values():
+            if not segment.file.failed:
+                wanted -= segment.allocator.free_bytes
+                if wanted <= 0:
+                    return
+        size = self._next_segment_bytes(RECORD_BYTES) if self._growing is None else 0
+        if size:
+            self._start_growing(size)
 
     def _start_growing(self, size: int) -> None:
         self._growing = asyncio.get_running_loop().create_task(self._make_segment(size), name="nvme segment")

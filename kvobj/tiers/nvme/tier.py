@@ -135,6 +135,15 @@ class NvmeTier:
         return self._space.statuses()
 
     @property
+    def transfers(self) -> str:
+        """What moves short frames: `kernel`, or `threads` and why."""
+        if not self._space.is_direct:
+            return "threads: buffered I/O"
+        if self._io.queue_refusal:
+            return f"threads: {self._io.queue_refusal}"
+        return KERNEL if self._space.is_queued else "threads: this file system makes no transfer without waiting"
+
+    @property
     def capacity_bytes(self) -> int:
         """What the tier may hold, in segments and in the database."""
         return self._space.capacity_bytes
@@ -154,26 +163,24 @@ class NvmeTier:
         place, entry = self._find(blob_id)
         if place is None:
             return None
-        asked = byte_range or ByteRange(0, place.frame_bytes)
-        if asked.stop > place.frame_bytes:
-            raise InvalidRangeError("range past the end of the frame", blob_id=blob_id, stop=asked.stop)
+        start, stop = (0, place.frame_bytes) if byte_range is None else (byte_range.start, byte_range.stop)
+        if stop > place.frame_bytes:
+            raise InvalidRangeError("range past the end of the frame", blob_id=blob_id, stop=stop)
         if place.inline:
-            return await self._get_inline(place, entry, asked)
-        if asked.start == asked.stop:
+            return await self._get_inline(place, entry, start, stop)
+        if start == stop:
             pin = await self._reserve(RECORD_BYTES)
-            return PinnedFrame(
-                pin, frame_bytes=place.frame_bytes, start=asked.start, size=0, tier=self.name, origin=asked.start
-            )
+            return PinnedFrame(pin, frame_bytes=place.frame_bytes, start=start, size=0, tier=self.name, origin=start)
         segment = self._space.file_of(place)
         self._space.hold(place)
-        origin = asked.start // RECORD_BYTES * RECORD_BYTES
-        length = padded(asked.stop) - origin
+        origin = start // RECORD_BYTES * RECORD_BYTES
+        length = padded(stop) - origin
         try:
-            pin = await self._reserve(length)
+            pin = self._arena.try_reserve(length) or await self._reserve(length)
         except BaseException:
             self._space.release(place)
             raise
-        return self._start_reading(segment, blob_id, place, pin, asked=asked, origin=origin, length=length)
+        return self._start_reading(segment, blob_id, place, pin, start=start, stop=stop, origin=origin, length=length)
 
     async def put(self, blob_id: BlobId, frame: PinnedFrame, names: BlobNames) -> None:
         """See `Tier.put`; durable as the module says. A frame up to 64 KiB goes into LMDB and the record log.
@@ -181,7 +188,8 @@ class NvmeTier:
         A caller that is cancelled once the directory is being written leaves the blob held: delete it by its id.
         The bytes of the frame's extent behind the frame, up to the next 4096, are zeroed.
         """
-        await frame.complete()
+        if frame.progress is not None:
+            await frame.complete()
         self._check_open()
         if not frame.is_whole:
             raise ValueError(f"only a whole frame can be put, not [{frame.start}, {frame.start + frame.size})")
@@ -201,12 +209,8 @@ class NvmeTier:
 
     def frame_bytes(self, blob_id: BlobId) -> int | None:
         """How long the blob's frame is here; None if it is not held."""
-        riding = self._placing.riding.get(blob_id)
-        if riding is not None:
-            return riding.place.frame_bytes
-        with self._database.read() as view:
-            row = view.get(BLOBS, blob_id)
-        return None if row is None else Place.decode(row).frame_bytes
+        place = self._placing.place_of(blob_id)
+        return None if place is None else place.frame_bytes
 
     async def missing(self, blob_ids: Sequence[BlobId]) -> list[BlobId]:
         """See `Tier.missing`."""
@@ -267,15 +271,12 @@ class NvmeTier:
 
     def _find(self, blob_id: BlobId) -> tuple[Place | None, bytes | None]:
         """Where the blob lies, and the entry of a small one."""
-        riding = self._placing.riding.get(blob_id)
-        if riding is not None:
-            return riding.place, None
-        with self._database.read() as view:
-            row = view.get(BLOBS, blob_id)
-            if row is None:
-                return None, None
-            place = Place.decode(row)
-            return place, view.get(INLINE, blob_id) if place.inline else None
+        place = self._placing.place_of(blob_id)
+        if place is None or not place.inline:
+            return place, None
+        entry = self._database.read().get_alone(INLINE, blob_id)
+        # Removed since the look before, or lost: who finds no row either knows.
+        return (place, entry) if entry is not None else (self._placing.place_of(blob_id), None)
 
     def _withdrawn(self, blob_id: BlobId) -> bool:
         """Whether the blob was held by a row that had not been committed yet, and is gone with it."""
@@ -307,16 +308,14 @@ class NvmeTier:
             raise TierUnavailableError("nvme tier is closed")
         return pin
 
-    async def _get_inline(self, place: Place, entry: bytes | None, asked: ByteRange) -> PinnedFrame:
+    async def _get_inline(self, place: Place, entry: bytes | None, start: int, stop: int) -> PinnedFrame:
         put = decode_entry(entry) if entry is not None else None
         if not isinstance(put, InlinePut):
             raise TierUnavailableError("inline frame is missing from the database")
         pin = await self._reserve(max(place.frame_bytes, 1))
         # A copy, of at most 64 KiB: LMDB's pages cannot be pinned beyond a read transaction.
         pin.view[: place.frame_bytes] = put.frame
-        return PinnedFrame(
-            pin, frame_bytes=place.frame_bytes, start=asked.start, size=asked.stop - asked.start, tier=self.name
-        )
+        return PinnedFrame(pin, frame_bytes=place.frame_bytes, start=start, size=stop - start, tier=self.name)
 
     def _start_reading(
         self,
@@ -325,20 +324,20 @@ class NvmeTier:
         place: Place,
         pin: Pin,
         *,
-        asked: ByteRange,
+        start: int,
+        stop: int,
         origin: int,
         length: int,
     ) -> PinnedFrame:
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks.add(ended)
+        self._tasks.begin()
         filler = pin.share()
 
         def on_ended() -> None:
             filler.release()
             self._space.release(place)
-            ended.set_result(None)
+            self._tasks.end()
 
-        progress = Progress(asked.stop - origin)
+        progress = Progress(stop - origin)
         self._io.read(
             segment,
             blob_id,
@@ -352,8 +351,8 @@ class NvmeTier:
         return PinnedFrame(
             pin,
             frame_bytes=place.frame_bytes,
-            start=asked.start,
-            size=asked.stop - asked.start,
+            start=start,
+            size=stop - start,
             progress=progress,
             tier=self.name,
             origin=origin,
