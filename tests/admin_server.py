@@ -146,7 +146,7 @@ class FakeStore:
             receive_mode="body hand-over",
             tiers=(
                 TierStatus("dram", 2**30, 2**29, 7, mode="huge pages", hit_ratio=0.75),
-                TierStatus("nvme", 2**34, 2**31, 9, mode="O_DIRECT", is_home=True),
+                TierStatus("nvme", 2**34, 2**31, 9, mode="O_DIRECT", is_home=True, transfers="kernel"),
             ),
             arena=ArenaUsage(
                 capacity_bytes=2**30,

@@ -131,7 +131,7 @@ def _print_tiers(console: Console, status: Document) -> None:
             _text(tier.get("blobs")),
             ratio_text(tier.get("hit_ratio")),
             size_text(tier.get("dirty_bytes")),
-            _text(tier.get("mode")),
+            _text(", ".join(str(how) for how in (tier.get("mode"), tier.get("transfers")) if how)),
             _text(tier.get("location")),
         )
     console.print(tiers)

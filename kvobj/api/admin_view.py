@@ -29,7 +29,8 @@ class CodecStatus:
 @dataclass(frozen=True, slots=True)
 class TierStatus:
     """One tier. `hit_ratio` is hits per lookup since the start, None before the first; `mode` is how it does its I/O. `codecs` says
-    how its blobs lie, `raw` standing for those that lie as they were put; `plain_bytes` is what all of them hold."""
+    how its blobs lie, `raw` standing for those that lie as they were put; `plain_bytes` is what all of them hold. `transfers` says
+    what moves nvme's short frames: `kernel`, or `threads` and why."""
 
     name: str
     capacity_bytes: int
@@ -42,6 +43,7 @@ class TierStatus:
     dirty_bytes: int = 0
     plain_bytes: int = 0
     codecs: tuple[CodecStatus, ...] = ()
+    transfers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

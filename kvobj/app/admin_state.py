@@ -86,7 +86,9 @@ class NodeView:
                 dirty_bytes=dram.dirty_bytes,
             ),
             replace(
-                await self._tier_status(nvme, str(node.nvme_directory), node.coded_blobs.totals.usage()), is_home=True
+                await self._tier_status(nvme, str(node.nvme_directory), node.coded_blobs.totals.usage()),
+                is_home=True,
+                transfers=nvme.transfers,
             ),
         )
         if remote is not None:

@@ -29,7 +29,7 @@ from kvobj.policy.dram_view import DramView
 from kvobj.record_log import RecordLog
 from kvobj.tiers.coded_blobs import CODED_BLOBS
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
-from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
+from kvobj.tiers.nvme import KERNEL, NVME_TABLES, NvmeTier
 
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
@@ -109,6 +109,11 @@ async def open_media(
         segment_bytes=nvme_choice.segment_bytes,
     )
     stack.push_async_callback(nvme.aclose)
+    metrics.gauge_of(
+        "kvobj_nvme_kernel_transfers",
+        "1 while the kernel moves nvme's short frames without a thread, 0 where threads do",
+        lambda: nvme.transfers == KERNEL,
+    )
     lease_ttl_ms = int(settings.gc.lease_ttl_seconds * 1000)
     catalog = await LmdbCatalog.open(
         database,

@@ -13,9 +13,10 @@ from typing import cast
 import msgspec
 import pytest
 from admin_server import FakeCatalog, FakeStore, admin_service, running_admin_server
+from rich.console import Console
 
 from kvobj.admin.cli import main
-from kvobj.admin.render import duration_text, ratio_text, size_text, time_text
+from kvobj.admin.render import duration_text, print_status, ratio_text, size_text, time_text
 from kvobj.api.admin_api import AdminService
 from kvobj.api.admin_authentication import AdminAuthentication
 from kvobj.api.sigv4 import SignatureVerifier
@@ -77,7 +78,16 @@ def test_status_prints_a_table(admin: Admin, endpoint: str) -> None:
     assert "nvme (home)" in out
     assert "75.0 %" in out
     assert "up 1 h 2 min" in out
+    assert "O_DIRECT, kernel" in " ".join(out.split())
     assert "note: the nvme tier does buffered I/O" in out
+
+
+def test_what_a_server_says_of_a_tiers_io_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tiers = [{"name": "nvme", "mode": "[bold]direct", "transfers": "threads: \x1b[31m[/]"}, {"name": "dram"}]
+    print_status(Console(width=200), {"tiers": tiers})
+    out = capsys.readouterr().out
+    assert "[bold]direct, threads: \\x1b[31m[/]" in out
+    assert out.splitlines()[-1].split() == ["dram", "-", "-", "-", "-", "-", "-", "-", "-"]
 
 
 def test_status_shows_gc_and_leases(admin: Admin, endpoint: str) -> None:
