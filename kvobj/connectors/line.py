@@ -26,7 +26,7 @@ from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
 from kvobj.connectors.helpers import Helpers
 from kvobj.connectors.holds import Holds, let_go, pin_what_fits
 from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
-from kvobj.connectors.pieces import cut, shared_out
+from kvobj.connectors.pieces import bytes_for, cut, shared_out
 from kvobj.connectors.reading import ChunkReader, Wanted
 from kvobj.connectors.tally import Tally
 from kvobj.errors import (
@@ -52,8 +52,9 @@ STORED_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 
 STORED_BYTES_AT_LEAST: Final = 8 * 1024 * 1024
 STORED_IN_TURN: Final = 3
-"""What one call stores on the same host goes in at least so many batches, if they are of so many bytes: the server's work on one is
-done while the next is copied, but for the first one's beginning and the last one's end."""
+"""What one call stores on the same host goes in so many batches: in fewer, of about so many bytes each, where it is little, and in
+more where they would be of more than goes at once. The server's work on one is done while the next is copied, but for the first
+one's beginning and the last one's end."""
 _SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
 """How a batch is refused that one of its chunks spoils, or that is too large."""
 
@@ -246,7 +247,8 @@ class Line:
             for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
                 put(start, stop)
         elif self.is_same_host:
-            size_bytes = min(max(sum(sizes) // STORED_IN_TURN, STORED_BYTES_AT_LEAST), STORED_BYTES_AT_ONCE)
+            share = bytes_for(sizes, STORED_IN_TURN)
+            size_bytes = min(max(share, STORED_BYTES_AT_LEAST), STORED_BYTES_AT_ONCE)
             self._put_in_turn(list(cut(sizes, size_bytes, MOVED_AT_ONCE)), chunks, note)
         else:
             for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):

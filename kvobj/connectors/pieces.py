@@ -17,6 +17,12 @@ def cut(sizes: Sequence[int], bytes_max: int, count_max: int) -> Iterator[tuple[
         yield start, len(sizes)
 
 
+def bytes_for(sizes: Sequence[int], pieces: int) -> int:
+    """The `bytes_max` by which `cut` makes so many pieces at most, of about as many bytes where all chunks are of a size: a third
+    of 32 chunks is no whole number of them, and what is left over would be a piece more."""
+    return -(-sum(sizes) // pieces) + max(0, max(sizes, default=0) - 1)
+
+
 def shared_out(sizes: Sequence[int], start: int, stop: int, parts: int) -> list[int]:
     """Where to cut a piece into so many parts of about as many bytes, each of at least one chunk, or fewer."""
     share = sum(sizes[start:stop]) / parts

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from types import FrameType
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvobj.connectors.helpers import Helpers
@@ -23,7 +23,7 @@ from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.plugin_settings import plugin_settings
 from kvobj.connectors.lmcache.stored_form import MAGIC, parse_head, with_head
 from kvobj.connectors.lmcache.tasks import TaskRunner
-from kvobj.connectors.pieces import cut, shared_out
+from kvobj.connectors.pieces import bytes_for, cut, shared_out
 from kvobj.errors import UnavailableError
 
 WAIT_SECONDS = 10.0
@@ -393,6 +393,16 @@ class TestPieces:
         assert (bounds[0], bounds[-1]) == (0, len(sizes))
         assert bounds == sorted(set(bounds))
         assert len(bounds) - 1 <= parts
+
+    @given(sizes_of_batches, st.integers(1, 8))
+    @example([1, 1, 1], 2)
+    def test_a_batch_is_cut_into_no_more_pieces_than_were_wanted(self, sizes: list[int], wanted: int) -> None:
+        assert len(list(cut(sizes, bytes_for(sizes, wanted), 1000))) <= wanted
+
+    def test_a_third_of_a_batch_is_a_whole_number_of_chunks(self) -> None:
+        for count in (31, 32, 33):
+            sizes = [10] * count
+            assert list(cut(sizes, bytes_for(sizes, 3), 1000)) == [(0, 11), (11, 22), (22, count)]
 
     def test_equal_chunks_are_shared_out_equally(self) -> None:
         assert shared_out([10] * 32, 0, 32, 4) == [0, 8, 16, 24, 32]
