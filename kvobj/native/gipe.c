@@ -1,5 +1,5 @@
 /* GIPE's decisions: accesses, candidates, admission, victims. Called from one thread. See gipe.h and docs/policy.md. */
-#define _DEFAULT_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, mremap */
 #include "gipe_index.h"
 #include "gipe_rank.h"
 #include <math.h>
@@ -8,17 +8,21 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* -- the log: block 26 bits, class 9, whether the block is listed 1, tick 28; 0: not the latest access of its block any more -- */
-#define TICK_BITS 28
-#define TICK_MASK ((UINT64_C(1) << TICK_BITS) - 1)
-#define LOG_LISTED (UINT64_C(1) << 35)
+/* -- the log: block 26 bits, class 9, tick 29; without a block and of no class: not the latest access of its block any more -- */
+#define CLASS_BITS 9
+#define TICK_SHIFT (INDEX_BITS + CLASS_BITS)
+#define TICK_MASK ((UINT64_C(1) << (64 - TICK_SHIFT)) - 1)
+#define NO_CLASS ((1 << CLASS_BITS) - 1)
 #define LOG_BLOCK(entry) ((uint32_t)((entry) & ((UINT64_C(1) << INDEX_BITS) - 1)))
-#define LOG_CLASS(entry) ((int)((entry) >> INDEX_BITS & 511))
-#define LOG_TICK(entry) ((entry) >> 36)
-#define LINE_BYTES 64
-#define LINES_AHEAD 5
+#define LOG_CLASS(entry) ((int)((entry) >> INDEX_BITS & NO_CLASS))
+#define LOG_TICK(entry) ((entry) >> TICK_SHIFT)
+#define LOG_OF_NO_BLOCK(entry) ((entry) >> TICK_SHIFT << TICK_SHIFT | (uint64_t)NO_CLASS << INDEX_BITS)
+enum { LOG_ROOM = 4096, LANES = 4 }; /* the room at first, a multiple of a word's bits */
 enum { BATCH = 32, MOVES = 64 }; /* so many are fetched beside each other: one by one each would wait for memory */
 enum { ANY_IN = IN_FLAG << DRAM | IN_FLAG << NVME, ANY_HOLDING = HOLDING_FLAG << DRAM | HOLDING_FLAG << NVME };
+/* Ages in 32 bits come round after 2.2 years: when the tick passes a multiple of TERM, all beyond FAR are set back to that. */
+#define FAR (UINT32_C(1) << 30) /* 199 days, beyond every bound */
+#define TERM_SHIFT 31
 #define OLD_TURNS 2 /* for each entry that leaves the log: one may come, so the queue stays within twice what is held */
 
 static inline uint32_t log_place(const gipe_t *g, uint32_t rank) {
@@ -26,41 +30,100 @@ static inline uint32_t log_place(const gipe_t *g, uint32_t rank) {
     return place >= g->log_room ? place - g->log_room : place;
 }
 
-static inline uint32_t log_rank(const gipe_t *g, uint32_t place) {
-    return place >= g->log_start ? place - g->log_start : place + g->log_room - g->log_start;
+static inline bool has_bit(const uint64_t *bits, uint32_t at) { return bits[at / 64] >> at % 64 & 1; }
+static inline void set_bit(uint64_t *bits, uint32_t at) { bits[at / 64] |= UINT64_C(1) << at % 64; }
+static inline void clear_bit(uint64_t *bits, uint32_t at) { bits[at / 64] &= ~(UINT64_C(1) << at % 64); }
+
+/* The first from `from` on that is set, `to`: none before it is. */
+static uint32_t find_bit(const uint64_t *bits, uint32_t from, uint32_t to) {
+    if (from >= to) return to;
+    uint64_t word = bits[from / 64] >> from % 64;
+    if (!word) {
+        uint32_t at = from / 64 + 1;
+        while (at * 64 < to && !bits[at]) at++;
+        if (at * 64 >= to) return to;
+        from = at * 64;
+        word = bits[at];
+    }
+    from += (uint32_t)__builtin_ctzll(word);
+    return from < to ? from : to;
+}
+
+/* Of `room` entries and their bits, which lie behind them. */
+static inline size_t log_bytes(uint64_t room) { return (room + 2 * (room / 64)) * sizeof(uint64_t); }
+
+/* Memory of zeros becomes the log. */
+static void log_take(gipe_t *g, uint64_t *log, uint64_t room) {
+    g->log = log;
+    g->log_listed = log + room;
+    g->log_begins = g->log_listed + room / 64;
+    g->log_room = (uint32_t)room;
 }
 
 static bool log_grow(gipe_t *g) {
-    uint64_t room = (uint64_t)g->log_room * 2;
-    uint64_t *grown = room < UINT32_C(1) << 30 ? gipe_regrow(NULL, 0, room * sizeof *grown) : NULL;
+    uint64_t room = (uint64_t)g->log_room * 2, *old = g->log, *old_listed = g->log_listed, *old_begins = g->log_begins;
+    uint64_t *grown = room < UINT32_C(1) << 30 ? gipe_zeros(log_bytes(room)) : NULL;
     if (!grown) {
         g->is_out_of_memory = true;
         return false;
     }
-    for (uint32_t at = 0; at < g->log_count; at++) {
-        grown[at] = g->log[log_place(g, at)];
-        if (grown[at]) g->blocks[LOG_BLOCK(grown[at])].position = at;
-    }
-    free(g->log);
-    g->log = grown;
-    g->log_room = (uint32_t)room;
+    uint32_t old_room = g->log_room, old_start = g->log_start;
+    log_take(g, grown, room);
     g->log_start = 0;
+    for (uint32_t at = 0, place = old_start; at < g->log_count; at++, place = place + 1 == old_room ? 0 : place + 1) {
+        grown[at] = old[place];
+        if (has_bit(old_listed, place)) set_bit(g->log_listed, at);
+        if (has_bit(old_begins, place)) set_bit(g->log_begins, at);
+        if (place != at && LOG_BLOCK(grown[at])) g->blocks[LOG_BLOCK(grown[at])].position = at;
+    }
+    gipe_free(old, log_bytes(old_room));
     return true;
 }
 
 static inline int counted_bucket(const block_t *b) { return b->flags >> BUCKET_SHIFT & BUCKET_BITS; }
 
+/* The bucket of an age: as many bounds as it has reached. The pointers have passed just the entries of those ages. */
+static inline int bucket_at(const gipe_t *g, uint32_t age) {
+    int bucket = age ? g->bucket_from[31 - __builtin_clz(age)] : 0;
+    while (bucket < POINTERS && age >= g->bound[bucket]) bucket++;
+    return bucket;
+}
+
 static int bucket_of(const gipe_t *g, uint32_t block) {
     const block_t *b = &g->blocks[block];
-    if (!block_is(b, LOGGED)) return counted_bucket(b);
-    int low = 0, high = POINTERS; /* as the pointers say, which never go forward as j grows */
-    uint32_t rank = log_rank(g, b->position);
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (g->pointer[middle] > rank) low = middle + 1;
-        else high = middle;
+    return block_is(b, LOGGED) ? bucket_at(g, (uint32_t)g->tick - b->tick) : counted_bucket(b);
+}
+
+/* -- counts of what the pointers have passed: one by one they would be most of the work of an access, so they are made when somebody
+ * wants them, and before that of an entry that is no more its block's latest. -- */
+static void count_passed(gipe_t *g, const block_t *b, int bucket) {
+    uint32_t age = (uint32_t)g->tick - b->tick, since = (uint32_t)(g->tick - g->counted_tick);
+    int counted = age > since ? bucket_at(g, age - since) : 0;
+    while (counted < bucket) rank_entered(&g->rank, b->class_, ++counted);
+}
+
+/* How many there are of each class. Neighbours are mostly of one: in a single lane each count would wait for the one before it. */
+static void count_classes(const uint64_t *log, uint32_t count, uint32_t passed[LANES][NO_CLASS + 1]) {
+    uint32_t at = 0;
+    for (; at + LANES <= count; at += LANES)
+        for (int lane = 0; lane < LANES; lane++) passed[lane][LOG_CLASS(log[at + lane])]++;
+    for (; at < count; at++) passed[0][LOG_CLASS(log[at])]++;
+}
+
+static void count_all_passed(gipe_t *g) {
+    for (int j = 0; j < POINTERS; j++) {
+        uint32_t left = g->pointer[j] - g->counted[j], place = log_place(g, g->counted[j]);
+        if (!left) continue;
+        uint32_t straight = left < g->log_room - place ? left : g->log_room - place, passed[LANES][NO_CLASS + 1] = {{0}};
+        count_classes(g->log + place, straight, passed);
+        count_classes(g->log, left - straight, passed);
+        for (int c = 0; c < CLASSES; c++) {
+            uint32_t all = passed[0][c] + passed[1][c] + passed[2][c] + passed[3][c];
+            if (all && (g->rank.entered[c][j + 1] += all) >= COUNT_MAX) halve(&g->rank);
+        }
+        g->counted[j] = g->pointer[j];
     }
-    return low;
+    g->counted_tick = g->tick;
 }
 
 /* -- lists of candidates -- */
@@ -125,7 +188,7 @@ static void list(gipe_t *g, uint32_t block, int tier, int bucket, bool is_young)
         *head = block;
     }
     b->flags = (uint16_t)((b->flags & FLAG_MASK) | LISTED_FLAG << tier | bucket << BUCKET_SHIFT);
-    if (block_is(b, LOGGED)) g->log[b->position] |= LOG_LISTED;
+    if (block_is(b, LOGGED)) set_bit(g->log_listed, b->position);
 }
 
 static void unlist(gipe_t *g, uint32_t block, int tier) {
@@ -147,7 +210,7 @@ static void unlist(gipe_t *g, uint32_t block, int tier) {
         }
     }
     b->flags &= (uint16_t)~(LISTED_FLAG << tier);
-    if (block_is(b, LOGGED) && !(b->flags & (LISTED_FLAG << DRAM | LISTED_FLAG << NVME))) g->log[b->position] &= ~LOG_LISTED;
+    if (block_is(b, LOGGED) && !(b->flags & (LISTED_FLAG << DRAM | LISTED_FLAG << NVME))) clear_bit(g->log_listed, b->position);
 }
 
 static inline uint32_t children_in(const gipe_t *g, uint32_t block, int tier) {
@@ -190,6 +253,7 @@ static uint32_t first_victim(const tier_t *t) {
 
 /* -- time, and what it does to ages -- */
 static void refresh(gipe_t *g) {
+    count_all_passed(g);
     rank_refresh(&g->rank);
     g->since_refresh = 0;
     uint64_t blocks = 0;
@@ -238,10 +302,13 @@ PREFETCHING void prefetch_neighbour_holdings(const gipe_t *g, uint32_t block, in
     prefetch_holding(g, h->next, tier);
 }
 
-typedef struct { uint32_t block, bucket; } move_t;
+typedef struct { uint32_t place, block, bucket; } move_t; /* at first the place in the log of the block's entry */
 
-static void move_all(gipe_t *g, const move_t *moves, int count) {
-    for (int at = 0; at < count; at++) __builtin_prefetch(&g->blocks[moves[at].block]);
+static void move_all(gipe_t *g, move_t *moves, int count) {
+    for (int at = 0; at < count; at++) {
+        moves[at].block = LOG_BLOCK(g->log[moves[at].place]);
+        __builtin_prefetch(&g->blocks[moves[at].block]);
+    }
     for (int tier = 0; tier < TIERS; tier++) {
         if (!g->tier[tier].count) continue;
         for (int at = 0; at < count; at++) prefetch_holding(g, moves[at].block, tier);
@@ -251,6 +318,38 @@ static void move_all(gipe_t *g, const move_t *moves, int count) {
     for (int at = 0; at < count; at++) move_on(g, moves[at].block, (int)moves[at].bucket);
 }
 
+/* The rank of the first entry after that of `rank` that is of a later tick; the log's end: there is none. */
+static uint32_t next_begin(const gipe_t *g, uint32_t rank) {
+    if (rank >= g->log_count) return g->log_count;
+    uint32_t left = g->log_count - rank, place = log_place(g, rank), straight = left < g->log_room - place ? left : g->log_room - place;
+    uint32_t found = find_bit(g->log_begins, place + 1, place + straight);
+    if (found < place + straight || straight == left) return rank + found - place;
+    return rank + straight + find_bit(g->log_begins, 0, left - straight);
+}
+
+/* Candidates whose entries lie at these places move on to the bucket, at the latest when all that go there have been named. */
+static int move_listed(gipe_t *g, uint32_t from, uint32_t to, int bucket, move_t moves[MOVES], int count) {
+    for (uint32_t at = find_bit(g->log_listed, from, to); at < to; at = find_bit(g->log_listed, at + 1, to)) {
+        if (count == MOVES) {
+            move_all(g, moves, count);
+            count = 0;
+        }
+        moves[count++] = (move_t){.place = at, .bucket = (uint32_t)bucket};
+        __builtin_prefetch(&g->log[at]);
+    }
+    return count;
+}
+
+/* `gone`: so many ticks ago the ages were right. */
+static void hold_ages(gipe_t *g, uint64_t gone) {
+    count_all_passed(g); /* what is counted later is told from what was by the ages of now */
+    uint32_t before = (uint32_t)(g->tick - gone);
+    for (uint32_t at = 1; at < g->blocks_made; at++) {
+        uint32_t age = before - g->blocks[at].tick;
+        if (age + gone > FAR) g->blocks[at].tick = (uint32_t)g->tick - FAR;
+    }
+}
+
 static void advance(gipe_t *g, int64_t now_ms) {
     if (!g->has_base) {
         g->has_base = true;
@@ -258,30 +357,35 @@ static void advance(gipe_t *g, int64_t now_ms) {
     }
     uint64_t tick = (uint64_t)now_ms > g->base_ms ? ((uint64_t)now_ms - g->base_ms) >> 4 : 0;
     if (tick <= g->tick) return;
+    uint64_t gone = tick - g->tick; /* no entry is younger */
     g->tick = tick;
     move_t moves[MOVES];
     int count = 0;
-    for (int j = 0; j < POINTERS && g->pointer[j]; j++) {
-        uintptr_t entry = (uintptr_t)&g->log[log_place(g, g->pointer[j])]; /* no pointer: it may go past the end */
-        for (int line = 0; line < LINES_AHEAD; line++) __builtin_prefetch((const void *)(entry + (uintptr_t)line * LINE_BYTES));
+    uint32_t stop[POINTERS];
+    for (int j = 0; j < POINTERS; j++) {
+        if (tick < g->due[j]) continue;
+        stop[j] = next_begin(g, g->pointer[j]);
+        __builtin_prefetch(&g->log[log_place(g, stop[j])]);
     }
     for (int j = 0; j < POINTERS; j++) {
-        uint32_t at = g->pointer[j], place = log_place(g, at);
-        for (; at < g->log_count; at++, place = place + 1 == g->log_room ? 0 : place + 1) {
-            uint64_t entry = g->log[place];
-            if (!entry) continue;
-            if (((tick - LOG_TICK(entry)) & TICK_MASK) < g->bound[j]) break;
-            rank_entered(&g->rank, LOG_CLASS(entry), j + 1);
-            if (!(entry & LOG_LISTED)) continue;
-            if (count == MOVES) {
-                move_all(g, moves, count);
-                count = 0;
+        if (tick < g->due[j]) continue;
+        uint32_t from = g->pointer[j], to = from;
+        for (uint32_t next = stop[j];; next = next_begin(g, to)) {
+            uint64_t age = to < g->log_count ? (tick - LOG_TICK(g->log[log_place(g, to)])) & TICK_MASK : 0;
+            if (to < g->log_count && age < gone) age = gone; /* the entry's tick has come round */
+            if (age < g->bound[j]) {
+                g->due[j] = tick + g->bound[j] - age;
+                break;
             }
-            moves[count++] = (move_t){LOG_BLOCK(entry), (uint32_t)j + 1};
+            to = next;
         }
-        g->pointer[j] = at;
+        g->pointer[j] = to;
+        uint32_t place = log_place(g, from), straight = to - from < g->log_room - place ? to - from : g->log_room - place;
+        count = move_listed(g, place, place + straight, j + 1, moves, count);
+        count = move_listed(g, 0, to - from - straight, j + 1, moves, count);
     }
     move_all(g, moves, count);
+    if (tick >> TERM_SHIFT != (tick - gone) >> TERM_SHIFT) hold_ages(g, gone);
 }
 
 static void forget_if_dead(gipe_t *g, uint32_t block) {
@@ -292,7 +396,7 @@ static void forget_if_dead(gipe_t *g, uint32_t block) {
 static void old_push(gipe_t *g, uint32_t block) {
     if (g->old_count == g->old_room) {
         uint32_t room = g->old_room * 2 + 1024;
-        uint32_t *grown = gipe_regrow(NULL, 0, room * sizeof *grown);
+        uint32_t *grown = gipe_zeros(room * sizeof *grown);
         if (!grown) {
             g->is_out_of_memory = true;
             return;
@@ -305,7 +409,7 @@ static void old_push(gipe_t *g, uint32_t block) {
         }
         for (uint32_t at = 0; at < g->old_count; at++)
             if (grown[at]) g->blocks[grown[at]].position = at;
-        free(g->old);
+        gipe_free(g->old, g->old_room * sizeof *g->old);
         g->old = grown;
         g->old_room = room;
         g->old_start = 0;
@@ -341,22 +445,22 @@ static void old_turn(gipe_t *g) {
 PREFETCHING void prefetch_leaving(const gipe_t *g, uint32_t first, uint32_t stop) {
     for (uint32_t at = first; at < stop; at++) {
         uint64_t entry = g->log[log_place(g, at)];
-        if (entry) __builtin_prefetch(&g->blocks[LOG_BLOCK(entry)], 1);
+        if (LOG_BLOCK(entry)) __builtin_prefetch(&g->blocks[LOG_BLOCK(entry)], 1);
     }
     uint32_t turns = OLD_TURNS * (stop - first) < g->old_count ? OLD_TURNS * (stop - first) : g->old_count, place = g->old_start;
     for (; turns; turns--, place = place + 1 == g->old_room ? 0 : place + 1) __builtin_prefetch(&g->blocks[g->old[place]]);
     for (uint32_t at = first; at < stop; at++) {
         uint64_t entry = g->log[log_place(g, at)];
-        if (entry && !(g->blocks[LOG_BLOCK(entry)].flags & ANY_HOLDING)) gipe_prefetch(g, g->blocks[LOG_BLOCK(entry)].name);
+        if (LOG_BLOCK(entry) && !(g->blocks[LOG_BLOCK(entry)].flags & ANY_HOLDING)) gipe_prefetch(g, g->blocks[LOG_BLOCK(entry)].name);
     }
 }
 
 static void leave_log(gipe_t *g, uint32_t place) {
-    uint64_t entry = g->log[place];
-    if (entry) {
-        uint32_t block = LOG_BLOCK(entry);
+    uint32_t block = LOG_BLOCK(g->log[place]);
+    if (block) {
         block_t *b = &g->blocks[block];
         int bucket = bucket_of(g, block);
+        count_passed(g, b, bucket);
         b->flags &= (uint16_t)~LOGGED;
         if (b->flags & ANY_IN) {
             b->flags = (uint16_t)((b->flags & FLAG_MASK) | OLD | bucket << BUCKET_SHIFT);
@@ -379,7 +483,10 @@ static void trim(gipe_t *g) {
     }
     g->log_start = log_place(g, excess);
     g->log_count -= excess;
-    for (int j = 0; j < POINTERS; j++) g->pointer[j] = g->pointer[j] > excess ? g->pointer[j] - excess : 0;
+    for (int j = 0; j < POINTERS; j++) {
+        g->pointer[j] = g->pointer[j] > excess ? g->pointer[j] - excess : 0;
+        g->counted[j] = g->counted[j] > excess ? g->counted[j] - excess : 0;
+    }
 }
 
 static void finish(gipe_t *g) {
@@ -398,22 +505,38 @@ static int gap_of(const gipe_t *g, const block_t *b) {
     return q;
 }
 
+static inline void log_append(gipe_t *g, uint32_t block) {
+    block_t *b = &g->blocks[block];
+    uint32_t place = log_place(g, g->log_count);
+    if (!g->log_count || g->log_tick != g->tick) set_bit(g->log_begins, place);
+    else clear_bit(g->log_begins, place);
+    clear_bit(g->log_listed, place);
+    g->log[place] = block | (uint64_t)b->class_ << INDEX_BITS | (g->tick & TICK_MASK) << TICK_SHIFT;
+    g->log_tick = g->tick;
+    g->log_count++;
+    b->position = place;
+}
+
 static void touch(gipe_t *g, uint32_t block, int gap, int hint) {
     block_t *b = &g->blocks[block];
     bool was_known = is_known(b);
     if (g->log_count == g->log_room && !log_grow(g)) return;
     if (block_is(b, OLD)) count_on(g, block);
-    if (block_is(b, LOGGED) || block_is(b, OLD)) rank_ended(&g->rank, b->class_, bucket_of(g, block));
+    int bucket = bucket_of(g, block);
+    if (block_is(b, LOGGED) || block_is(b, OLD)) rank_ended(&g->rank, b->class_, bucket);
     unlist(g, block, DRAM);
     unlist(g, block, NVME);
-    if (block_is(b, LOGGED)) g->log[b->position] = 0;
+    if (block_is(b, LOGGED)) {
+        count_passed(g, b, bucket);
+        g->log[b->position] = LOG_OF_NO_BLOCK(g->log[b->position]);
+    }
     int uses = was_known ? b->class_ % USES + 1 : 0;
     if (uses >= USES) uses = USES - 1;
     b->class_ = (uint16_t)((hint * GAPS + gap) * USES + uses);
     b->tick = (uint32_t)g->tick;
-    b->position = log_place(g, g->log_count++);
+    log_append(g, block);
     b->flags = (uint16_t)((b->flags & ~OLD) | LOGGED);
-    g->log[b->position] = block | (uint64_t)b->class_ << INDEX_BITS | (g->tick & TICK_MASK) << 36;
+    if (g->rank.entered[b->class_][0] == COUNT_MAX - 1) count_all_passed(g); /* all are halved */
     rank_entered(&g->rank, b->class_, 0);
     g->since_refresh++;
     g->accesses++;
@@ -465,7 +588,7 @@ static inline uint32_t find_again(const gipe_t *g, const uint64_t name[2], uint3
     return block && is_named(b, name) && (b->flags & (LOGGED | ANY_HOLDING)) ? block : gipe_find(g, name);
 }
 
-EXPORT int32_t kvobj_gipe_request(gipe_t *g, const char *names, uint32_t count, int64_t now_ms, int is_partial_last, int hint) {
+EXPORT int32_t kvobj_gipe_request(const char *names, int64_t now_ms, gipe_t *g, uint32_t count, int is_partial_last, int hint) {
     advance(g, now_ms);
     if (!count || !have_scratch(g, count)) return 0;
     look_up(g, names, count);
@@ -538,6 +661,7 @@ static void touch_stored(gipe_t *g, uint32_t block, uint32_t parent) {
 
 EXPORT int kvobj_gipe_stored(gipe_t *g, const char *raw, int tier, const char *raw_parent, uint32_t size_bytes, int64_t now_ms) {
     uint64_t name[2], parent_name[2];
+    g->is_out_of_memory = false;
     advance(g, now_ms);
     uint32_t block = gipe_find_or_add(g, name_at(raw, 0, name));
     if (!block) return -1;
@@ -571,20 +695,28 @@ static void take_out(gipe_t *g, uint32_t block, int tier) {
     forget_if_dead(g, block);
 }
 
-/* Blocks whose holdings will be asked for soon; 0: there is none. */
-typedef struct { uint32_t grandparent, next; } coming_t;
+/* The chunk whose entry came so many after the block's: a request's chunks stand in the log, and among the old, from its end to its
+ * beginning, so that these are its parent, the parent of that, and so on; or else any block, so it is only good for a guess. */
+enum { NEAR_KIN = 2, FAR_KIN = 5 };
 
-/* The next victim is likely the parent, and then its parent, or else the next of its list, beside which the parent is put in any case.
- * Their holdings come later (`prefetch_holding`), when their blocks are there. */
-PREFETCHING coming_t prefetch_coming(const gipe_t *g, uint32_t block, int tier) {
-    const holding_t *h = holding_of(g, block, tier);
-    if (!h) return (coming_t){0, 0};
-    coming_t coming = {0, h->next};
+static inline uint32_t kin(const gipe_t *g, uint32_t block, uint32_t steps) {
+    const block_t *b = &g->blocks[block];
+    bool is_old = block_is(b, OLD);
+    uint32_t place = b->position + steps, room = is_old ? g->old_room : g->log_room;
+    if (place >= room) place -= room;
+    if (place >= room) return 0; /* where there was no memory to put it there */
+    return is_old ? g->old[place] : LOG_BLOCK(g->log[place]);
+}
+
+/* The next victim is likely the parent, and then its parent, or else the next of its list, beside which the parent is put in any case:
+ * that one is returned, since its holding can be fetched when its block is there. */
+PREFETCHING uint32_t prefetch_coming(const gipe_t *g, uint32_t victim, bool is_another_chain, int tier) {
+    for (uint32_t steps = is_another_chain ? 1 : FAR_KIN; steps <= FAR_KIN; steps++) __builtin_prefetch(&g->blocks[kin(g, victim, steps)]);
+    if (!is_another_chain) prefetch_holding(g, kin(g, victim, NEAR_KIN), tier);
+    const holding_t *h = holding_of(g, victim, tier);
+    if (!h) return 0;
     __builtin_prefetch(&g->blocks[h->next]);
-    if (!h->parent || (h = holding_of(g, h->parent, tier)) == NULL || !h->parent) return coming;
-    __builtin_prefetch(&g->blocks[h->parent]);
-    coming.grandparent = h->parent;
-    return coming;
+    return h->next;
 }
 
 EXPORT void kvobj_gipe_dropped(gipe_t *g, const char *raw, int tier) {
@@ -732,15 +864,19 @@ EXPORT int kvobj_gipe_admits(gipe_t *g, const char *raw, int tier, uint32_t size
     return answer;
 }
 
-/* Store a chain's chunks from `first` on, as admits, victims, dropped and stored would one by one. Names of victims go to `gone`.
- * Returns how many were taken before the first refusal. */
-EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, uint32_t first, int tier, uint32_t size_bytes,
-                                int64_t now_ms, char *gone, uint32_t gone_room, uint32_t *gone_count) {
+/* Store a chain's chunks from `first` on, as admits, victims, dropped and stored would one by one. Names of victims go to `gone`, which
+ * has room for ADMISSION_LOOKS at the least. Returns how many were taken before the first refusal; their complement (so less than 0)
+ * where `gone` has no room for the next one's victims, and the rest is to be offered in another call at the same time. */
+EXPORT int32_t kvobj_gipe_offer(const char *names, int64_t now_ms, gipe_t *g, uint32_t count, uint32_t first, int tier,
+                                uint32_t size_bytes, char *gone, uint32_t gone_room, uint32_t *gone_count) {
     uint64_t name[2], parent_name[2];
-    advance(g, now_ms);
     *gone_count = 0;
+    if (tier < 0 || tier >= TIERS) return 0; /* nothing has looked at its type */
+    g->is_out_of_memory = false;
+    advance(g, now_ms);
     uint32_t at = first, before = at ? gipe_find(g, name_at(names, at - 1, name)) : 0, block = 0;
-    coming_t coming = {0, 0};
+    uint32_t coming = 0, following = 0;
+    bool is_full = false;
     uint32_t unlisted = 0; /* stored last: no candidate, since its child comes next, until it turns out that none does */
     for (; at < count; at++, before = block) {
         name_at(names, at, name);
@@ -765,10 +901,13 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
                     if (g->undo[u].is_taken) victims[found++] = g->undo[u].block;
                 walk_end(g, tier);
             }
-            if (!is_taken || *gone_count + found > gone_room) break;
+            is_full = is_taken && *gone_count + found > gone_room;
+            if (!is_taken || is_full) break;
             for (uint32_t u = 0; u < found; u++) {
                 memcpy(gone + (size_t)(*gone_count)++ * 16, g->blocks[victims[u]].name, 16);
-                coming = prefetch_coming(g, victims[u], tier);
+                coming = prefetch_coming(g, victims[u], victims[u] != following, tier);
+                const holding_t *h = holding_of(g, victims[u], tier);
+                following = h->parent;
                 take_out(g, victims[u], tier);
             }
             if (live != g->blocks_live) { /* the last child of a chunk that nobody holds has taken that one with it */
@@ -783,10 +922,10 @@ EXPORT int32_t kvobj_gipe_offer(gipe_t *g, const char *names, uint32_t count, ui
         touch_stored(g, block, parent);
         put_in(g, block, parent, tier, size_bytes, true);
         unlisted = block;
-        prefetch_holding(g, coming.grandparent, tier);
-        prefetch_holding(g, coming.next, tier);
+        prefetch_holding(g, coming, tier);
     }
     if (unlisted) reconsider(g, unlisted, tier, true);
+    if (is_full) return ~(int32_t)(at - first);
     finish(g);
     return (int32_t)(at - first);
 }
@@ -804,11 +943,11 @@ EXPORT void kvobj_gipe_locate(gipe_t *g, const char *names, uint32_t count, uint
 /* -- the whole -- */
 EXPORT void kvobj_gipe_close(gipe_t *g) {
     if (!g) return;
-    free(g->blocks);
-    free(g->holdings);
-    free(g->slots);
-    free(g->log);
-    free(g->old);
+    gipe_free(g->blocks, g->blocks_room * sizeof *g->blocks);
+    gipe_free(g->holdings, g->holdings_room * sizeof *g->holdings);
+    gipe_free(g->slots, g->slots_room * sizeof *g->slots);
+    gipe_free(g->log, log_bytes(g->log_room));
+    gipe_free(g->old, g->old_room * sizeof *g->old);
     free(g->undo);
     free(g->scratch);
     free(g);
@@ -819,13 +958,15 @@ EXPORT gipe_t *kvobj_gipe_open(const uint64_t capacities[TIERS], const uint64_t 
                                uint32_t log_least, uint32_t log_most) {
     gipe_t *g = calloc(1, sizeof *g);
     if (!g) return NULL;
-    g->log_room = 4096;
-    g->log = malloc(g->log_room * sizeof *g->log);
-    if (!g->log || !gipe_index_open(g)) {
+    uint64_t *log = gipe_zeros(log_bytes(LOG_ROOM));
+    if (log) log_take(g, log, LOG_ROOM);
+    if (!log || !gipe_index_open(g)) {
         kvobj_gipe_close(g);
         return NULL;
     }
     memcpy(g->bound, bound, sizeof g->bound);
+    for (int bit = 0; bit < 32; bit++)
+        while (g->bucket_from[bit] < POINTERS && UINT32_C(1) << bit >= bound[g->bucket_from[bit]]) g->bucket_from[bit]++;
     rank_open(&g->rank, bound, prior_weight, prior_rate);
     for (int tier = 0; tier < TIERS; tier++) {
         g->tier[tier].capacity_bytes = capacities[tier];
@@ -854,17 +995,19 @@ EXPORT void kvobj_gipe_totals(const gipe_t *g, uint64_t totals[10]) {
     totals[6] = g->log_count;
     totals[7] = g->log_limit;
     totals[8] = sizeof *g + (uint64_t)g->blocks_room * sizeof *g->blocks + (uint64_t)g->holdings_room * sizeof *g->holdings +
-                (uint64_t)g->slots_room * sizeof *g->slots + (uint64_t)g->log_room * sizeof *g->log + (uint64_t)g->old_room * sizeof *g->old +
+                (uint64_t)g->slots_room * sizeof *g->slots + log_bytes(g->log_room) + (uint64_t)g->old_room * sizeof *g->old +
                 (uint64_t)g->undo_room * sizeof *g->undo + (uint64_t)g->scratch_room * sizeof *g->scratch;
     totals[9] = g->accesses;
 }
 
-EXPORT void kvobj_gipe_counts(const gipe_t *g, uint32_t *entered, uint32_t *ended) {
+EXPORT void kvobj_gipe_counts(gipe_t *g, uint32_t *entered, uint32_t *ended) {
+    count_all_passed(g);
     memcpy(entered, g->rank.entered, sizeof g->rank.entered);
     memcpy(ended, g->rank.ended, sizeof g->rank.ended);
 }
 
 EXPORT void kvobj_gipe_set_counts(gipe_t *g, const uint32_t *entered, const uint32_t *ended) {
+    count_all_passed(g);
     memcpy(g->rank.entered, entered, sizeof g->rank.entered);
     memcpy(g->rank.ended, ended, sizeof g->rank.ended);
     refresh(g);

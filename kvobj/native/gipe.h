@@ -2,7 +2,7 @@
  * kvobj/policy/gipe_python.py is the twin, and both must decide alike to the last bit: the same operations on doubles in the same
  * order, ties to the lower class, then to the lower bucket.
  *
- * Sizes: 32 bytes a known chunk (cached or ghost), 4 to 8 more in the index, 24 for each tier that holds it, 8 a log entry.
+ * Sizes: 32 bytes a known chunk (cached or ghost), 4 to 8 more in the index, 24 for each tier that holds it, 8 and 2 bits a log entry.
  */
 #ifndef KVOBJ_GIPE_H
 #define KVOBJ_GIPE_H
@@ -32,7 +32,7 @@ enum {
 typedef struct {
     uint64_t name[2];
     uint32_t position; /* in the log where LOGGED, among the old ones where OLD */
-    uint32_t tick;     /* of the latest access; 16 ms each */
+    uint32_t tick;     /* of the latest access; 16 ms each. Of one long ago: long ago */
     uint32_t held;     /* first holding: dram's, if it has that one; in a free block the next free one */
     uint16_t class_;
     uint16_t flags;    /* and from BUCKET_SHIFT on, the bucket that it is listed under */
@@ -84,8 +84,15 @@ typedef struct {
 
     uint64_t *log;
     uint32_t log_room, log_start, log_count, log_limit;
+    uint64_t *log_listed;       /* a bit an entry: its block is listed */
+    uint64_t *log_begins;       /* a bit an entry: of another tick than the one before it */
+    uint64_t log_tick;          /* of the last entry */
     uint32_t pointer[POINTERS]; /* entries after log_start that the pointer has passed */
+    uint32_t counted[POINTERS]; /* so many of them were counted, at counted_tick */
+    uint64_t due[POINTERS];     /* tick before which the pointer passes nothing */
     uint64_t bound[POINTERS];   /* ticks */
+    uint64_t counted_tick;
+    uint8_t bucket_from[32];    /* bounds up to the power of two */
     uint32_t *old;              /* blocks, looked at in turn; stale where the block's position is another */
     uint32_t old_room, old_start, old_count;
 

@@ -10,6 +10,7 @@
 
 #define INDEX_MASK ((UINT32_C(1) << INDEX_BITS) - 1)
 #define STEP (UINT32_C(1) << INDEX_BITS)
+#define NAMES_AHEAD 32
 #define STEPS_MAX ((UINT32_C(1) << (32 - INDEX_BITS)) - 1)
 
 /* Names are hashes, or blob ids, which are not: they are mixed in any case. */
@@ -79,22 +80,24 @@ static bool insert(gipe_t *g, uint32_t block) {
     return put_at(g, slot, steps, block);
 }
 
+/* Homes keep their order as the table grows, so only the names of the blocks are all over the place. */
 static bool grow_slots(gipe_t *g) {
     uint32_t *old = g->slots, old_room = g->slots_room;
     for (uint64_t room = (uint64_t)old_room + old_room / 2 + 64; room < UINT32_MAX; room += room / 2) {
-        uint32_t *slots = gipe_regrow(NULL, 0, room * sizeof *slots);
+        uint32_t *slots = gipe_zeros(room * sizeof *slots);
         if (!slots) return false;
-        memset(slots, 0, room * sizeof *slots);
         g->slots = slots;
         g->slots_room = (uint32_t)room;
         bool is_whole = true;
-        for (uint32_t at = 0; at < old_room && is_whole; at++)
+        for (uint32_t at = 0; at < old_room && is_whole; at++) {
+            if (at + NAMES_AHEAD < old_room) __builtin_prefetch(&g->blocks[old[at + NAMES_AHEAD] & INDEX_MASK]);
             if (old[at]) is_whole = insert(g, old[at] & INDEX_MASK);
+        }
         if (is_whole) {
-            free(old);
+            gipe_free(old, old_room * sizeof *old);
             return true;
         }
-        free(slots);
+        gipe_free(slots, room * sizeof *slots);
         g->slots = old;
         g->slots_room = old_room;
     }
@@ -113,7 +116,7 @@ static bool make_room(void **array, uint32_t *room, uint32_t made, size_t size) 
     uint64_t wanted = (uint64_t)*room + *room / 2 + 1024;
     if (wanted > INDEX_MASK) wanted = INDEX_MASK;
     if (made >= wanted) return false;
-    void *grown = gipe_regrow(*array, made * size, wanted * size);
+    void *grown = gipe_grow(*array, *room * size, wanted * size);
     if (!grown) return false;
     *array = grown;
     *room = (uint32_t)wanted;

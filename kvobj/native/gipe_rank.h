@@ -5,6 +5,8 @@
 #include "gipe.h"
 #include <string.h>
 
+#define COUNT_MAX (UINT32_C(1) << 31)
+
 static void rank_refresh(rank_t *rank);
 
 static void rank_open(rank_t *rank, const uint64_t bound[POINTERS], double prior_weight, double prior_rate) {
@@ -25,11 +27,11 @@ static void halve(rank_t *rank) {
 }
 
 static void rank_entered(rank_t *rank, int class_, int bucket) {
-    if (++rank->entered[class_][bucket] == UINT32_C(1) << 31) halve(rank);
+    if (++rank->entered[class_][bucket] == COUNT_MAX) halve(rank);
 }
 
 static void rank_ended(rank_t *rank, int class_, int bucket) {
-    if (++rank->ended[class_][bucket] == UINT32_C(1) << 31) halve(rank);
+    if (++rank->ended[class_][bucket] == COUNT_MAX) halve(rank);
 }
 
 /* The best attainable rate over all horizons, from the last bucket back: a stretch takes in the best stretch behind it for as long as

@@ -22,6 +22,7 @@ from kvobj.policy.gipe_rank import (
 _COUNT_BYTES: Final = 4 * CLASSES * BUCKETS
 _SIZE_MAX: Final = 2**32 - 1
 _GONE_SLACK: Final = 64
+"""As many as can go for one chunk (ADMISSION_LOOKS in C): a call that starts with an empty buffer gets on."""
 _GONE_ROOM: Final = 1024
 _UNPACKED: Final = 64
 _UNPACK: Final = [struct.Struct(f"{NAME_BYTES}s" * count).unpack_from for count in range(_UNPACKED + 1)]
@@ -33,6 +34,9 @@ _F64: Final = ctypes.c_double
 _INT: Final = ctypes.c_int
 _TEXT: Final = ctypes.c_char_p
 
+# Of request and offer only the first two arguments: an int that fits into 32 bits, or a pointer, is passed on in a third of the
+# time where no type is named for it. ctypes makes such a call as one of a function with a variable number of arguments, which on
+# Linux passes ints and pointers in the same places as any other (x86-64, aarch64); elsewhere it need not.
 _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     "open": (
         _POINTER,
@@ -40,7 +44,7 @@ _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     ),
     "close": (None, [_POINTER]),
     "set_capacity": (None, [_POINTER, _INT, ctypes.c_uint64]),
-    "request": (ctypes.c_int32, [_POINTER, _TEXT, _U32, _I64, _INT, _INT]),
+    "request": (ctypes.c_int32, [_TEXT, _I64]),
     "access": (None, [_POINTER, _TEXT, _I64]),
     "stored": (_INT, [_POINTER, _TEXT, _INT, _TEXT, _U32, _I64]),
     "dropped": (None, [_POINTER, _TEXT, _INT]),
@@ -51,7 +55,7 @@ _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     "walk_some": (_U32, [_POINTER, _INT, _INT, ctypes.c_uint64, _U32, _TEXT, _POINTER]),
     "walk_end": (None, [_POINTER, _INT]),
     "admits": (_INT, [_POINTER, _TEXT, _INT, _U32, _TEXT, _I64]),
-    "offer": (ctypes.c_int32, [_POINTER, _TEXT, _U32, _U32, _INT, _U32, _I64, _TEXT, _U32, _POINTER]),
+    "offer": (ctypes.c_int32, [_TEXT, _I64]),
     "locate": (None, [_POINTER, _TEXT, _U32, _TEXT]),
     "totals": (None, [_POINTER, _POINTER]),
     "counts": (None, [_POINTER, _TEXT, _TEXT]),
@@ -82,6 +86,7 @@ class NativeCore:
         if not self._handle:
             raise MemoryError("no memory for the eviction policy")
         weakref.finalize(self, self._call["close"], self._handle)
+        self._pointer = _POINTER(self._handle)
         self._totals = (ctypes.c_uint64 * 10)()
         self._request = self._call["request"]
         self._access = self._call["access"]
@@ -95,7 +100,7 @@ class NativeCore:
 
     def request(self, chain: bytes, now_ms: int, *, partial_last: bool, hint: int) -> int:
         """See `GipeCore.request`."""
-        known: int = self._request(self._handle, chain, len(chain) // NAME_BYTES, now_ms, partial_last, hint)
+        known: int = self._request(chain, now_ms, self._pointer, len(chain) // NAME_BYTES, partial_last, hint)
         return known
 
     def access(self, name: bytes, now_ms: int) -> None:
@@ -142,13 +147,21 @@ class NativeCore:
     def offer(self, chain: bytes, first: int, tier: int, size_bytes: int, now_ms: int) -> tuple[int, list[bytes]]:
         """See `GipeCore.offer`."""
         count = len(chain) // NAME_BYTES
+        if not 0 <= first <= count:
+            first = min(max(first, 0), count)
+        if size_bytes > _SIZE_MAX:  # noqa: PLR1730 - min takes three times as long
+            size_bytes = _SIZE_MAX
         room = count - first + _GONE_SLACK
         if self._gone_room < room:
             self._make_gone_room(room)
-        taken: int = self._offer(
-            self._handle, chain, count, first, tier, size_bytes, now_ms, self._gone_at, room, self._found_at
-        )
-        return taken, _names_in(self._gone, self._found.value)
+        room, gone_at, found_at = self._gone_room, self._gone_at, self._found_at
+        taken: int = self._offer(chain, now_ms, self._pointer, count, first, tier, size_bytes, gone_at, room, found_at)
+        at, gone = first, _names_in(self._gone, self._found.value)
+        while taken < 0:  # there was no room for what goes for the next one
+            at += ~taken
+            taken = self._offer(chain, now_ms, self._pointer, count, at, tier, size_bytes, gone_at, room, found_at)
+            gone += _names_in(self._gone, self._found.value)
+        return at - first + taken, gone
 
     def _make_gone_room(self, names: int) -> None:
         gone = ctypes.create_string_buffer(names * NAME_BYTES)
@@ -223,6 +236,8 @@ class NativeWalk:
 
 def _names_in(raw: ctypes.Array[ctypes.c_char], count: int) -> list[bytes]:
     """The first `count` names of what C has written."""
+    if count <= _UNPACKED:
+        return list(_UNPACK[count](raw))
     names: list[bytes] = []
     for start in range(0, count, _UNPACKED):
         names += _UNPACK[min(count - start, _UNPACKED)](raw, start * NAME_BYTES)

@@ -415,7 +415,7 @@ class PythonCore:
         self._advance(now_ms)
         names = list(names_of(chain))
         gone: list[bytes] = []
-        at = first
+        at = first = max(first, 0)
         while at < len(names):
             name, parent = names[at], names[at - 1] if at else None
             chunk = self._chunks.get(name)

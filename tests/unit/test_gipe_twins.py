@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import random
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +19,7 @@ from kvobj.native import library
 from kvobj.policy import CacheTier, GipePolicy
 from kvobj.policy.chunk_policy import NAME_BYTES
 from kvobj.policy.gipe_native import NativeCore
+from kvobj.policy.gipe_rank import BUCKETS, CLASSES, COUNT_MAX
 
 T = TypeVar("T")
 IDS = st.integers(1, 40)
@@ -163,6 +168,201 @@ def test_the_twins_name_the_same_whatever_number_goes_at_once() -> None:
         assert answers[0] == answers[1]
         numbers_gone.add(len(answers[0][0]))
     assert {1, 63, 64, 65, 128, 150} <= numbers_gone
+
+
+def requests_of(source: random.Random, count: int) -> list[tuple[bytes, int]]:
+    """New chains, and such as are asked for again, with the milliseconds before each: mostly few, now and then an hour."""
+    chains: list[bytes] = []
+    made: list[tuple[bytes, int]] = []
+    for _ in range(count):
+        if chains and source.random() < 0.5:
+            chain = source.choice(chains[-40:]) + source.randbytes(NAME_BYTES)
+        else:
+            chain = source.randbytes(NAME_BYTES * source.randint(1, 30))
+        chains.append(chain)
+        made.append((chain, source.choice((0, 0, 5, 40, 700, 2500, 20_000, 3_600_000))))
+    return made
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_the_twins_count_alike_while_the_log_goes_round_and_when_it_grows_after_that() -> None:
+    sizes = {CacheTier.DRAM: 200, CacheTier.NVME: 500}
+    native, pure = (
+        GipePolicy(sizes, log_factor=5, log_least=100, log_most=20_000, use_native=use_native)
+        for use_native in (True, False)
+    )
+    now_ms, source = 1_000_000, random.Random(7)
+    for number, (chain, milliseconds) in enumerate(requests_of(source, 1200)):
+        now_ms += milliseconds
+        if number == 700:  # the log of 3,500 has gone round its first room of 4,096; one of 10,000 takes more
+            assert native.totals.log_entries == 3500
+            for policy in (native, pure):
+                policy.set_capacity(CacheTier.NVME, 1800)
+        answers = [
+            (
+                policy.request(chain, now_ms=now_ms),
+                policy.offer(chain, 0, CacheTier(number % 2), size_bytes=1, now_ms=now_ms),
+            )
+            for policy in (native, pure)
+        ]
+        assert answers[0] == answers[1], number
+        if number % 20 == 0:
+            assert native.save() == pure.save(), number
+    assert native.totals.log_entries > 8192
+    assert native.save() == pure.save()
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_the_twins_halve_the_same_counts_where_one_can_grow_no_more() -> None:
+    cores = [GipePolicy({CacheTier.DRAM: 1000}, use_native=use_native)._core for use_native in (True, False)]
+    entered = [0] * (CLASSES * BUCKETS)
+    entered[0] = COUNT_MAX - 8
+    entered[1] = 1001
+    raw = struct.pack(f"<{len(entered)}I", *entered) + bytes(4 * len(entered))
+    counts: list[bytes] = []
+    for core in cores:
+        core.set_counts(raw)
+        core.request(b"".join(name(each) for each in range(1, 6)), 1_000_000, partial_last=False, hint=0)
+        core.request(name(6), 1_002_000, partial_last=False, hint=0)  # five have reached the second bucket by now
+        core.request(b"".join(name(each) for each in range(7, 10)), 1_003_000, partial_last=False, hint=0)
+        counts.append(core.counts())
+    assert counts[0] == counts[1]
+    assert struct.unpack_from("<2I", counts[0]) == (COUNT_MAX // 2 + 1, (1001 + 5) // 2)
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_counts_that_are_loaded_are_not_joined_by_what_was_passed_before() -> None:
+    cores = [GipePolicy({CacheTier.DRAM: 1000}, use_native=use_native)._core for use_native in (True, False)]
+    raw = bytes(2 * 4 * CLASSES * BUCKETS)
+    for core in cores:
+        core.request(b"".join(name(each) for each in range(1, 6)), 1_000_000, partial_last=False, hint=0)
+        core.request(name(6), 1_002_000, partial_last=False, hint=0)  # five have reached the second bucket by now
+        core.set_counts(raw)
+        assert core.counts() == raw
+
+
+TICK = 16
+"""Milliseconds; the log has 29 bits for ticks, a chunk 32."""
+
+
+def both_ask(policies: list[GipePolicy], chain: bytes, now_ms: int) -> None:
+    answers = [
+        (
+            policy.request(chain, now_ms=now_ms),
+            policy.offer(chain, 0, CacheTier.DRAM, size_bytes=1, now_ms=now_ms),
+            policy.count(CacheTier.DRAM),
+        )
+        for policy in policies
+    ]
+    assert answers[0] == answers[1]
+
+
+def twins_that_know(source: random.Random, log_entries: int) -> tuple[list[GipePolicy], list[bytes], int]:
+    """A hundred chunks told to both, forty of them held; the chains, and when the last one was asked for."""
+    policies = [
+        GipePolicy({CacheTier.DRAM: 40}, log_least=log_entries, log_most=log_entries, use_native=use_native)
+        for use_native in (True, False)
+    ]
+    now_ms, chains = 1_000_000, [source.randbytes(5 * NAME_BYTES) for _ in range(20)]
+    for chain in chains:
+        now_ms += source.choice((0, 16, 3000))
+        both_ask(policies, chain, now_ms)
+    return policies, chains, now_ms
+
+
+def both_go_on(policies: list[GipePolicy], known: list[bytes], source: random.Random, now_ms: int) -> None:
+    for number in range(200):
+        now_ms += source.choice((0, 100, 3000))
+        both_ask(policies, known[-number] if 0 < number < 10 else source.randbytes(5 * NAME_BYTES), now_ms)
+        if number % 20 == 0:
+            assert policies[0].save() == policies[1].save()
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@pytest.mark.parametrize("log_entries", [20, 60, 400])
+@pytest.mark.parametrize("ticks", [2**29, 2**29 + 30, 2**31 - 5, 2**32, 2**32 + 70, 3 * 2**35])
+def test_the_twins_agree_after_a_gap_that_their_ticks_have_no_bits_for(ticks: int, log_entries: int) -> None:
+    for seed in range(4):
+        source = random.Random(seed)
+        policies, chains, now_ms = twins_that_know(source, log_entries)
+        both_go_on(policies, chains, source, now_ms + ticks * TICK + source.choice((0, 300, 5000, 100_000)))
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@pytest.mark.parametrize("log_entries", [20, 400])
+@pytest.mark.parametrize("steps", [9, 34, 64, 130])
+def test_the_twins_agree_where_nothing_is_asked_for_over_years(steps: int, log_entries: int) -> None:
+    source = random.Random(steps)
+    policies, chains, now_ms = twins_that_know(source, log_entries)
+    for _ in range(steps):
+        now_ms += 2**26 * TICK  # twelve days; somebody looks for room
+        answers = [policy.victims(CacheTier.DRAM, 3, now_ms=now_ms, eligible=lambda _: True) for policy in policies]
+        assert answers[0] == answers[1]
+    both_go_on(policies, chains, source, now_ms + source.choice((0, 300, 5000)))
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_a_chain_of_which_each_chunk_takes_the_room_of_many_is_offered_to_its_end() -> None:
+    policies = [GipePolicy({CacheTier.DRAM: 4000}, use_native=use_native) for use_native in (True, False)]
+    source = random.Random(3)
+    small, large = source.randbytes(4000 * NAME_BYTES), source.randbytes(66 * NAME_BYTES)
+    answers = []
+    for policy in policies:
+        policy.request(small, now_ms=1_000_000)
+        policy.offer(small, 0, CacheTier.DRAM, size_bytes=1, now_ms=1_000_000)
+        for _ in range(8):
+            policy.request(large, now_ms=1_060_000)
+        answers.append(policy.offer(large, 2, CacheTier.DRAM, size_bytes=60, now_ms=1_060_000))
+    assert answers[0] == answers[1]
+    assert (answers[0][0], len(answers[0][1])) == (64, 64 * 60)
+    assert policies[0].save() == policies[1].save()
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@pytest.mark.parametrize(("first", "size_bytes"), [(-1, 1), (2, 1), (3, 1), (2**30, 1), (0, 2**32 + 1), (0, 2**33)])
+def test_an_offer_from_outside_of_the_chain_or_of_too_much_is_answered_alike(first: int, size_bytes: int) -> None:
+    chain = name(1) + name(2)
+    answers = [
+        GipePolicy({CacheTier.DRAM: 40}, use_native=use_native).offer(
+            chain, first, CacheTier.DRAM, size_bytes=size_bytes, now_ms=1_000_000
+        )
+        for use_native in (True, False)
+    ]
+    assert answers[0] == answers[1]
+
+
+WITHOUT_MEMORY = """
+import resource
+from kvobj.policy import CacheTier, GipePolicy
+
+policy = GipePolicy({CacheTier.DRAM: 2**40})
+numbers = iter(range(10**7))
+
+def store():
+    policy.stored(next(numbers).to_bytes(16, "little"), CacheTier.DRAM, parent=None, size_bytes=1, now_ms=1)
+
+for _ in range(300_000):
+    store()
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + (2 << 20), resource.RLIM_INFINITY))
+held = 0
+try:
+    while True:
+        store()
+except MemoryError as error:
+    held = policy.count(CacheTier.DRAM)
+    print(error)
+resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+for _ in range(100_000):
+    store()
+print(policy.count(CacheTier.DRAM) - held)
+"""
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+def test_chunks_are_stored_again_when_there_is_memory_again() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["no memory for the eviction policy's tables", "100000"]
 
 
 @pytest.mark.skipif(library() is None, reason="the native library is not built")
