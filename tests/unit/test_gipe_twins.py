@@ -27,6 +27,8 @@ TIERS = st.sampled_from(list(CacheTier))
 SIZES = st.integers(8, 12)
 FANOUT = 3
 
+needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
+
 
 def name(number: int) -> bytes:
     return number.to_bytes(16, "little")
@@ -147,7 +149,7 @@ TestTwins.settings = settings(max_examples=60, stateful_step_count=60)
 TestTwins.pytestmark = [pytest.mark.skipif(library() is None, reason="no native library (make native)")]  # type: ignore[attr-defined]
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_the_twins_name_the_same_whatever_number_goes_at_once() -> None:
     policies = [GipePolicy({CacheTier.DRAM: 400}, use_native=use_native) for use_native in (True, False)]
     number, now_ms, numbers_gone = 1, 1_000_000, set()
@@ -184,7 +186,7 @@ def requests_of(source: random.Random, count: int) -> list[tuple[bytes, int]]:
     return made
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_the_twins_count_alike_while_the_log_goes_round_and_when_it_grows_after_that() -> None:
     sizes = {CacheTier.DRAM: 200, CacheTier.NVME: 500}
     native, pure = (
@@ -212,7 +214,7 @@ def test_the_twins_count_alike_while_the_log_goes_round_and_when_it_grows_after_
     assert native.save() == pure.save()
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_the_twins_halve_the_same_counts_where_one_can_grow_no_more() -> None:
     cores = [GipePolicy({CacheTier.DRAM: 1000}, use_native=use_native)._core for use_native in (True, False)]
     entered = [0] * (CLASSES * BUCKETS)
@@ -230,7 +232,7 @@ def test_the_twins_halve_the_same_counts_where_one_can_grow_no_more() -> None:
     assert struct.unpack_from("<2I", counts[0]) == (COUNT_MAX // 2 + 1, (1001 + 5) // 2)
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_counts_that_are_loaded_are_not_joined_by_what_was_passed_before() -> None:
     cores = [GipePolicy({CacheTier.DRAM: 1000}, use_native=use_native)._core for use_native in (True, False)]
     raw = bytes(2 * 4 * CLASSES * BUCKETS)
@@ -278,7 +280,7 @@ def both_go_on(policies: list[GipePolicy], known: list[bytes], source: random.Ra
             assert policies[0].save() == policies[1].save()
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 @pytest.mark.parametrize("log_entries", [20, 60, 400])
 @pytest.mark.parametrize("ticks", [2**29, 2**29 + 30, 2**31 - 5, 2**32, 2**32 + 70, 3 * 2**35])
 def test_the_twins_agree_after_a_gap_that_their_ticks_have_no_bits_for(ticks: int, log_entries: int) -> None:
@@ -288,7 +290,7 @@ def test_the_twins_agree_after_a_gap_that_their_ticks_have_no_bits_for(ticks: in
         both_go_on(policies, chains, source, now_ms + ticks * TICK + source.choice((0, 300, 5000, 100_000)))
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 @pytest.mark.parametrize("log_entries", [20, 400])
 @pytest.mark.parametrize("steps", [9, 34, 64, 130])
 def test_the_twins_agree_where_nothing_is_asked_for_over_years(steps: int, log_entries: int) -> None:
@@ -301,7 +303,7 @@ def test_the_twins_agree_where_nothing_is_asked_for_over_years(steps: int, log_e
     both_go_on(policies, chains, source, now_ms + source.choice((0, 300, 5000)))
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_a_chain_of_which_each_chunk_takes_the_room_of_many_is_offered_to_its_end() -> None:
     policies = [GipePolicy({CacheTier.DRAM: 4000}, use_native=use_native) for use_native in (True, False)]
     source = random.Random(3)
@@ -318,7 +320,7 @@ def test_a_chain_of_which_each_chunk_takes_the_room_of_many_is_offered_to_its_en
     assert policies[0].save() == policies[1].save()
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 @pytest.mark.parametrize(("first", "size_bytes"), [(-1, 1), (2, 1), (3, 1), (2**30, 1), (0, 2**32 + 1), (0, 2**33)])
 def test_an_offer_from_outside_of_the_chain_or_of_too_much_is_answered_alike(first: int, size_bytes: int) -> None:
     chain = name(1) + name(2)
@@ -359,13 +361,13 @@ print(policy.count(CacheTier.DRAM) - held)
 """
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_chunks_are_stored_again_when_there_is_memory_again() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["no memory for the eviction policy's tables", "100000"]
 
 
-@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@needs_native
 def test_where_there_was_no_memory_for_names_c_is_told_of_no_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     core = GipePolicy({CacheTier.DRAM: 400}, use_native=True)._core
     assert isinstance(core, NativeCore)
