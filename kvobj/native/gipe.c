@@ -921,6 +921,7 @@ EXPORT int32_t kvobj_gipe_offer(const char *names, int64_t now_ms, gipe_t *g, ui
         if (!block || g->is_out_of_memory) break;
         touch_stored(g, block, parent);
         put_in(g, block, parent, tier, size_bytes, true);
+        if (!block_is(&g->blocks[block], IN_FLAG << tier)) break; /* there was no memory to hold it */
         unlisted = block;
         prefetch_holding(g, coming, tier);
     }
