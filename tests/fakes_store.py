@@ -39,6 +39,7 @@ from kvobj.errors import (
 )
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.commit import kv_etag
+from kvobj.store.ingest import WholeSource
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
 from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import HotRead
@@ -306,7 +307,12 @@ class FakeStore:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
         return FakeTransfer(self, request, existing, durability)
 
-    def put_at_once(self, *_: object) -> PutResult | None:
+    def put_at_once(
+        self,
+        request: PutRequest,  # noqa: ARG002 - as the protocol has it, likewise below
+        source: WholeSource,  # noqa: ARG002
+        check: Callable[[Digester], tuple[Checksum, ...]],  # noqa: ARG002
+    ) -> PutResult | None:
         return None
 
     def commit(

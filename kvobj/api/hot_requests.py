@@ -299,8 +299,8 @@ class HotRequests:
         if user is None or target.raw_query:
             return None
         stamp_at, signature_at = at + signed.stamp_at, at + signed.signature_at
-        stamp = request[stamp_at : stamp_at + _STAMP_CHARACTERS].decode()
-        signature = request[signature_at : signature_at + _DIGEST_DIGITS].decode()
+        stamp = request[stamp_at : stamp_at + _STAMP_CHARACTERS].decode("ascii")
+        signature = request[signature_at : signature_at + _DIGEST_DIGITS].decode("ascii")
         canonical = f"{kind.method}\n{target.canonical_path}\n{signed.text[0]}{stamp}{signed.text[1]}"
         return (
             user if self._verifier.holds(signed.signer, user, stamp, canonical.encode("latin-1"), signature) else None

@@ -99,7 +99,7 @@ _BEFORE: Final[tuple[tuple[str, str, dict[str, str]], ...]] = (
 )  # fmt: skip
 
 
-class _Defects(logging.Handler):
+class Defects(logging.Handler):
     """Keeps the exceptions that the service met and logged."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ServiceTarget:
             b"hello",
             b"",
         ]
-        self._defects = _Defects()
+        self._defects = Defects()
         log = logging.getLogger("fuzz.service")
         log.handlers.clear()  # of a target before this one
         log.propagate = False
@@ -269,7 +269,7 @@ class ServiceTarget:
         if isinstance(reply.body, bytes):
             return reply, reply.body
         stream = reply.body
-        data = finish(_drain(stream))
+        data = finish(drain(stream))
         assert stream.length in (None, len(data))
         finish(stream.aclose())
         return reply, data
@@ -300,7 +300,7 @@ def _repeated(names: list[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-async def _drain(stream: Any) -> bytes:  # noqa: ANN401 - a BodyStream
+async def drain(stream: Any) -> bytes:  # noqa: ANN401 - a BodyStream
     return b"".join([bytes(view) async for view in stream.views()])
 
 

@@ -99,7 +99,8 @@ def sign_fields(
         kept = [(name, value) for name, value in kept if name != "date"]
     kept.append(stamp)
     names = sorted({name for name, _ in kept} - {"expect", "transfer-encoding", "connection", "user-agent"})
-    signature = signature_of(canonical_request(method, target, kept, names, content_hash))
+    canonical = canonical_request(method, target, kept, names, content_hash)
+    signature = signature_of(canonical, stamp[1] if stamp[0] == "x-amz-date" else STAMP)
     kept.append(
         (
             "authorization",

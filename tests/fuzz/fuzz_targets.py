@@ -12,6 +12,7 @@ from fuzz_fields import FieldTarget
 from fuzz_framing import AwsChunkedTarget, HttpChunkedTarget
 from fuzz_heads import HeadTarget
 from fuzz_message import CORPUS
+from fuzz_repeated import RepeatedTarget
 from fuzz_service import ServiceTarget
 from fuzz_settings import SettingsTarget
 from fuzz_signatures import CanonicalTarget, SignatureTarget
@@ -26,6 +27,7 @@ TARGETS: Final[dict[str, Callable[[], Target]]] = {
     "documents": DocumentTarget,
     "settings": SettingsTarget,
     "service": ServiceTarget,
+    "repeated": RepeatedTarget,
 }
 HANDLERS: Final = frozenset(ServiceTarget.modules)
 """What the service target reaches beside the parsers."""

@@ -264,6 +264,19 @@ async def test_no_byte_of_a_puts_head_may_be_another_and_its_body_is_whole(wired
     assert await wired.rows("files") == [row]
 
 
+@pytest.mark.parametrize("place", ["x-amz-date: ", "Signature="])
+async def test_letters_where_time_or_signature_is_go_the_way_of_all(wired: Wired, place: str) -> None:
+    await stored(wired, "/cache/a", BODY)
+    request = wired.request("GET", "/cache/a", headers={"user-agent": "a client"})
+    await wired.known(request)
+    at = request.lower().index(place.lower().encode()) + len(place)
+    for letter in ("ü", "٣"):  # a digit to those who take all of Unicode's
+        changed = request[:at] + letter.encode() + request[at + len(letter.encode()) :]
+        assert len(changed) == len(request)
+        assert wired.answer(changed) is None
+    assert wired.answer(request) is not None
+
+
 async def test_a_put_twice_of_a_chunk_goes_the_way_of_all(wired: Wired) -> None:
     request = wired.request("PUT", "/cache/a", BODY, headers=MEMORY)
     assert (await wired.handle(request)).status == 200
