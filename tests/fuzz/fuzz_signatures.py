@@ -177,7 +177,11 @@ class SignatureTarget:
         parts = dict(
             part.strip(" \t").split("=", 1) for part in header[len("AWS4-HMAC-SHA256 ") :].split(",") if "=" in part
         )
-        if stamp not in (STAMP, HTTP_DATE) or parts.get("Credential") != f"{ACCESS_KEY}/{SCOPE}":
+        # Signed is the value with its spaces folded, and a date says the same with more of them.
+        if (
+            " ".join((stamp or "").split()) not in (STAMP, HTTP_DATE)
+            or parts.get("Credential") != f"{ACCESS_KEY}/{SCOPE}"
+        ):
             return False
         names = parts.get("SignedHeaders", "").split(";")
         must = {name for name, _ in head.headers if name == "host" or name.startswith("x-amz-")}
