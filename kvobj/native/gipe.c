@@ -807,7 +807,7 @@ EXPORT uint32_t kvobj_gipe_walk_some(gipe_t *g, int tier, int take, uint64_t byt
 
 EXPORT void kvobj_gipe_walk_end(gipe_t *g, int tier) { walk_end(g, tier); }
 
-/* Whether what would have to go is worth less, each of it. The victims taken are then in `undo`, until walk_end. */
+/* Whether what would have to go is worth less, each of it: so many at most. The victims taken are then in `undo`, until walk_end. */
 enum { ADMISSION_LOOKS = 64 };
 
 static double price_of(gipe_t *g, uint32_t victim, int tier) {
@@ -827,13 +827,15 @@ static int is_first_worth_less(gipe_t *g, double worth, uint32_t keep, int tier,
 
 static bool is_worth_it(gipe_t *g, double worth, uint32_t keep, int tier, uint64_t excess) {
     uint64_t found = 0;
-    for (int looks = 0; looks < ADMISSION_LOOKS && found < excess; looks++) {
+    int taken = 0;
+    while (taken < ADMISSION_LOOKS && found < excess) {
         uint32_t victim = walk_next(g, tier);
         if (!victim) return false;
-        if (victim == keep) continue;
+        if (victim == keep) continue; /* no look: where an offer has just stored it, it is not even listed */
         if (!(worth > price_of(g, victim, tier))) return false;
         found += holding_of(g, victim, tier)->size_bytes;
         walk_take(g, tier);
+        taken++;
     }
     return found >= excess;
 }

@@ -26,6 +26,7 @@ from kvobj.policy.gipe_rank import (
 DRAM: Final = int(CacheTier.DRAM)
 NVME: Final = int(CacheTier.NVME)
 ADMISSION_LOOKS: Final = 64
+"""So many chunks at most make room for one."""
 _COUNTS: Final = struct.Struct(f"<{CLASSES * BUCKETS}I")
 _NOT_LOGGED: Final = -1
 _NOT_OLD: Final = -1
@@ -392,13 +393,13 @@ class PythonCore:
         walk = PythonWalk(self, tier)
         try:
             take = False
-            for _ in range(ADMISSION_LOOKS):
+            while len(victims) < ADMISSION_LOOKS:
                 victim = walk.step(take=take)
                 if victim is None:
                     return None
                 take = victim.name != parent
                 if not take:
-                    continue
+                    continue  # no look: where an offer has just stored it, the twin does not even list it
                 least = self._worth_of_cell(victim.cell(tier), victim.bucket)
                 if not worth > (least * self._settings.write_margin if tier == NVME else least):
                     return None

@@ -19,12 +19,16 @@ from kvobj.native import library
 from kvobj.policy import CacheTier, GipePolicy
 from kvobj.policy.chunk_policy import NAME_BYTES
 from kvobj.policy.gipe_native import NativeCore
-from kvobj.policy.gipe_rank import BUCKETS, CLASSES, COUNT_MAX
+from kvobj.policy.gipe_rank import BUCKETS, CLASSES, COUNT_MAX, HINTS, class_of
 
 T = TypeVar("T")
 IDS = st.integers(1, 40)
 TIERS = st.sampled_from(list(CacheTier))
 SIZES = st.integers(8, 12)
+LOOKS = 64
+"""So many chunks at most make room for one."""
+ROOMS = st.one_of(SIZES, st.sampled_from([1, LOOKS - 1, LOOKS, LOOKS + 1]))
+SMALL = range(1000, 1130)
 FANOUT = 3
 
 needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
@@ -50,7 +54,7 @@ def chain_to(number: int) -> bytes:
 
 class Twins(RuleBasedStateMachine):
     @initialize(
-        dram=st.sampled_from([30, 100]),
+        dram=st.sampled_from([30, 100, 200]),
         nvme=st.sampled_from([0, 50, 300]),
         log_factor=st.sampled_from([1, 16]),
         log_least=st.sampled_from([5, 100]),
@@ -99,13 +103,18 @@ class Twins(RuleBasedStateMachine):
         chunks = [(name(number), size_bytes) for number in numbers]
         self.both(lambda p: p.stored_many(chunks, tier, now_ms=self.now_ms))
 
-    @rule(number=IDS, tier=TIERS, size_bytes=SIZES)
+    @rule(tier=TIERS, count=st.integers(1, len(SMALL)))
+    def many_small_ones_stored(self, tier: CacheTier, count: int) -> None:
+        chunks = [(name(number), 1) for number in SMALL[:count]]
+        self.both(lambda p: p.stored_many(chunks, tier, now_ms=self.now_ms))
+
+    @rule(number=IDS, tier=TIERS, size_bytes=ROOMS)
     def admits(self, number: int, tier: CacheTier, size_bytes: int) -> None:
         above = parent_of(number)
         parent = None if above is None else name(above)
         self.both(lambda p: p.admits(name(number), tier, size_bytes=size_bytes, now_ms=self.now_ms, parent=parent))
 
-    @rule(number=IDS, tier=TIERS, first=st.integers(0, 3), size_bytes=SIZES)
+    @rule(number=IDS, tier=TIERS, first=st.integers(0, 3), size_bytes=ROOMS)
     def offer(self, number: int, tier: CacheTier, first: int, size_bytes: int) -> None:
         chain = chain_to(number)
         start = min(first, len(chain) // 16 - 1)
@@ -138,7 +147,7 @@ class Twins(RuleBasedStateMachine):
     def they_know_the_same(self) -> None:
         if not hasattr(self, "policies"):
             return
-        everything = b"".join(name(number) for number in range(1, 41))
+        everything = b"".join(name(number) for number in (*range(1, 41), *SMALL))
         self.both(lambda p: p.locate(everything))
         self.both(lambda p: [(p.size_bytes(tier), p.count(tier)) for tier in CacheTier])
         self.both(lambda p: (p.totals.known_chunks, p.totals.log_entries, p.totals.log_limit))
@@ -317,6 +326,73 @@ def test_a_chain_of_which_each_chunk_takes_the_room_of_many_is_offered_to_its_en
         answers.append(policy.offer(large, 2, CacheTier.DRAM, size_bytes=60, now_ms=1_060_000))
     assert answers[0] == answers[1]
     assert (answers[0][0], len(answers[0][1])) == (64, 64 * 60)
+    assert policies[0].save() == policies[1].save()
+
+
+def counts_of(rates: dict[int, float]) -> bytes:
+    """A thousand intervals of each class, of which such a share ended in the first bucket: more of them, worth more."""
+    entered, ended = [0] * (CLASSES * BUCKETS), [0] * (CLASSES * BUCKETS)
+    for class_, rate in rates.items():
+        entered[class_ * BUCKETS] = 1000
+        ended[class_ * BUCKETS] = int(1000 * rate)
+    return struct.pack(f"<{2 * CLASSES * BUCKETS}I", *entered, *ended)
+
+
+@needs_native
+@pytest.mark.parametrize("tier", list(CacheTier))
+@pytest.mark.parametrize("victims", [1, 2, LOOKS - 1, LOOKS, LOOKS + 1])
+def test_a_parent_that_would_go_first_is_none_of_those_that_may_make_room(victims: int, tier: CacheTier) -> None:
+    """Neither where an offer has just stored it nor where it was held before."""
+    parent, child = name(1), name(2)
+    small = [name(number) for number in range(10, 10 + 2 * LOOKS)]
+    answers = []
+    for use_native in (True, False):
+        policy = GipePolicy({tier: len(small) + victims}, use_native=use_native)
+        policy._core.set_counts(counts_of({class_of(1, 0, 2): 0.0, class_of(1, 0, 1): 0.3, class_of(6, 0, 0): 0.99}))
+        policy.request(b"".join(small), now_ms=1_000_000, hint=1)
+        policy.stored_many([(each, 1) for each in small], tier, now_ms=1_000_000)
+        policy.request(parent, now_ms=1_000_000, hint=2)
+        for _ in range(6):
+            policy.request(child, now_ms=1_000_000)
+        taken, gone = policy.offer(parent + child, 0, tier, size_bytes=victims, now_ms=1_000_000)
+        assert parent not in gone
+        policy.dropped(child, tier)
+        first = policy.victims(tier, 1, now_ms=1_000_000, eligible=lambda _: True)
+        assert first == [parent]
+        policy.set_capacity(tier, policy.size_bytes(tier))
+        admitted = policy.admits(child, tier, size_bytes=victims, now_ms=1_000_000, parent=parent)
+        answers.append((taken, len(gone), admitted))
+    fits = victims <= LOOKS
+    assert answers == [(2, victims, fits) if fits else (1, 0, fits)] * 2
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(20))
+def test_the_twins_agree_where_a_chunk_takes_the_room_of_as_many_as_may_go(seed: int) -> None:
+    source = random.Random(seed)
+    rates = {class_of(uses, 0, hint): source.choice((0.0, 0.2, 0.9)) for uses in range(1, 4) for hint in range(HINTS)}
+    policies = [GipePolicy({CacheTier.DRAM: 700}, use_native=use_native) for use_native in (True, False)]
+    for policy in policies:
+        policy._core.set_counts(counts_of(rates))
+    for number in range(40):
+        small, large = source.randbytes(200 * NAME_BYTES), source.randbytes(3 * NAME_BYTES)
+        hints, times = [source.randrange(HINTS) for _ in range(4)], source.randint(1, 3)
+        size_bytes, is_head_free = source.randint(LOOKS - 1, LOOKS + 1), source.random() < 0.5
+        answers = []
+        for policy in policies:
+            policy.request(small, now_ms=1_000_000, hint=hints[3])
+            told = [policy.offer(small, 0, CacheTier.DRAM, size_bytes=1, now_ms=1_000_000)]
+            for at in (2, 1, 0):  # each of a class of its own
+                for _ in range(times):
+                    policy.request(large[at * NAME_BYTES :][:NAME_BYTES], now_ms=1_000_000, hint=hints[at])
+            if is_head_free:
+                policy.set_capacity(CacheTier.DRAM, policy.size_bytes(CacheTier.DRAM) + size_bytes)
+            told.append(policy.offer(large, 0, CacheTier.DRAM, size_bytes=size_bytes, now_ms=1_000_000))
+            policy.set_capacity(CacheTier.DRAM, 700)
+            for each in policy.victims(CacheTier.DRAM, size_bytes, now_ms=1_000_000, eligible=lambda _: True):
+                policy.dropped(each, CacheTier.DRAM)
+            answers.append(told)
+        assert answers[0] == answers[1], number
     assert policies[0].save() == policies[1].save()
 
 
