@@ -20,13 +20,14 @@ from kvobj import __version__
 from kvobj.admin import namespaces, offline, render
 from kvobj.admin.access import DEFAULT_ENDPOINT, AccessFlags, find_access, find_credentials
 from kvobj.admin.flush import flush
-from kvobj.admin.output import Output
+from kvobj.admin.output import Output, tell
 from kvobj.admin.recall import recall, time_ms
 from kvobj.admin.verify import verify
 from kvobj.client import AdminClient, Endpoint, SignedConnection
 from kvobj.errors import ConfigurationError, KvobjError
 
 Command = Callable[[AdminClient, Output, argparse.Namespace], int]
+AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
 _OFFLINE: Final = {"fsck": offline.fsck, "rebuild": offline.rebuild}
 # A flush or the status of a busy store may take longer than a request's usual deadline.
@@ -78,46 +79,10 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("key", metavar="KEY")
     verify_ = command("verify", "hash every copy again, and replace a bad one from a good one")
     verify_.add_argument("bucket", nargs="?", metavar="BUCKET", help="default: all buckets")
-    flush_ = command("flush", "write down what is only in memory, and upload what waits for the remote tier")
-    flush_.add_argument("--local", action="store_true", help="only write down, and upload nothing")
-    flush_.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=_TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="exit 1 where that is not enough (default: %(default).0f)",
-    )
-    gc = command("gc", "remove now what policy does not want in the home tier any more")
-    gc.add_argument("--dry-run", action="store_true", help="list what would go and why, and change nothing")
-    recall_ = command("recall", "remove every chunk of a writer, a namespace or a span of time, with all descendants")
-    recall_.add_argument("--bucket", required=True, metavar="BUCKET", help="alone: every chunk of it")
-    recall_.add_argument("--namespace", metavar="NAMESPACE", help="and of this namespace")
-    recall_.add_argument("--writer", metavar="USER", help="and stored by this user")
-    recall_.add_argument(
-        "--from", dest="from_ms", type=time_ms, metavar="TIME", help="and stored at or after: 2026-01-31T08:00"
-    )
-    recall_.add_argument(
-        "--to", dest="to_ms", type=time_ms, metavar="TIME", help="and stored before; UTC where no zone is given"
-    )
-    recall_.add_argument("--dry-run", action="store_true", help="only count what fits")
+    _add_flush_and_gc(command)
+    _add_recall(command)
     command("credentials", "print the root user's keys as shell exports")
-    bucket = command("bucket", "create and set up buckets").add_subparsers(
-        dest="action", required=True, metavar="ACTION"
-    )
-    create = _action(bucket, "create", "create a bucket", shared)
-    create.add_argument("name", metavar="NAME")
-    create.add_argument(
-        "--kind", choices=("ordinary", "kv"), default="ordinary", help="kv: immutable chunks; default: ordinary"
-    )
-    create.add_argument(
-        "--durability", choices=("memory", "local", "shared"), help="default: memory for kv, local for ordinary"
-    )
-    create.add_argument("--remote", choices=_REMOTE_RULES, help="what else goes to the remote tier; default: never")
-    create.add_argument("--codec", choices=("raw", "zp"), default="raw", help="on disk; default: raw")
-    create.add_argument("--owner", metavar="USER", help="default: root")
-    change = _action(bucket, "set", "change what of a bucket goes to the remote tier", shared)
-    change.add_argument("name", metavar="NAME")
-    change.add_argument("--remote", choices=_REMOTE_RULES, required=True)
+    _add_bucket_commands(command, shared)
     _add_user_commands(command, shared)
     _add_namespace_commands(command, shared)
     _add_offline_commands(command)
@@ -146,7 +111,55 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _add_user_commands(command: Callable[[str, str], argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+def _add_flush_and_gc(command: AddCommand) -> None:
+    flush_ = command("flush", "write down what is only in memory, and upload what waits for the remote tier")
+    flush_.add_argument("--local", action="store_true", help="only write down, and upload nothing")
+    flush_.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="exit 1 where that is not enough (default: %(default).0f)",
+    )
+    gc = command("gc", "remove now what policy does not want in the home tier any more")
+    gc.add_argument("--dry-run", action="store_true", help="list what would go and why, and change nothing")
+
+
+def _add_recall(command: AddCommand) -> None:
+    recall_ = command("recall", "remove every chunk of a writer, a namespace or a span of time, with all descendants")
+    recall_.add_argument("--bucket", required=True, metavar="BUCKET", help="alone: every chunk of it")
+    recall_.add_argument("--namespace", metavar="NAMESPACE", help="and of this namespace")
+    recall_.add_argument("--writer", metavar="USER", help="and stored by this user")
+    recall_.add_argument(
+        "--from", dest="from_ms", type=time_ms, metavar="TIME", help="and stored at or after: 2026-01-31T08:00"
+    )
+    recall_.add_argument(
+        "--to", dest="to_ms", type=time_ms, metavar="TIME", help="and stored before; UTC where no zone is given"
+    )
+    recall_.add_argument("--dry-run", action="store_true", help="only count what fits")
+
+
+def _add_bucket_commands(command: AddCommand, shared: argparse.ArgumentParser) -> None:
+    bucket = command("bucket", "create and set up buckets").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    create = _action(bucket, "create", "create a bucket", shared)
+    create.add_argument("name", metavar="NAME")
+    create.add_argument(
+        "--kind", choices=("ordinary", "kv"), default="ordinary", help="kv: immutable chunks; default: ordinary"
+    )
+    create.add_argument(
+        "--durability", choices=("memory", "local", "shared"), help="default: memory for kv, local for ordinary"
+    )
+    create.add_argument("--remote", choices=_REMOTE_RULES, help="what else goes to the remote tier; default: never")
+    create.add_argument("--codec", choices=("raw", "zp"), default="raw", help="on disk; default: raw")
+    create.add_argument("--owner", metavar="USER", help="default: root")
+    change = _action(bucket, "set", "change what of a bucket goes to the remote tier", shared)
+    change.add_argument("name", metavar="NAME")
+    change.add_argument("--remote", choices=_REMOTE_RULES, required=True)
+
+
+def _add_user_commands(command: AddCommand, shared: argparse.ArgumentParser) -> None:
     user = command("user", "users beside the root user").add_subparsers(dest="action", required=True, metavar="ACTION")
     add = _action(user, "add", "add a user; keys that are not given are made and shown once", shared)
     add.add_argument("id", type=_name, metavar="ID")
@@ -158,9 +171,7 @@ def _add_user_commands(command: Callable[[str, str], argparse.ArgumentParser], s
     remove.add_argument("id", type=_name, metavar="ID")
 
 
-def _add_namespace_commands(
-    command: Callable[[str, str], argparse.ArgumentParser], shared: argparse.ArgumentParser
-) -> None:
+def _add_namespace_commands(command: AddCommand, shared: argparse.ArgumentParser) -> None:
     actions = command("namespace", "namespaces of KV buckets, and one from store to store").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
@@ -180,7 +191,7 @@ def _add_namespace_commands(
         action.add_argument("--bucket", required=True, metavar="BUCKET")
 
 
-def _add_offline_commands(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+def _add_offline_commands(command: AddCommand) -> None:
     fsck = command("fsck", "check a stopped store")
     fsck.add_argument("--remote", action="store_true", help="against what lies on its remote tier")
     fsck.add_argument("--read", action="store_true", help="with --remote: download every blob and check it")
@@ -362,12 +373,7 @@ def _gc(client: AdminClient, output: Output, options: argparse.Namespace) -> int
         output.show(plan, lambda console: render.print_gc_plan(console, plan))
         return 0
     report = client.collect()
-    text = (
-        f"condemned {report.get('condemned')} chunks, removed {report.get('claimed')} "
-        f"({render.size_text(report.get('claimed_bytes'))}), {report.get('rescued')} were asked for and stay"
-    )
-    quiet = "quiet time: nothing is removed until holders could pin again"
-    output.show(report, lambda console: console.print(quiet if report.get("quiet") else text, highlight=False))
+    output.show(report, lambda console: render.print_gc_report(console, report))
     return 0
 
 
@@ -425,7 +431,7 @@ def _list_users(client: AdminClient, output: Output, _options: argparse.Namespac
 
 def _remove_user(client: AdminClient, output: Output, options: argparse.Namespace) -> int:
     removed = client.remove_user(options.id)
-    output.show(removed, lambda console: console.print(f"removed {options.id}", markup=False, highlight=False))
+    output.show(removed, lambda console: tell(console, f"removed {options.id}"))
     return 0
 
 
@@ -436,5 +442,5 @@ def _credentials(output: Output, data: Path | None, environment: Mapping[str, st
         f"export AWS_ACCESS_KEY_ID={shlex.quote(credentials.access_key)}",
         f"export AWS_SECRET_ACCESS_KEY={shlex.quote(credentials.secret_key)}",
     ]
-    output.show(keys, lambda console: console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True))
+    output.show(keys, lambda console: console.out("\n".join(lines), highlight=False))  # as they are: a shell reads them
     return 0

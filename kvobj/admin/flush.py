@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 
-from kvobj.admin.output import Output
+from kvobj.admin.output import Output, tell, visible
 from kvobj.admin.render import size_text
 from kvobj.client import AdminClient
 
@@ -23,8 +23,8 @@ def flush(
     alone is written down, and nothing is uploaded."""
     until = monotonic() + timeout_seconds
     sums = dict.fromkeys(_SUMMED, 0)
-    columns = (TextColumn("flush"), BarColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=Console(file=output.errors), transient=True, disable=output.is_json) as progress:
+    columns = (TextColumn("flush"), BarColumn(), TextColumn("{task.fields[left]}", markup=False))
+    with output.progress(*columns) as progress:
         bar = progress.add_task("flush", total=None, left="")
         most = 0
         while True:
@@ -33,7 +33,7 @@ def flush(
                 sums[name] += _number(step, name)
             left_bytes = _number(step, "left_in_memory_bytes") + _number(step, "left_to_upload_bytes")
             most = max(most, left_bytes)
-            progress.update(bar, total=most or None, completed=most - left_bytes, left=_left_text(step))
+            progress.update(bar, total=most or None, completed=most - left_bytes, left=visible(_left_text(step)))
             if step.get("is_done") or monotonic() >= until:
                 break
     output.show({**step, **sums}, lambda console: _print(console, step, sums))
@@ -47,7 +47,7 @@ def _print(console: Console, step: Mapping[str, object], sums: Mapping[str, int]
     text = f"wrote down {sums['blobs']} blobs, {size_text(sums['size_bytes'])}"
     if sums["uploaded_objects"] or "left_to_upload" in step:
         text += f"; uploaded {sums['uploaded_objects']} objects, {size_text(sums['uploaded_bytes'])}"
-    console.print(text, highlight=False)
+    tell(console, text)
 
 
 def _left_text(step: Mapping[str, object]) -> str:

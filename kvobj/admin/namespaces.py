@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
 from kvobj.admin.output import Output
-from kvobj.admin.render import print_values, size_text
+from kvobj.admin.render import print_namespaces, print_values
 from kvobj.client import AdminClient
-from kvobj.errors import ConfigurationError, ConflictError
+from kvobj.errors import ConfigurationError, ConflictError, UnavailableError
 
 FORMAT: Final = "kvobj namespace 1"
 _FILE_BYTES_MAX: Final = 64 * 1024
@@ -28,7 +24,7 @@ _FIELDS: Final = ("name", "declaration", "fingerprint", "root", "key")
 def list_namespaces(client: AdminClient, output: Output, bucket: str) -> int:
     """A line a namespace, without keys."""
     found = client.namespaces(bucket)
-    output.show({"namespaces": found}, lambda console: _print(console, found))
+    output.show({"namespaces": found}, lambda console: print_namespaces(console, found))
     return 0
 
 
@@ -44,7 +40,10 @@ def export(client: AdminClient, output: Output, bucket: str, name: str, path: Pa
     """Write one namespace with its key into a new file of mode 0600 (None: `NAME.namespace.json`). `ConfigurationError` where the
     file exists or cannot be written."""
     path = Path(f"{name}.namespace.json") if path is None else path
-    document = {"format": FORMAT, **client.export_namespace(bucket, name)}
+    found = client.export_namespace(bucket, name)
+    if any(each not in found for each in _FIELDS):
+        raise UnavailableError("the answer is no namespace: is this a kvobj admin port?")
+    document = {"format": FORMAT, **{each: found[each] for each in _FIELDS}}
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -92,19 +91,3 @@ def _read(path: Path) -> dict[str, object]:
     ):
         raise ConfigurationError([f"{path}: is no file of `kvobj-admin namespace export`"])
     return {name: document[name] for name in _FIELDS}
-
-
-def _print(console: Console, namespaces: Iterable[dict[str, object]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("namespace", "ids", "chunk tokens", "chunks", "size", "fingerprint"):
-        table.add_column(title, overflow="fold")
-    for each in namespaces:
-        table.add_row(
-            str(each.get("name")),
-            str(each.get("ids")),
-            str(each.get("chunk_tokens")),
-            str(each.get("chunks")),
-            size_text(each.get("size_bytes")),
-            str(each.get("fingerprint"))[:16],
-        )
-    console.print(table)

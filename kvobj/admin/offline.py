@@ -11,10 +11,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from kvobj.admin.output import Output, visible
+from kvobj.admin.output import Output, tell
 from kvobj.admin.render import print_values
 from kvobj.config import Settings, load_settings
 from kvobj.errors import ConfigurationError
@@ -45,7 +44,7 @@ def rebuild_remote(
     settings = load_settings(config, environment=environment, data=None if data is None else str(data))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     findings, report = _findings(output)
-    with Progress(*columns, console=Console(file=output.errors), transient=True, disable=output.is_json) as bars:
+    with output.progress(*columns) as bars:
         bar = bars.add_task("rebuild", total=None, rate="")
 
         def progress(done: int, total: int, step: str) -> None:
@@ -68,7 +67,7 @@ def rebuild_remote(
         )
     output.show({**result, "findings": findings}, lambda console: print_values(console, "rebuild", result))
     if result.get("made_credentials") and not output.is_json:
-        output.console.print("root's keys are new: kvobj-admin credentials", markup=False, highlight=False)
+        tell(output.console, "root's keys are new: kvobj-admin credentials")
     return 1 if _is_wrong(result) else 0
 
 
@@ -92,7 +91,7 @@ def _findings(output: Output) -> tuple[list[dict[str, object]], Callable[[str, d
         findings.append({"kind": kind, **finding})
         if not output.is_json:
             text = " ".join(f"{name}={value}" for name, value in finding.items())
-            output.console.print(f"{kind}: {visible(text)}", markup=False, highlight=False, soft_wrap=True)
+            tell(output.console, f"{kind}: {text}")
 
     return findings, report
 
@@ -101,7 +100,7 @@ def rebuild(output: Output, *, config: Path | None, data: Path | None, environme
     """Make the catalog and directories of a stopped store again from its home tier. Returns 0, or 1 when something was lost."""
     settings = _settings_of_existing(config, data, environment)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=output.errors), transient=True, disable=output.is_json) as bars:
+    with output.progress(*columns) as bars:
         bar = bars.add_task("rebuild", total=None)
 
         def progress(done: int, total: int, step: str) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.table import Table
+from rich.text import Text
 
 
 def visible(text: str) -> str:
@@ -16,6 +19,24 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def tell(console: Console, text: str) -> None:
+    """Print the text on a line of its own, as `visible` has it: what it says of names, brackets and colons is no markup."""
+    console.out(visible(text), highlight=False)
+
+
+class Rows(Table):
+    """A table whose cells are shown as `visible` has them, and never read as markup."""
+
+    def __init__(self, *titles: str) -> None:
+        super().__init__(box=None, pad_edge=False, header_style="bold")
+        for title in titles:
+            self.add_column(Text(visible(title)), overflow="fold")
+
+    def add(self, *cells: str) -> None:
+        """Add a row."""
+        self.add_row(*(Text(visible(cell)) for cell in cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +51,16 @@ class Output:
     def show(self, document: object, render: Callable[[Console], None]) -> None:
         """Print the document as JSON, or let `render` print it as a table."""
         if self.is_json:
-            self.stream.write(json.dumps(document, ensure_ascii=False) + "\n")
+            written = json.dumps(document, ensure_ascii=False)
+            # A terminal may take a character beyond ASCII for an order too: then all such are written as escapes.
+            self.stream.write((written if written.isprintable() else json.dumps(document)) + "\n")
         else:
             render(self.console)
+
+    def progress(self, *columns: ProgressColumn) -> Progress:
+        """A bar for who looks at a terminal, gone when it ends; nothing is shown where `errors` is none or answers are JSON."""
+        is_watched = self.errors.isatty() and not self.is_json
+        return Progress(*columns, console=Console(file=self.errors), transient=True, disable=not is_watched)
 
     def complain(self, text: str) -> None:
         """Tell why the command did not do what was asked."""

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from kvobj.admin.output import Output
+from kvobj.admin.output import Output, tell, visible
 from kvobj.admin.render import size_text
 from kvobj.client import AdminClient
 
@@ -47,14 +47,12 @@ def recall(
     report: Mapping[str, object] = client.start_recall(
         bucket, namespace=namespace, writer=writer, from_ms=from_ms, to_ms=to_ms, dry_run=dry_run
     )
-    columns = (SpinnerColumn(), TextColumn("recall: {task.fields[text]}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("recall: {task.fields[text]}", markup=False), TimeElapsedColumn())
     try:
-        with Progress(
-            *columns, console=Console(file=output.errors), transient=True, disable=output.is_json
-        ) as progress:
+        with output.progress(*columns) as progress:
             bar = progress.add_task("recall", total=None, text="")
             while report.get("state") == "running":
-                progress.update(bar, text=f"{_text(report)} of {report.get('total_chunks')} in the bucket")
+                progress.update(bar, text=visible(f"{_text(report)} of {report.get('total_chunks')} in the bucket"))
                 wait(POLL_SECONDS)
                 report = client.recall()
     except KeyboardInterrupt:
@@ -72,4 +70,4 @@ def _text(report: Mapping[str, object]) -> str:
 def _print_report(console: Console, report: Mapping[str, object]) -> None:
     ending = f": {report['failure']}" if report.get("failure") else ""
     what = "would be removed, and what descends from them" if report.get("dry_run") else "removed"
-    console.print(f"{report.get('state')}{ending}; {_text(report)} {what}", markup=False, highlight=False)
+    tell(console, f"{report.get('state')}{ending}; {_text(report)} {what}")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from kvobj.admin.output import Output, visible
-from kvobj.admin.render import size_text
+from kvobj.admin.output import Output, tell
+from kvobj.admin.render import documents, size_text
 from kvobj.client import AdminClient
 
 POLL_SECONDS: Final = 0.2
@@ -28,9 +28,8 @@ def verify(client: AdminClient, output: Output, *, bucket: str | None, wait: Cal
         TextColumn("{task.fields[size]}"),
         TimeRemainingColumn(),
     )
-    progress_console = Console(file=output.errors)
     try:
-        with Progress(*columns, console=progress_console, transient=True, disable=output.is_json) as progress:
+        with output.progress(*columns) as progress:
             bar = progress.add_task("verify", total=_number(report, "total_objects"), size="")
             while report.get("state") == "running":
                 wait(POLL_SECONDS)
@@ -46,16 +45,13 @@ def verify(client: AdminClient, output: Output, *, bucket: str | None, wait: Cal
 
 
 def _print_report(console: Console, report: Mapping[str, object]) -> None:
-    problems = report.get("problems")
-    for problem in problems if isinstance(problems, list) else []:
-        told = visible(f"{problem['bucket']}/{problem['key']}: {problem['problem']}")
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+    for problem in documents(report.get("problems")):
+        tell(console, f"{problem.get('bucket')}/{problem.get('key')}: {problem.get('problem')}")
     ending = f": {report['failure']}" if report.get("failure") else ""
-    console.print(
+    tell(
+        console,
         f"{report.get('state')}{ending}; {_number(report, 'checked_objects')} objects, "
         f"{size_text(report.get('checked_bytes'))} verified, {_number(report, 'problem_count')} wrong",
-        markup=False,
-        highlight=False,
     )
 
 

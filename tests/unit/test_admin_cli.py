@@ -16,7 +16,7 @@ from admin_server import FakeCatalog, FakeStore, admin_service, running_admin_se
 from rich.console import Console
 
 from kvobj.admin.cli import main
-from kvobj.admin.render import duration_text, print_status, ratio_text, size_text, time_text
+from kvobj.admin.render import duration_text, print_status, print_values, ratio_text, size_text, time_text
 from kvobj.api.admin_api import AdminService
 from kvobj.api.admin_authentication import AdminAuthentication
 from kvobj.api.sigv4 import SignatureVerifier
@@ -95,6 +95,25 @@ def test_status_shows_gc_and_leases(admin: Admin, endpoint: str) -> None:
     lines = [line.split() for line in out.splitlines()]
     assert ["held", "1.0", "MiB"] in lines
     assert ["sessions", "3"] in lines
+
+
+def test_figures_are_shown_with_their_units(admin: Admin, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = admin("--endpoint", endpoint, *ACCESS, "status")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["reclaim", "lag", "0.5", "s"] in lines
+    assert ["get", "1.5/s"] in lines
+    assert ["huge", "pages", "yes"] in lines
+    values = {"created_ms": 0, "sent_bytes_per_second": 3 * 2.0**30, "hits": 1234567.0, "part": 0.12345}
+    print_values(Console(width=200), "values", {**values, "chunk_bytes": 1024, "chunk": 3, "is_root": False})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["created", "1970-01-01", "00:00:00"],
+        ["sent", "3.0", "GiB/s"],
+        ["hits", "1234567"],
+        ["part", "0.123"],
+        ["chunk", "bytes", "1.0", "KiB"],
+        ["chunk", "3"],
+        ["is", "root", "no"],
+    ]
 
 
 def test_gc_lists_what_would_go_and_then_does_it(admin: Admin, endpoint: str, store: FakeStore) -> None:
