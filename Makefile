@@ -1,5 +1,7 @@
 # make serve    environment, install, and a running store on the embedded default
 # make test     environment, install, and everything that CI runs
+# make lint     ruff, mypy --strict and the layers of imports, as `make test` runs them; make format mends what it can
+# make bench    S3 over loopback beside its limits (BENCH_ARGS; docs/benchmarks.md names the other benchmarks)
 # make faults   the fault tests at their full size (half an hour)
 # make toxics   10,000 operations through each fault of a remote S3, 100 kills in mid-upload, and the record of it (half an hour)
 # make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
@@ -74,7 +76,7 @@ fuzz: $(TEST_STAMP) $(NATIVE_STAMP)
 s3-tests: $(TEST_STAMP) $(NATIVE_STAMP) $(ENVS)/s3tests/.installed
 	@$(BIN)/python tools/run_s3_tests.py --environment $(ENVS)/s3tests $(S3_TESTS_ARGS)
 
-# Leaves out one rule of leases and gc after another; the state machine must notice each time. A quarter of an hour.
+# Leaves out one rule of leases and gc after another; the state machine must notice each time. Five minutes.
 mutants: $(TEST_STAMP) $(NATIVE_STAMP)
 	@$(BIN)/python tests/mutants/run.py
 

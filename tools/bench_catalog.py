@@ -7,7 +7,6 @@ on the machine; ratios do not.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+from command_line import Parser, one_or_more, run_tool
 
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
@@ -134,8 +135,8 @@ async def run(directory: Path, volatile: Path, objects: int, *, sync: bool) -> d
 
 def main() -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--objects", type=int, default=10_000_000)
+    parser = Parser(__doc__)
+    parser.add_argument("--objects", type=one_or_more, default=10_000_000)
     parser.add_argument("--directory", type=Path, help="where the durable files go (default: a temporary directory)")
     parser.add_argument("--no-sync", action="store_true", help="flush nothing (the ratios do not depend on it)")
     arguments = parser.parse_args()
@@ -155,4 +156,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

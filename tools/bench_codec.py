@@ -23,12 +23,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit("torch is not installed: make codec-env, and run this with .envs/codec/bin/python")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # .envs/codec has no kvobj of its own
 
 from codec_bench import datasets, model, others, ours, tables, targets
 from codec_bench.rows import Row, Speed, to_json
+from command_line import Parser, output_file, run_tool
 
 from kvobj.tensors import codecs as own
 
@@ -104,15 +108,15 @@ def _tables(
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two short windows of the generator, and no MiniLM")
     parser.add_argument("--model", action="store_true", help="rows of the independent model, too")
     parser.add_argument("--no-others", action="store_true", help="our codecs alone")
     parser.add_argument("--seeds", action="store_true", help="the generator's other seeds, too")
     parser.add_argument("--speed", action="store_true", help="CPU speeds on one core")
     parser.add_argument("--check", action="store_true", help="judge the targets; exit 1 where one is missed")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
-    parser.add_argument("--markdown", type=Path, help="file to write the tables to")
+    parser.add_argument("--json", type=output_file, help="file to write all figures to")
+    parser.add_argument("--markdown", type=output_file, help="file to write the tables to")
     parser.add_argument("--plots", type=Path, help="folder to write codec-*.svg to")
     return parser.parse_args()
 
@@ -209,4 +213,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

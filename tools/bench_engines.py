@@ -31,6 +31,7 @@ import engines_lmcache
 import engines_zero_copy
 import mooncake_peer
 from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings, own_server, settle
+from command_line import Parser, one_or_more, output_file, run_tool
 from engines_client import Batches, Gets, Ways
 from engines_figures import Figures, Line, installed_versions, is_passed, markdown_table
 from engines_lmcache import PLUGIN_BUCKET, S3_BUCKET, S3_HOST, Harness
@@ -247,15 +248,15 @@ def record(title: str, arguments: argparse.Namespace, bench: Bench, lines: Seque
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=3)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
         "--quick", action="store_true", help="small sizes and one round: shows that it runs, not how fast"
     )
     parser.add_argument("--directory", type=Path, help="where all data goes; default: a temporary directory")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table as docs/engines.md has it")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="the table as docs/engines.md has it")
     parser.add_argument("--plots", type=Path, metavar="DIRECTORY", help="writes engines_lmcache.svg, engines_reads.svg")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -294,4 +295,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

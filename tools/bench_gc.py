@@ -10,9 +10,7 @@ pace changes from one second to the next; the loss is the median of the rounds. 
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +24,7 @@ from typing import Final
 
 from bench_match import Figure, show
 from bench_support import MIB, ServerProcess, settle, wait_until
+from command_line import Parser, amount, one_or_more, output_file, run_tool
 from kv_bench_support import Bench, bench, declare, fill
 
 from kvobj.client import Credentials, Endpoint, S3Client, SignedConnection
@@ -171,18 +170,20 @@ def _connection(server: ServerProcess) -> Iterator[SignedConnection]:
 
 def main() -> int:
     """Fill, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=100_000)
-    parser.add_argument("--length", type=int, default=1000, help="chunks of a chain")
-    parser.add_argument("--chunk-bytes", type=int, default=4096)
-    parser.add_argument("--get-bytes", type=int, default=MIB)
-    parser.add_argument("--connections", type=int, default=2, help="that GET")
-    parser.add_argument("--rounds", type=int, default=8, help="portions that are removed beside GETs")
-    parser.add_argument("--baseline-seconds", type=float, default=4.0, help="GETs alone, before and after each portion")
-    parser.add_argument("--rate", type=int, default=2200, help="[gc] rate")
-    parser.add_argument("--patience", type=float, default=600.0, help="seconds to wait for the collector")
+    parser = Parser(__doc__)
+    parser.add_argument("--chunks", type=one_or_more, default=100_000)
+    parser.add_argument("--length", type=one_or_more, default=1000, help="chunks of a chain")
+    parser.add_argument("--chunk-bytes", type=one_or_more, default=4096)
+    parser.add_argument("--get-bytes", type=one_or_more, default=MIB)
+    parser.add_argument("--connections", type=one_or_more, default=2, help="that GET")
+    parser.add_argument("--rounds", type=one_or_more, default=8, help="portions that are removed beside GETs")
+    parser.add_argument(
+        "--baseline-seconds", type=amount, default=4.0, help="GETs alone, before and after each portion"
+    )
+    parser.add_argument("--rate", type=one_or_more, default=2200, help="[gc] rate")
+    parser.add_argument("--patience", type=amount, default=600.0, help="seconds to wait for the collector")
     parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary directory)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     store_bytes = arguments.chunks * (arguments.chunk_bytes + 8192)
     times = {"grace": '"100 ms"', "sweep_interval": '"1 s"', "rate": str(arguments.rate), "scrub_rate": '"0 B"'}
@@ -233,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

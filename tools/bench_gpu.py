@@ -17,7 +17,6 @@ on the device, which is measured beside it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -29,6 +28,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+from command_line import Parser, existing_file, one_or_more, output_file, run_tool, zero_or_more
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
@@ -527,14 +528,14 @@ def commit() -> str:
 
 def main() -> int:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "host"), default="cuda")
-    parser.add_argument("--ordinal", type=int, default=0)
+    parser.add_argument("--ordinal", type=zero_or_more, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: says nothing about speed")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--plain", type=Path, help="a file of the values of a chunk")
+    parser.add_argument("--json", type=output_file, help="write the figures there")
+    parser.add_argument("--plain", type=existing_file, help="a file of the values of a chunk")
     parser.add_argument("--codecs", nargs="+", default=CODECS)
-    parser.add_argument("--chunks", nargs="+", type=int, default=BATCHES, help="of a batch, 8 MiB each")
+    parser.add_argument("--chunks", nargs="+", type=one_or_more, default=BATCHES, help="of a batch, 8 MiB each")
     parser.add_argument("--unbounded", action="store_true", help="leave out the run on few multiprocessors")
     options = parser.parse_args()
     if options.device == "cuda" and not status().is_usable:
@@ -573,4 +574,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
+from command_line import Parser, one_or_more, run_tool, zero_or_more
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -270,16 +271,18 @@ def measure(servers: list[Served], verb: str, size: int, connections: int, *, ro
 
 def main() -> None:
     """Parse options, start the servers, measure, stop them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--sizes-mib", default="1,8,32")
     parser.add_argument("--connections", default="1,4")
     parser.add_argument("--verbs", default="get,put")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--round-mib", type=int, default=256, help="bytes a connection moves in a round")
-    parser.add_argument("--small", type=int, default=4096, help="size of the small GET; 0 leaves it out")
-    parser.add_argument("--send-buffer", type=int, default=256, help="kernel buffer in KiB; 0 leaves it to the kernel")
-    parser.add_argument("--low-water", type=int, default=512, help="KiB of a body to wait for; 0 for any")
-    parser.add_argument("--shared-buffer", type=int, default=64, help="what heads are read into, in KiB")
+    parser.add_argument("--rounds", type=one_or_more, default=9)
+    parser.add_argument("--round-mib", type=one_or_more, default=256, help="bytes a connection moves in a round")
+    parser.add_argument("--small", type=zero_or_more, default=4096, help="size of the small GET; 0 leaves it out")
+    parser.add_argument(
+        "--send-buffer", type=zero_or_more, default=256, help="kernel buffer in KiB; 0 leaves it to the kernel"
+    )
+    parser.add_argument("--low-water", type=zero_or_more, default=512, help="KiB of a body to wait for; 0 for any")
+    parser.add_argument("--shared-buffer", type=one_or_more, default=64, help="what heads are read into, in KiB")
     parser.add_argument("--loop", default="uvloop", choices=("uvloop", "asyncio"))
     options = parser.parse_args()
     sizes = [int(size) * MIB for size in options.sizes_mib.split(",") if size]
@@ -311,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

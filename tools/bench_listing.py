@@ -7,7 +7,6 @@ buckets is the result, and the exit status is 1 where any is above 2. Absolute f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -23,6 +22,7 @@ from typing import Any, cast
 
 import msgspec
 from bench_catalog import EPOCH, row_of
+from command_line import Parser, one_or_more, run_tool
 
 from kvobj.api.exchange import S3Settings
 from kvobj.api.message import RequestHead
@@ -170,8 +170,8 @@ async def run(directory: Path, volatile: Path, total: int) -> dict[str, dict[str
 
 def main() -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser = Parser(__doc__)
+    parser.add_argument("--keys", type=one_or_more, default=1_000_000)
     parser.add_argument("--directory", type=Path, help="where the files go (default: a temporary directory)")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="kvobj-bench-", dir=arguments.directory))
@@ -192,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -8,7 +8,6 @@ Ratios are kvobj's time over LMCache's: below 1 is faster.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from bench_support import MIB, BucketSetting, ServerSettings, own_server, wait_until
+from command_line import Parser, one_or_more, run_tool
 from free_ports import free_port
 from server_process import REPOSITORY
 
@@ -187,9 +187,9 @@ def run(rounds: int, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> int:
     """Run and print; 1 where a GET of 2 KB is not faster than LMCache's own."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=10, help="of each task in each round")
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=8)
+    parser.add_argument("--repeats", type=one_or_more, default=10, help="of each task in each round")
     arguments = parser.parse_args()
     if not LMCACHE_SERVER.exists():
         print("lmcache_server is not installed: make engine-envs", file=sys.stderr)
@@ -205,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -8,9 +8,7 @@ and CPU of renewals one after the other. Targets are those of issue 4; figures w
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +20,7 @@ from statistics import median
 from typing import Final
 
 from bench_support import MIB, ServerProcess, signed, wait_until
+from command_line import Parser, above_zero, one_or_more, output_file, run_tool, zero_or_more
 from kv_bench_support import BUCKET, Bench, bench, chain, client_of, fill, log_end, logged_milliseconds
 from load_client import Load, hardware, run_load
 from rich.console import Console
@@ -190,18 +189,18 @@ def show(title: str, figures: Sequence[Figure], json_path: Path | None) -> int:
 
 def main() -> int:
     """Fill, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=1_000_000)
-    parser.add_argument("--length", type=int, default=4096, help="chunks of a chain")
-    parser.add_argument("--chunk-bytes", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--heads", type=int, default=4096, help="HEADs that are measured")
-    parser.add_argument("--sessions", type=int, default=2000)
-    parser.add_argument("--period", type=float, default=10.0, help="seconds between two renewals of a session")
-    parser.add_argument("--renew-seconds", type=float, default=20.0, help="how long renewals are measured")
-    parser.add_argument("--dram-mib", type=int, help="default: room for all chunks, twice")
+    parser = Parser(__doc__)
+    parser.add_argument("--chunks", type=one_or_more, default=1_000_000)
+    parser.add_argument("--length", type=one_or_more, default=4096, help="chunks of a chain")
+    parser.add_argument("--chunk-bytes", type=one_or_more, default=64)
+    parser.add_argument("--rounds", type=one_or_more, default=200)
+    parser.add_argument("--heads", type=zero_or_more, default=4096, help="HEADs that are measured")
+    parser.add_argument("--sessions", type=zero_or_more, default=2000)
+    parser.add_argument("--period", type=above_zero, default=10.0, help="seconds between two renewals of a session")
+    parser.add_argument("--renew-seconds", type=above_zero, default=20.0, help="how long renewals are measured")
+    parser.add_argument("--dram-mib", type=one_or_more, help="default: room for all chunks, twice")
     parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary directory)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     chains = -(-arguments.chunks // arguments.length)
     page_bytes = -(-(arguments.chunk_bytes + 1024) // 4096) * 4096
@@ -231,4 +230,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -6,9 +6,7 @@ Exits 1 if the bound is broken, or if memory does not come back to within 10 % o
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 import threading
 from contextlib import ExitStack
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings, delete_keys, own_server, settle
+from command_line import Parser, one_or_more, output_file, run_tool
 from load_client import hardware
 from rich.console import Console
 from rich.table import Table
@@ -70,11 +69,11 @@ def upload(server: ServerProcess, key: str, body: memoryview, outcomes: list[int
 
 def main() -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--uploads", type=int, default=64)
-    parser.add_argument("--size-mib", type=int, default=32)
-    parser.add_argument("--dram-mib", type=int, default=4096)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument("--uploads", type=one_or_more, default=64)
+    parser.add_argument("--size-mib", type=one_or_more, default=32)
+    parser.add_argument("--dram-mib", type=one_or_more, default=4096)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-memory-")))
@@ -123,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -12,12 +12,10 @@ A short run by default; `--rounds` and `--mebibytes` make it longer.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
+from command_line import Parser, one_or_more, output_file, run_tool
 from rich.console import Console
 from rich.table import Table as TextTable
 
@@ -272,11 +271,11 @@ def show(mode: str, results: list[Result]) -> None:
 
 def main() -> int:
     """Read the options, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--directory", type=Path, default=Path(), help="where on the disk to measure (default: here)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mebibytes", type=int, default=128, help="bytes moved per round and operation")
-    parser.add_argument("--json", type=Path, help="write the results to this file too")
+    parser.add_argument("--rounds", type=one_or_more, default=5)
+    parser.add_argument("--mebibytes", type=one_or_more, default=128, help="bytes moved per round and operation")
+    parser.add_argument("--json", type=output_file, help="write the results to this file too")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="bench-nvme-", dir=options.directory) as directory,
@@ -292,4 +291,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

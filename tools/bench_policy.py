@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import time
 
+from command_line import Parser, above_zero, one_or_more, run_tool, share
 from rich.console import Console
 from rich.table import Table
 
@@ -49,13 +48,13 @@ def seconds_of_calls(policy: GipePolicy, requests: int, now: float) -> float:
 
 def main() -> int:
     """Fill, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=1_000_000, help="blocks that the cache holds")
-    parser.add_argument("--length", type=int, default=24, help="blocks a chain")
-    parser.add_argument("--reuse", type=float, default=0.5)
-    parser.add_argument("--measured", type=int, default=2_000_000, help="block accesses timed")
+    parser = Parser(__doc__)
+    parser.add_argument("--entries", type=one_or_more, default=1_000_000, help="blocks that the cache holds")
+    parser.add_argument("--length", type=one_or_more, default=24, help="blocks a chain")
+    parser.add_argument("--reuse", type=share, default=0.5)
+    parser.add_argument("--measured", type=one_or_more, default=2_000_000, help="block accesses timed")
     parser.add_argument(
-        "--per-second", type=float, default=5000, help="block accesses a second of the trace's own time"
+        "--per-second", type=above_zero, default=5000, help="block accesses a second of the trace's own time"
     )
     parser.add_argument("--python", action="store_true", help="the pure twin")
     arguments = parser.parse_args()
@@ -96,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

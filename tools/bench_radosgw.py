@@ -8,8 +8,6 @@ installed.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,8 +29,9 @@ from bench_support import (
     report,
     settle,
 )
+from command_line import Parser, one_or_more, output_file, run_tool
 from load_client import Load, run_load
-from radosgw_server import PACKAGES, is_installed, radosgw_server
+from radosgw_server import radosgw_server, require_radosgw
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -160,18 +159,16 @@ def rows_of(bench: Bench) -> list[Row]:
 
 def main() -> int:
     """Start both, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--large-count", type=int, default=96, help="4 MiB requests of one measurement")
-    parser.add_argument("--small-count", type=int, default=2000, help="4 KiB requests of one measurement")
-    parser.add_argument("--dram-gib", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=5)
+    parser.add_argument("--large-count", type=one_or_more, default=96, help="4 MiB requests of one measurement")
+    parser.add_argument("--small-count", type=one_or_more, default=2000, help="4 KiB requests of one measurement")
+    parser.add_argument("--dram-gib", type=one_or_more, default=2)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    if not is_installed():
-        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
-        return 2
+    require_radosgw()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
         settings = ServerSettings(
@@ -194,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -27,7 +27,8 @@ import msgspec
 import uvloop
 from bench_support import RawS3, Row, medians, report
 from blake3 import blake3
-from radosgw_server import PACKAGES, is_installed, radosgw_server
+from command_line import Parser, one_or_more, output_file, run_tool
+from radosgw_server import radosgw_server, require_radosgw
 from rich.console import Console
 
 from kvobj.app.offline_opening import on_pool, open_bucket
@@ -204,16 +205,14 @@ def measure(
 
 def main() -> int:
     """Start radosgw, write a store, rebuild it, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objects", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument("--objects", type=one_or_more, default=100_000)
+    parser.add_argument("--rounds", type=one_or_more, default=3)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    if not is_installed():
-        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
-        return 2
+    require_radosgw()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
         server = stack.enter_context(radosgw_server(directory / "r", store_bytes=6 * 2**30, options=_OPTIONS))
@@ -228,4 +227,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

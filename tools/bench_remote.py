@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import mmap
 import secrets
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 from bench_support import MIB, RawS3, Row, medians, report
-from radosgw_server import PACKAGES, is_installed, radosgw_server
+from command_line import Parser, above_zero, one_or_more, output_file, run_tool
+from radosgw_server import radosgw_server, require_radosgw
 from remote_clients import BotoMover, CrtMover, KvobjMover, Mover
 from remote_nodes import ProxyProcess
 from rich.console import Console
@@ -201,20 +201,18 @@ def markdown(title: str, rows: Sequence[Row]) -> str:
 
 def main() -> int:
     """Start radosgw, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of one measurement")
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=5)
+    parser.add_argument("--seconds", type=above_zero, default=1.5, help="of one measurement")
     parser.add_argument("--only", choices=OPERATIONS, help="measure that alone")
     parser.add_argument("--stalls", action="store_true", help="measure the tail under stalls instead")
-    parser.add_argument("--reads", type=int, default=500, help="of one measurement of the tail")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--reads", type=one_or_more, default=500, help="of one measurement of the tail")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    if not is_installed():
-        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
-        return 2
+    require_radosgw()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
         server = stack.enter_context(radosgw_server(directory / "r", store_bytes=6 * 2**30, options=_OPTIONS))
@@ -235,4 +233,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

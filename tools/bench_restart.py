@@ -6,10 +6,8 @@ two seconds is judged on the restart after a kill, which adopts the arena; the s
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +17,7 @@ from statistics import median
 from typing import Final
 
 from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings, own_server
+from command_line import Parser, one_or_more, output_file, run_tool, zero_or_more
 from load_client import hardware
 from rich.console import Console
 from rich.table import Table
@@ -68,14 +67,14 @@ def restart(server: ServerProcess, *, is_clean: bool) -> tuple[float, str]:
 
 def main() -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objects", type=int, default=100_000)
-    parser.add_argument("--small-bytes", type=int, default=16 * 1024)
-    parser.add_argument("--dram-mib", type=int, default=4096)
-    parser.add_argument("--large", type=int, default=200, help=f"objects of {LARGE_BYTES // MIB} MiB besides")
-    parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument("--objects", type=one_or_more, default=100_000)
+    parser.add_argument("--small-bytes", type=one_or_more, default=16 * 1024)
+    parser.add_argument("--dram-mib", type=one_or_more, default=4096)
+    parser.add_argument("--large", type=zero_or_more, default=200, help=f"objects of {LARGE_BYTES // MIB} MiB besides")
+    parser.add_argument("--writers", type=one_or_more, default=4)
+    parser.add_argument("--rounds", type=one_or_more, default=5)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-restart-")))
@@ -113,4 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -9,7 +9,6 @@ and an ordinary bucket. Requests are signed beforehand, payloads unsigned but wh
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -39,6 +38,7 @@ from bench_support import (
     signed,
     wait_until,
 )
+from command_line import Parser, one_or_more, output_file, run_tool
 from limits import BARE_KINDS, bare_server, nginx_server, redis_server
 from load_client import Load, LoadResult, redis_get, redis_set, run_load
 from payload_forms import FORMS, PayloadForm, digest_speeds
@@ -400,20 +400,20 @@ def run_rounds(bench: Bench, arguments: argparse.Namespace, directory: Path, con
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     kinds = ("get", "put", "digested", "local", "small", "forms")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=5)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
-    parser.add_argument("--budget-mib", type=int, default=768, help="payload that one measurement moves")
-    parser.add_argument("--small-count", type=int, default=10_000, help="4 KiB GETs of one connection")
-    parser.add_argument("--dram-gib", type=int, default=6)
+    parser.add_argument("--budget-mib", type=one_or_more, default=768, help="payload that one measurement moves")
+    parser.add_argument("--small-count", type=one_or_more, default=10_000, help="4 KiB GETs of one connection")
+    parser.add_argument("--dram-gib", type=one_or_more, default=6)
     parser.add_argument("--directory", type=Path, help="where the server's data goes; default: a temporary directory")
     parser.add_argument(
         "--radosgw", metavar="URL", help="a running radosgw to measure beside, e.g. http://127.0.0.1:18871"
     )
     parser.add_argument("--radosgw-access-key", default="mainaccesskey0000001")
     parser.add_argument("--radosgw-secret-key", default="mainsecretkey00000000000000000000000001")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
     return parser.parse_args()
 
 
@@ -464,4 +464,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -13,14 +13,14 @@ Starts everything itself, on ports and in folders of its own. Exits 1 if a goal 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from command_line import Parser, one_or_more, output_file, run_tool, zero_or_more
 from goals import Figure, plot_shares, report
-from radosgw_server import PACKAGES, is_installed
+from radosgw_server import require_radosgw
 from remote_nodes import end_in_order, gateway
 from rich.console import Console
 from shared_reads import large_reads, tail
@@ -32,16 +32,20 @@ _STORE_BYTES: Final = 8 * 2**30
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=one_or_more, default=5)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--cold-reads", type=int, default=8, help="cold GETs of 32 MiB in one round")
-    parser.add_argument("--tail-reads", type=int, default=200, help="cold GETs of 1 to 4 MiB in one round, each way")
-    parser.add_argument("--objects", type=int, default=64, help="8 MiB objects that are written behind in one round")
-    parser.add_argument("--puts", type=int, default=6, help="PUTs of class shared in one round, each size")
+    parser.add_argument("--cold-reads", type=zero_or_more, default=8, help="cold GETs of 32 MiB in one round")
+    parser.add_argument(
+        "--tail-reads", type=zero_or_more, default=200, help="cold GETs of 1 to 4 MiB in one round, each way"
+    )
+    parser.add_argument(
+        "--objects", type=one_or_more, default=64, help="8 MiB objects that are written behind in one round"
+    )
+    parser.add_argument("--puts", type=zero_or_more, default=6, help="PUTs of class shared in one round, each size")
     parser.add_argument("--directory", type=Path, help="where the nodes' files go; default: a temporary folder")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG plots of the times there")
     return parser.parse_args()
 
@@ -50,9 +54,7 @@ def main() -> int:
     """Start radosgw, measure part by part, report."""
     arguments = parse_arguments()
     console = Console(stderr=True)
-    if not is_installed():
-        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
-        return 2
+    require_radosgw()
     end_in_order()
     figures: list[Figure] = []
     times: dict[str, dict[str, list[float]]] = {}
@@ -83,4 +85,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

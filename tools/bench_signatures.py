@@ -7,19 +7,17 @@ thread of one process; the best of many rounds counts, since what is asked is th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import hmac
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from command_line import Parser, one_or_more, output_file, run_tool
 from rich.console import Console
 from rich.table import Table
 
@@ -240,9 +238,9 @@ def figures(*, calls: int) -> list[Figure]:
 
 def main() -> int:
     """Measure, show, write JSON where asked; 1 where a target is missed and `--check` is given."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=500, help="calls a round (default 500)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = Parser(__doc__)
+    parser.add_argument("--calls", type=one_or_more, default=500, help="calls a round (default 500)")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
     parser.add_argument("--check", action="store_true", help="fail where a target is missed")
     arguments = parser.parse_args()
     measured = figures(calls=arguments.calls)
@@ -267,4 +265,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -7,8 +7,6 @@ requests a second, whatever the number of workers. Rounds are interleaved, media
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from bench_support import MIB, BucketSetting, RawS3, ServerProcess, ServerSettings, own_server, settle, signed
+from command_line import Parser, one_or_more, run_tool
 from load_client import Load, run_load
 from rich.console import Console
 from rich.table import Table
@@ -168,9 +167,9 @@ def show(found: dict[tuple[str, int], Figures], workers: int, console: Console) 
 
 def main() -> int:
     """Run the rounds."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = Parser(__doc__)
+    parser.add_argument("--workers", type=one_or_more, default=2)
+    parser.add_argument("--rounds", type=one_or_more, default=3)
     parser.add_argument("--directory", type=Path, default=None, help="for the stores' data (default: a temporary one)")
     arguments = parser.parse_args()
     console = Console(width=150)
@@ -193,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

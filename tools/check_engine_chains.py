@@ -7,7 +7,6 @@ Golden vectors (`tests/golden/engine_chains.json`) are made the same way; this i
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import importlib.util
@@ -25,6 +24,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
+from command_line import Parser, one_or_more, run_tool, zero_or_more
 
 from kvobj.ids.engine_chains import aibrix, lmcache, sglang, vllm
 
@@ -66,8 +66,10 @@ class Wheels:
 
     @staticmethod
     def pip(*arguments: str) -> None:
-        """Run pip of this environment."""
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True, timeout=600)
+        """Run pip of this environment, whatever seed is set for an engine: Python itself takes only some."""
+        environment = {name: value for name, value in os.environ.items() if name != SEED_VARIABLE}
+        command = [sys.executable, "-m", "pip", "--quiet", *arguments]
+        subprocess.run(command, check=True, timeout=600, env=environment)
 
 
 def _defines(node: ast.stmt) -> set[str]:
@@ -322,11 +324,11 @@ CHECKS: Final[dict[str, Callable[[Wheels, Path, Cases], None]]] = {
 
 def main() -> int:
     """See the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser = Parser(__doc__)
     parser.add_argument("engines", nargs="*", choices=[*CHECKS, []], help="which ones; default: all")
     parser.add_argument("--wheels", type=Path, help="where wheels lie, and are kept; default: a temporary folder")
-    parser.add_argument("--rounds", type=int, default=3000, help="random sequences an engine")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=one_or_more, default=3000, help="random sequences an engine")
+    parser.add_argument("--seed", type=zero_or_more, default=1)
     arguments = parser.parse_args()
     skipped = False
     with tempfile.TemporaryDirectory(prefix="kvobj-engines-") as scratch:
@@ -344,4 +346,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -6,11 +6,12 @@ python tools/compile_kernels.py --write    # put it between the marks in docs/gp
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Final
+
+from command_line import Parser, run_tool
 
 from kvobj.gpu.kernel_source import kernel_names, kernel_source
 from kvobj.gpu.nvrtc import ARCHITECTURES, CompileError, find_nvrtc
@@ -50,7 +51,7 @@ def matrix() -> tuple[str, bool]:
 
 def main() -> int:
     """Run what the command line says; 1 where a kernel does not compile."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--write", action="store_true", help="put it into docs/gpu.md")
     options = parser.parse_args()
     table, is_whole = matrix()
@@ -64,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

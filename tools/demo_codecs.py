@@ -10,7 +10,6 @@ look at the ratios.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
+from command_line import Parser, codec_name, one_or_more, run_tool
 from rich.console import Console
 from rich.table import Table
 
@@ -288,11 +288,11 @@ def chunks_a_gib(held: Held) -> float:
 def main() -> int:
     """Run the demo; the exit status is 2 where a codec cannot be used here."""
     usual = Plan()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dram-mib", type=int, default=usual.dram_mib)
-    parser.add_argument("--chunk-tokens", type=int, default=usual.chunk_tokens)
-    parser.add_argument("--dram", default=usual.dram, help="codec of memory: x3 or xa")
-    parser.add_argument("--nvme", default=usual.nvme, help="codec of the home tier: x3 or xa")
+    parser = Parser(__doc__)
+    parser.add_argument("--dram-mib", type=one_or_more, default=usual.dram_mib)
+    parser.add_argument("--chunk-tokens", type=one_or_more, default=usual.chunk_tokens)
+    parser.add_argument("--dram", type=codec_name, default=usual.dram, help="codec of memory: x3 or xa")
+    parser.add_argument("--nvme", type=codec_name, default=usual.nvme, help="codec of the home tier: x3 or xa")
     asked = parser.parse_args()
     for codec in (asked.dram, asked.nvme):
         problem = unavailable(codec)
@@ -308,4 +308,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -10,7 +10,6 @@ are shown; tokens and bits are compared with a run without any hand-over.
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import json
 import os
@@ -25,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Self
+
+from command_line import Parser, amount, one_or_more, output_file, run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -260,12 +261,12 @@ def server_settings() -> ServerSettings:
 
 def main() -> int:
     """Run the demo; the exit status is 0 where every token and bit was the same."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--link-mib-s", type=float, default=0.0, help="pace both clients' transfers to this rate")
-    parser.add_argument("--chunks", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=16, help="tokens to generate")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="also append the output to this file")
+    parser = Parser(__doc__)
+    parser.add_argument("--link-mib-s", type=amount, default=0.0, help="pace both clients' transfers to this rate")
+    parser.add_argument("--chunks", type=one_or_more, default=4)
+    parser.add_argument("--tokens", type=one_or_more, default=16, help="tokens to generate")
+    parser.add_argument("--runs", type=one_or_more, default=3)
+    parser.add_argument("--out", type=output_file, help="also append the output to this file")
     asked = parser.parse_args()
     plan = Plan(asked.chunks, asked.tokens, asked.runs, asked.link_mib_s, tuple(SHAPE.items()))
     with tempfile.TemporaryDirectory() as name, ServerProcess(Path(name) / "server", server_settings()) as server:
@@ -279,4 +280,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

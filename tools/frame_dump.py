@@ -5,15 +5,13 @@ Reads only. With `--check` every block is compared with its crc32c. Exits 1 if a
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import struct
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from command_line import Parser, ToolError, existing_file, run_tool, zero_or_more
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ENTRIES_AT: Final = 120
+_WIDTH: Final = 120
 _LENGTH_MASK: Final = 0x7FFF_FFFF
 
 
@@ -108,7 +107,7 @@ def block_record(header: FrameHeader, block: int, frame: memoryview, *, check: b
 def show(record: dict[str, Any]) -> None:
     """Print one frame for people."""
     if "problem" in record:
-        Console().print(f"offset {record['offset']:,}: {record['problem']}")
+        print(f"offset {record['offset']:,}: {record['problem']}")
         return
     table = Table("block", "offset", "length", "raw", "crc32c", "problem", title=f"frame at {record['offset']:,}")
     table.caption = (
@@ -119,18 +118,20 @@ def show(record: dict[str, Any]) -> None:
         raw = "yes" if block["is_raw"] else "no"
         numbers = (str(block["block"]), f"{block['offset']:,}", f"{block['length']:,}")
         table.add_row(*numbers, raw, block["crc32c"], block.get("problem", ""))
-    Console().print(table)
+    Console(width=_WIDTH).print(table)
 
 
 def main() -> int:
     """Dump what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--offset", type=int, default=0)
+    parser = Parser(__doc__)
+    parser.add_argument("file", type=existing_file, help="a segment of the nvme tier, or a file of one frame")
+    parser.add_argument("--offset", type=zero_or_more, default=0, help="where the frame begins")
     parser.add_argument("--scan", action="store_true", help="every frame of the file")
     parser.add_argument("--check", action="store_true", help="compare every block with its checksum")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="records in place of tables")
     arguments = parser.parse_args()
+    if not arguments.file.stat().st_size:
+        raise ToolError(f"{arguments.file}: is empty")
     with arguments.file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         offsets = list(find_frames(memory)) if arguments.scan else [arguments.offset]
         with memoryview(memory) as file:
@@ -140,8 +141,10 @@ def main() -> int:
     else:
         for record, _ in outcomes:
             show(record)
+        if not outcomes:
+            print("no frame was found")
     return 0 if outcomes and all(is_right for _, is_right in outcomes) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -22,6 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from command_line import Parser, one_or_more, output_file, run_tool, zero_or_more
+
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [os.environ.get("KVOBJ_FUZZ_TREE", str(REPOSITORY)), str(REPOSITORY / "tools")]
 
@@ -42,13 +44,17 @@ _NUMBER: Final = struct.Struct("<16sQ")
 
 def main() -> int:
     """Run what the command line says; 1 where anything did not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--codec", action="append", choices=CODECS, help="may be repeated; all by default")
-    parser.add_argument("--cases", type=int, default=20_000, help="cases in all, shared by the codecs")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=int, default=0, help="the number of the first case of each codec")
-    parser.add_argument("--samples", type=int, default=48, help="sound frames a codec, from which cases are made")
-    parser.add_argument("--variant", default="v3", help="which build of the kernels (v2, v3, v4; base)")
+    parser.add_argument("--cases", type=one_or_more, default=20_000, help="cases in all, shared by the codecs")
+    parser.add_argument("--seed", type=zero_or_more, default=1)
+    parser.add_argument("--start", type=zero_or_more, default=0, help="the number of the first case of each codec")
+    parser.add_argument(
+        "--samples", type=one_or_more, default=48, help="sound frames a codec, from which cases are made"
+    )
+    parser.add_argument(
+        "--variant", choices=("base", "v2", "v3", "v4"), default="v3", help="which build of the kernels"
+    )
     parser.add_argument("--plain", action="store_true", help="the installed kernels, up against guard pages")
     parser.add_argument(
         "--library", type=Path, default=REPOSITORY / "build" / "fuzz", help="where built kernels are kept"
@@ -56,7 +62,7 @@ def main() -> int:
     parser.add_argument("--build-only", action="store_true", help="build what is to be run, and end")
     parser.add_argument("--plant", choices=DEFECTS, help="leave out a check of the kernels: 0 if that is found, else 1")
     parser.add_argument(
-        "--tally", type=Path, help="also write what came of the cases to this file: codec to outcome to count"
+        "--tally", type=output_file, help="also write what came of the cases to this file: codec to outcome to count"
     )
     parser.add_argument("--last", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -152,4 +158,4 @@ def _resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from command_line import Parser, existing_file, one_or_more, output_file, run_tool, zero_or_more
+
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "fuzz")]
 
@@ -34,17 +36,17 @@ _PROGRESS_SECONDS: Final = 10.0
 
 def main() -> int:
     """Run what the command line says; 1 where there is a finding, or a parser whose branches are not reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--target", action="append", help="a target's name, or all (the default); may be repeated")
-    parser.add_argument("--cases", type=int, default=20_000, help="cases a target")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--cases", type=one_or_more, default=20_000, help="cases a target")
+    parser.add_argument("--seed", type=zero_or_more, default=1)
+    parser.add_argument("--start", type=zero_or_more, default=0, help="the number of the first case")
     parser.add_argument("--coverage", action="store_true", help="measure the branches that are reached")
     parser.add_argument(
-        "--table", type=Path, help="also write what is reached to this file: parser to (branches, reached)"
+        "--table", type=output_file, help="also write what is reached to this file: parser to (branches, reached)"
     )
     parser.add_argument("--grow", action="store_true", help="add cases that reach new code to the corpus")
-    parser.add_argument("--replay", type=Path, help="run the case in this file against the one --target")
+    parser.add_argument("--replay", type=existing_file, help="run the case in this file against the one --target")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where findings are written")
     options = parser.parse_args()
     coverage = _start_coverage() if options.coverage else None
@@ -194,4 +196,4 @@ def _grow(target: Target, *, seed: int, start: int, cases: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

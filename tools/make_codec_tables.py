@@ -8,7 +8,6 @@ to 10 digits gives the same.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
+from command_line import Parser, run_tool
 
 DIRECTORY: Final = Path(__file__).parent.parent / "kvobj" / "tensors" / "kernels"
 TABLES: Final = 64
@@ -38,7 +38,7 @@ _nearest_half: Decimal = _HALF
 
 def main() -> int:
     """Write the files, or with `--check` compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where a file differs")
     check: bool = parser.parse_args().check
     with localcontext() as context:
@@ -178,4 +178,4 @@ def _sum_of(terms: Iterable[Decimal]) -> Decimal:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -7,12 +7,13 @@ then the format has changed, which takes a new revision of the codec, or somethi
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Final, TypedDict
+
+from command_line import Parser, codec_name, run_tool
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -108,9 +109,9 @@ def update(codec: str, *, check: bool) -> list[str]:
 
 def main() -> int:
     """Add or check all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("codecs", nargs="*", default=CODECS)
+    parser.add_argument("codecs", nargs="*", type=codec_name, default=CODECS, help="default: all")
     arguments = parser.parse_args()
     problems = [problem for codec in arguments.codecs for problem in update(codec, check=arguments.check)]
     print("\n".join(problems) or f"{len(arguments.codecs)} codecs: every vector is as it was", file=sys.stderr)
@@ -118,4 +119,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -9,13 +9,17 @@ Prints the profile's digest, which frames name, and the key to PUT the file at i
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit("torch is not installed: make codec-env, and run this with .envs/codec/bin/python")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from command_line import Parser, output_file, run_tool
 
 from kvobj.tensors.form import Kind, TensorForm
 from kvobj.tensors.profiles import Profile, ProfileError, Rope, object_key
@@ -39,13 +43,13 @@ def profile_from_files(files: list[str], kind: Kind, theta: float | None) -> Pro
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE[@POSITION]")
     parser.add_argument("--kind", choices=("kv", "k", "v", "mla"), default="kv")
     parser.add_argument(
         "--theta", type=float, help="of unscaled half-split RoPE; none: keys are not turned by position"
     )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=output_file, required=True)
     arguments = parser.parse_args()
     try:
         profile = profile_from_files(arguments.files, arguments.kind, arguments.theta)
@@ -58,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

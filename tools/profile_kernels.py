@@ -9,11 +9,12 @@ in it, as in use.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import time
 from array import array
+
+from command_line import Parser, codec_name, one_or_more, run_tool, zero_or_more
 
 from kvobj.tensors.codecs import decode_frame, encode_bound, encode_frame, parse_tensor_frame
 from kvobj.tensors.form import TensorForm
@@ -33,14 +34,14 @@ def gaussian_bf16(values: int, columns: int) -> bytes:
 
 def main() -> None:
     """Print a line a codec."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("codecs", nargs="+")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser = Parser(__doc__)
+    parser.add_argument("codecs", nargs="+", type=codec_name, help="such as x3, xa, eq4")
+    parser.add_argument("--layers", type=one_or_more, default=32)
+    parser.add_argument("--heads", type=one_or_more, default=8)
+    parser.add_argument("--dim", type=one_or_more, default=128)
+    parser.add_argument("--tokens", type=one_or_more, default=256)
+    parser.add_argument("--rounds", type=one_or_more, default=12)
+    parser.add_argument("--core", type=zero_or_more, default=max(os.sched_getaffinity(0)), help="which one it runs on")
     asked = parser.parse_args()
     os.sched_setaffinity(0, {asked.core})
     form = TensorForm("kv", "bf16", asked.layers, asked.heads, asked.dim, asked.tokens)
@@ -70,4 +71,4 @@ def line(codec: str, form: TensorForm, plain: bytes, rounds: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

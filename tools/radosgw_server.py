@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bench_support import Credentials, RemoteTarget, wait_until
+from command_line import ToolError
 from free_ports import free_port
 from limits import wait_for_port
 
@@ -93,6 +94,12 @@ class Radosgw(RemoteTarget):
 def is_installed() -> bool:
     """Whether all programs are there."""
     return all(shutil.which(program) for program in _PROGRAMS)
+
+
+def require_radosgw() -> None:
+    """`ToolError` with the command that installs it, where it is not there."""
+    if not is_installed():
+        raise ToolError(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
 
 
 class _Cluster:

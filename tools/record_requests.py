@@ -7,7 +7,6 @@ kept, as the bytes that were sent; bodies are cut after 512 bytes. Needs the cli
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -20,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from command_line import Parser, run_tool
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "clients"))
@@ -256,7 +257,7 @@ def _commands(endpoint: str, home: str) -> dict[str, list[list[str]]]:
 
 def main() -> None:
     """Record every client, and write what is new in shape."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="the folder to write to")
     corpus: Path = parser.parse_args().corpus
     corpus.mkdir(parents=True, exist_ok=True)
@@ -289,4 +290,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

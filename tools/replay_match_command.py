@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from bench_support import ServerSettings, own_server
+from command_line import amount, share, size_bytes, zero_or_more
 from policy_replay import load_trace
 from replay_match import MatchReplay, MatchSettings, MatchStatistics, bounds, clear_away, match_table
 from rich.console import Console
@@ -27,22 +28,22 @@ Endpoints = tuple[str, str]
 KeyPair = tuple[str, str]
 
 
-def add_arguments(parser: argparse.ArgumentParser, size_bytes: Callable[[str], int]) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this way to replay."""
     parser.add_argument("--api", choices=("s3", "match"), default="s3", help="default: s3")
     group = parser.add_argument_group("with --api match")
     group.add_argument("--ids", choices=("kvobj", "foreign"), default="kvobj", help="default: kvobj")
     group.add_argument("--admin", default="http://127.0.0.1:9001", help="the admin port; --data knows it")
-    group.add_argument("--held-requests", type=int, default=4, help="requests that a holder keeps pinned")
-    group.add_argument("--crash-share", type=float, default=0.01, help="requests after which a holder crashes")
-    group.add_argument("--ttl", type=float, default=5.0, help="of sessions, seconds")
-    group.add_argument("--grace", type=float, default=30.0, help="[gc] grace of the server, seconds")
-    group.add_argument("--sweep", type=float, default=10.0, help="[gc] sweep_interval of the server, seconds")
-    group.add_argument("--bytes-a-put", type=size_bytes, default=size_bytes("4 MiB"), help="of one ?mput, about")
+    group.add_argument("--held-requests", type=zero_or_more, default=4, help="requests that a holder keeps pinned")
+    group.add_argument("--crash-share", type=share, default=0.01, help="requests after which a holder crashes")
+    group.add_argument("--ttl", type=amount, default=5.0, help="of sessions, seconds")
+    group.add_argument("--grace", type=amount, default=30.0, help="[gc] grace of the server, seconds")
+    group.add_argument("--sweep", type=amount, default=10.0, help="[gc] sweep_interval of the server, seconds")
+    group.add_argument("--bytes-a-put", type=size_bytes, default="4 MiB", help="of one ?mput, about")
     group.add_argument("--keep", dest="clear_away", action="store_false", help="leave the chunks in the store")
     group.add_argument("--own-server", action="store_true", help="start a small server with these times and sizes")
-    group.add_argument("--dram", type=size_bytes, default=size_bytes("128 MiB"))
-    group.add_argument("--nvme", type=size_bytes, default=size_bytes("256 MiB"))
+    group.add_argument("--dram", type=size_bytes, default="128 MiB")
+    group.add_argument("--nvme", type=size_bytes, default="256 MiB")
 
 
 def run_match(
@@ -114,6 +115,8 @@ def _replay(
             summary = run.statistics.summary(run.elapsed_seconds) | run.statistics.match_summary()
             status: Any = admin.status()
             if arguments.clear_away:
+                if not arguments.quiet:
+                    console.print(f"removing the chunks: up to {settings.garbage_seconds_max:.0f} s")
                 summary |= clear_away(run, admin)
     home = next(tier for tier in status["tiers"] if tier["is_home"])
     block_bytes = max(1, summary["bytes_written"] // max(1, summary["blocks_written"]))

@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings
+from command_line import Parser, existing_file, one_or_more, output_file, run_tool, share, size_bytes, zero_or_more
 from load_client import hardware
-from radosgw_server import PACKAGES, is_installed
+from radosgw_server import require_radosgw
 from remote_nodes import Gateway, ProxyProcess, end_in_order, gateway, node_settings, remote_of, running_node
 from replay_statistics import ReplayStatistics
-from replay_trace import Replay, ReplaySettings, s3_client, size_bytes
+from replay_trace import Replay, ReplaySettings, s3_client
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -268,26 +269,28 @@ def notes_of(more: dict[str, Any]) -> list[str]:
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=_TRACE, help="default: Mooncake's conversation trace")
-    parser.add_argument("--conversations-every", type=int, default=24, metavar="N", help="one in so many (default: 24)")
-    parser.add_argument("--requests", type=int, help="the first N of their requests only")
+    parser = Parser(__doc__)
+    parser.add_argument("--trace", type=existing_file, default=_TRACE, help="default: Mooncake's conversation trace")
+    parser.add_argument(
+        "--conversations-every", type=one_or_more, default=24, metavar="N", help="one in so many (default: 24)"
+    )
+    parser.add_argument("--requests", type=one_or_more, help="the first N of their requests only")
     rules = ("evicted", "always")
     parser.add_argument("--rule", choices=rules, default="evicted", help="of the bucket (default: evicted)")
     parser.add_argument("--lost-rule", choices=rules, default="always", help="where the node is lost (default: always)")
     parser.add_argument("--flushed", action="store_true", help="lose the node once everything is uploaded")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--target-bytes", type=size_bytes, default=size_bytes("1 GiB"), help="all blocks together")
-    parser.add_argument("--dram", type=size_bytes, default=size_bytes("128 MiB"))
-    parser.add_argument("--nvme", type=size_bytes, default=size_bytes("256 MiB"))
-    parser.add_argument("--rate", type=float, default=0.03, help="share of the remote's requests that the proxy hits")
-    parser.add_argument("--concurrency", type=int, default=16, help="S3 operations in flight")
-    parser.add_argument("--requests-in-flight", type=int, default=4)
-    parser.add_argument("--lookahead", type=int, default=8, help="blocks of a chain read at once")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target-bytes", type=size_bytes, default="1 GiB", help="all blocks together")
+    parser.add_argument("--dram", type=size_bytes, default="128 MiB")
+    parser.add_argument("--nvme", type=size_bytes, default="256 MiB")
+    parser.add_argument("--rate", type=share, default=0.03, help="share of the remote's requests that the proxy hits")
+    parser.add_argument("--concurrency", type=one_or_more, default=16, help="S3 operations in flight")
+    parser.add_argument("--requests-in-flight", type=one_or_more, default=4)
+    parser.add_argument("--lookahead", type=one_or_more, default=8, help="blocks of a chain read at once")
+    parser.add_argument("--seed", type=zero_or_more, default=1)
     parser.add_argument("--directory", type=Path, help="where the nodes' files go; default: a temporary folder")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(argv)
 
@@ -320,9 +323,7 @@ def main() -> int:
     """Start radosgw, replay part by part, tell."""
     arguments = parse_arguments()
     console = Console(stderr=True)
-    if not is_installed():
-        console.print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}")
-        return 2
+    require_radosgw()
     end_in_order()
     plan = make_plan(arguments)
     runner = Runner(plan, console, arguments.quiet)
@@ -354,4 +355,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

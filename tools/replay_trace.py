@@ -12,9 +12,7 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import time
-import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,24 +24,28 @@ import aiobotocore.session
 import botocore.exceptions
 import replay_match_command
 import simulate_policy
+from command_line import (
+    Parser,
+    ToolError,
+    above_zero,
+    existing_file,
+    one_or_more,
+    output_file,
+    run_tool,
+    size_bytes,
+    zero_or_more,
+)
 from replay_match import is_right
 from replay_statistics import ReplayStatistics, summary_table, write_plot
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from trace_blocks import BlockContent, TraceRequest, block_tokens, infinite_cache_token_hit_ratio, read_trace
 
+from kvobj.client import Endpoint
+from kvobj.data_directory import read_credentials
+from kvobj.errors import InvalidRequestError
+
 BUCKET_KIND_HEADER: Final = "x-kvobj-bucket-kind"
-_KIB: Final = 1024
-_UNITS: Final = {"B": 1, "KIB": _KIB, "MIB": _KIB**2, "GIB": _KIB**3, "TIB": _KIB**4}
-
-
-def size_bytes(text: str) -> int:
-    """A size with its unit ("4 GiB", "512MiB"), or plain bytes."""
-    number = text.rstrip("BKMGTbkmgti ")
-    unit = text[len(number) :].strip().upper() or "B"
-    if unit not in _UNITS:
-        raise argparse.ArgumentTypeError(f"unknown unit in {text!r}")
-    return int(float(number) * _UNITS[unit])
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +220,12 @@ async def ensure_bucket(client: Any, name: str, kind: str) -> None:  # noqa: ANN
 def key_pair(arguments: argparse.Namespace) -> tuple[str, str]:
     """The key pair from the options, a data directory's credentials file, or the environment."""
     if arguments.data is not None:
-        values = tomllib.loads((arguments.data / "credentials").read_text())
-        return values["access_key"], values["secret_key"]
+        found = read_credentials(arguments.data)
+        return found.access_key, found.secret_key
     access = arguments.access_key or os.environ.get("AWS_ACCESS_KEY_ID")
     secret = arguments.secret_key or os.environ.get("AWS_SECRET_ACCESS_KEY")
     if not access or not secret:
-        raise SystemExit("no credentials: give --data, --access-key and --secret-key, or the AWS environment variables")
+        raise ToolError("no credentials: give --data, --access-key and --secret-key, or the AWS environment variables")
     return access, secret
 
 
@@ -269,29 +271,42 @@ async def replay(arguments: argparse.Namespace, console: Console) -> tuple[Repla
     return run.statistics, summary
 
 
+def endpoint(text: str) -> str:
+    """The URL of a server."""
+    try:
+        Endpoint.parse(text)
+    except InvalidRequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="a trace file, .jsonl or .jsonl.zst")
-    parser.add_argument("--requests", type=int, help="replay only the first N requests")
-    parser.add_argument("--endpoint", default="http://127.0.0.1:9000")
+    parser = Parser(__doc__)
+    parser.add_argument("--trace", type=existing_file, required=True, help="a trace file, .jsonl or .jsonl.zst")
+    parser.add_argument("--requests", type=one_or_more, help="replay only the first N requests")
+    parser.add_argument("--endpoint", type=endpoint, default="http://127.0.0.1:9000")
     parser.add_argument("--region", default="us-east-1")
     parser.add_argument("--data", type=Path, help="the server's data directory: its credentials are used")
     parser.add_argument("--access-key")
     parser.add_argument("--secret-key")
     parser.add_argument("--bucket", help="default: replay-KIND")
     parser.add_argument("--bucket-kind", choices=("kv", "ordinary"), default="kv")
-    parser.add_argument("--bytes-per-token", type=int, help="default: scaled so that all blocks sum to --target-bytes")
-    parser.add_argument("--target-bytes", type=size_bytes, default=size_bytes("4 GiB"), help="default: 4 GiB")
-    parser.add_argument("--concurrency", type=int, default=16, help="S3 operations in flight")
-    parser.add_argument("--requests-in-flight", type=int, default=4)
-    parser.add_argument("--lookahead", type=int, default=8, help="blocks of a chain read at once")
-    parser.add_argument("--speed", type=float, help="keep the trace's timing, this many times faster")
-    parser.add_argument("--attempts", type=int, default=8, help="tries an operation when the server says SlowDown")
-    parser.add_argument("--seed", type=int, default=1)
-    replay_match_command.add_arguments(parser, size_bytes)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--bytes-per-token", type=one_or_more, help="default: scaled so that all blocks sum to --target-bytes"
+    )
+    parser.add_argument("--target-bytes", type=size_bytes, default="4 GiB", help="of all blocks together")
+    parser.add_argument("--concurrency", type=one_or_more, default=16, help="S3 operations in flight")
+    parser.add_argument("--requests-in-flight", type=one_or_more, default=4)
+    parser.add_argument("--lookahead", type=one_or_more, default=8, help="blocks of a chain read at once")
+    parser.add_argument("--speed", type=above_zero, help="keep the trace's timing, this many times faster")
+    parser.add_argument(
+        "--attempts", type=one_or_more, default=8, help="tries an operation when the server says SlowDown"
+    )
+    parser.add_argument("--seed", type=zero_or_more, default=1)
+    replay_match_command.add_arguments(parser)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
     parser.add_argument(
         "--policy",
         choices=("gipe", "lru"),
@@ -320,7 +335,10 @@ def main() -> int:
         statistics, summary = replay_match_command.run_match(arguments, console, key_pair)
         failed = not is_right(summary)
     else:
-        statistics, summary = asyncio.run(replay(arguments, console))
+        try:
+            statistics, summary = asyncio.run(replay(arguments, console))
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise ToolError(str(error)) from error
         Console().print(summary_table(f"{summary['trace']} into a {summary['bucket_kind']} bucket", summary))
         failed = bool(statistics.wrong_blocks or statistics.errors)
     if arguments.json is not None:
@@ -331,4 +349,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -7,7 +7,6 @@ not installed. With `--server radosgw` Ceph's gateway is asked the same: what it
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from bench_support import RemoteTarget, ServerProcess, ServerSettings
-from radosgw_server import PACKAGES, is_installed, radosgw_server
+from command_line import Parser, one_or_more, output_file, run_tool
+from radosgw_server import radosgw_server, require_radosgw
 from rich.console import Console
 from rich.table import Table
 from server_process import REPOSITORY, UserSetting
@@ -216,19 +216,18 @@ def start_server(kind: str, directory: Path, stack: ExitStack) -> ServerProcess 
 
 def main() -> int:
     """Start, run, sum up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--server", choices=("kvobj", "radosgw"), default="kvobj")
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help="where the suite is installed")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every test with its class and what it said")
+    parser.add_argument("--processes", type=one_or_more, default=2)
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="every test with its class and what it said")
     parser.add_argument("arguments", nargs="*", metavar="PYTEST_ARGUMENT", help="after --")
     arguments = parser.parse_args()
     if not (arguments.environment / "bin" / "python").exists():
         print("the suite is not installed: make s3-tests", file=sys.stderr)
         return 2
-    if arguments.server == "radosgw" and not is_installed():
-        print(f"radosgw is not installed: apt-get install --no-install-recommends {PACKAGES}", file=sys.stderr)
-        return 2
+    if arguments.server == "radosgw":
+        require_radosgw()
     expected = read_expected(EXPECTED)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-s3-tests-")))
@@ -260,4 +259,4 @@ def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expected]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from command_line import Parser, above_zero, existing_file, one_or_more, output_file, run_tool
 from policy_replay import (
     Outcome,
     Trace,
@@ -33,6 +33,7 @@ ONE_TIER: Final = ("lru", "gipe", "gipe+out", "best")
 TWO_TIERS: Final = ("lru", "gipe")
 DEFAULT_PERCENTS: Final = {"mooncake_conversation": "1,5,10,25,50", "agentcode": "0.5,1,2,5,10"}
 DEFAULT_TIERS: Final = "1+5,2+10,5+25"
+_WIDTH: Final = 120
 _LABELS: Final = {
     "best": "optimum, knows the future",
     "lru": "LRU, leaves first",
@@ -107,7 +108,7 @@ def tables(outcomes: dict[Cell, Outcome], trace: Path) -> list[Table]:
             continue
         for label in sorted(labels, key=float):
             hit, best = by_cell[policy, label], by_cell["best", label]
-            row.append(f"{hit:.2f}" if policy == "best" else f"{hit:.2f} ({100 * hit / best:.0f})")
+            row.append(f"{hit:.2f}" if policy == "best" or not best else f"{hit:.2f} ({100 * hit / best:.0f})")
         one.add_row(_LABELS.get(policy, policy), *row)
     pairs = sorted({capacity for _, capacity in mine if "+" in capacity}, key=lambda pair: float(pair.split("+")[0]))
     two = Table("dram + nvme", "policy", "total", "in dram", "writes a block", title=f"{name}: two tiers")
@@ -178,7 +179,7 @@ def report(
     outcomes = compare(cells, workers=workers, console=Console(stderr=True), quiet=quiet)
     for trace in traces:
         for table in tables(outcomes, trace):
-            Console().print(table)
+            Console(width=_WIDTH).print(table)
     if results is not None:
         rows = [
             {"trace": c.trace.name, "policy": c.policy, "capacity": c.capacity} | asdict(o) for c, o in outcomes.items()
@@ -189,16 +190,40 @@ def report(
     return outcomes
 
 
+def percents_of_one(text: str) -> str:
+    """Capacities as `cells_of` takes them."""
+    return _percents(text, tiers=1)
+
+
+def percents_of_two(text: str) -> str:
+    """Capacities of two tiers as `cells_of` takes them, or none."""
+    return text and _percents(text, tiers=2)
+
+
+def _percents(text: str, *, tiers: int) -> str:
+    for capacity in text.split(","):
+        parts = capacity.split("+")
+        if len(parts) != tiers:
+            raise argparse.ArgumentTypeError(f"{capacity!r} is not {'DRAM+NVME' if tiers > 1 else 'one number'}")
+        for part in parts:
+            above_zero(part)
+    return text
+
+
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, action="append", required=True, help="a trace file; may be given again")
-    parser.add_argument("--requests", type=int, help="only the first N requests")
-    parser.add_argument("--percents", help="capacities of one tier, such as 1,5,10")
-    parser.add_argument("--tiers", help=f"capacities of two, default {DEFAULT_TIERS}; empty: none")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--plot", type=Path, metavar="FILE")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--trace", type=existing_file, action="append", required=True, help="a trace file; may be given again"
+    )
+    parser.add_argument("--requests", type=one_or_more, help="only the first N requests")
+    parser.add_argument("--percents", type=percents_of_one, help="capacities of one tier, such as 1,5,10")
+    parser.add_argument(
+        "--tiers", type=percents_of_two, help=f"capacities of two, default {DEFAULT_TIERS}; empty: none"
+    )
+    parser.add_argument("--workers", type=one_or_more, default=2, help="processes")
+    parser.add_argument("--plot", type=output_file, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     arguments = parser.parse_args()
     report(
@@ -215,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

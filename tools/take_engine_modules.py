@@ -12,6 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from command_line import Parser, run_tool
+
 WHEELS = {
     "vllm": (
         "0.33.0",
@@ -50,10 +52,13 @@ def take(name: str, into: Path) -> None:
 
 
 def main() -> None:
-    """`take_engine_modules.py FOLDER`: one folder an engine is made in it."""
+    """One folder an engine."""
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=Path, help="where a folder for each engine is made")
+    folder = parser.parse_args().folder
     for name in WHEELS:
-        take(name, Path(sys.argv[1]))
+        take(name, folder)
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

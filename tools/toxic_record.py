@@ -6,11 +6,11 @@ A folder has `tier-*.json` (tests/remote/test_toxics.py), `node-*.json` (test_to
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser, existing_folder, run_tool
 from load_client import hardware
 
 _TIER = (
@@ -43,8 +43,8 @@ _NODE = (
 
 def main() -> None:
     """Read the folder, write the record, print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=existing_folder, help="what `make toxics` has written")
     folder: Path = parser.parse_args().folder
     tiers, nodes = _read(folder, "tier-*.json"), _read(folder, "node-*.json")
     kills = _read(folder, "kills.json")
@@ -85,4 +85,4 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -13,9 +13,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zstandard
+from command_line import ToolError
 
 BLOCK_TOKENS: Final = 512
 _KEY_NAMESPACE: Final = b"kvobj trace replay, one object a block"
@@ -35,18 +36,28 @@ class TraceRequest:
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> Iterator[TraceRequest]:
-    """Requests of a trace file in either format (`hash_ids`, or `hash_runs` of [first id, count])."""
-    with path.open("rb") as file:
-        plain = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
-        for index, line in enumerate(io.TextIOWrapper(plain, encoding="utf-8")):
-            if limit is not None and index >= limit:
-                return
-            record = json.loads(line)
-            if "hash_ids" in record:
-                ids = tuple(record["hash_ids"])
-            else:
-                ids = tuple(first + step for first, count in record["hash_runs"] for step in range(count))
-            yield TraceRequest(record["timestamp"] / 1000, record["input_length"], ids, record.get("output_length", 0))
+    """Requests of a trace file in either format (`hash_ids`, or `hash_runs` of [first id, count]). `ToolError` where it is none."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            plain = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
+            with io.TextIOWrapper(plain, encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if limit is not None and number > limit:
+                        return
+                    yield _request(json.loads(line))
+    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+        raise ToolError(f"{path}: is no trace: line {number}: {error!r}") from error
+    if not number:
+        raise ToolError(f"{path}: holds no request")
+
+
+def _request(record: Mapping[str, Any]) -> TraceRequest:
+    if "hash_ids" in record:
+        ids = tuple(record["hash_ids"])
+    else:
+        ids = tuple(first + step for first, count in record["hash_runs"] for step in range(count))
+    return TraceRequest(record["timestamp"] / 1000, record["input_length"], ids, record.get("output_length", 0))
 
 
 def block_tokens(requests: Sequence[TraceRequest]) -> dict[int, int]:

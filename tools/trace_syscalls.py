@@ -6,12 +6,10 @@ trace one's own child processes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bench_support import MIB, BucketSetting, ServerProcess, ServerSettings, own_server, wait_until
+from command_line import Parser, one_or_more, output_file, run_tool
 from rich.console import Console
 from rich.table import Table
 
@@ -88,9 +87,9 @@ def show(title: str, calls: dict[str, list[int]], size_bytes: int) -> dict[str, 
 
 def main() -> int:
     """Trace one PUT of each class, one warm GET and one cold GET."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-mib", type=int, default=8)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = Parser(__doc__)
+    parser.add_argument("--size-mib", type=one_or_more, default=8)
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     arguments = parser.parse_args()
     size = arguments.size_mib * MIB
     body = bytes(range(256)) * (size // 256)
@@ -117,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)
