@@ -9,6 +9,7 @@ import pytest
 from fakes_nvme import KIB, MIB, NAMES, FaultyDisk, Gate, NvmeNode, blob, failing, plain_of
 from hypothesis import given
 from hypothesis import strategies as st
+from nvme_read_faults import NvmeReadFaults
 
 from kvobj.codec.frame import raw_payload_offset
 from kvobj.database import WriteView
@@ -134,7 +135,7 @@ class TestModes:
         assert await node.read(1, ByteRange(5000, 2 * MIB + 1)) == encoded[5000 : 2 * MIB + 1]
 
 
-class TestReading:
+class TestReading(NvmeReadFaults):
     async def test_the_first_bytes_are_there_before_the_last_are_read(self, node: NvmeNode) -> None:
         await node.start()
         encoded = await node.put(1, 8 * MIB)
@@ -172,25 +173,6 @@ class TestReading:
         assert await node.read(1) is not None
         await node.tier.aclose()
         assert node.arena.usage().reserved_bytes == 0
-
-    async def test_a_file_that_was_cut_is_a_failed_medium(self, node: NvmeNode) -> None:
-        await node.start()
-        await node.put(1, MIB)
-        with (node.directory / "segment-000000").open("r+b") as file:
-            file.truncate(512 * KIB)
-        with pytest.raises(TierUnavailableError, match="ends early"):
-            await node.read(1)
-
-    @pytest.mark.parametrize("offset", [-4096, -4080, -1])
-    async def test_a_flipped_bit_in_the_record_is_never_served(self, node: NvmeNode, offset: int) -> None:
-        await node.start()
-        await node.put(1, MIB)
-        node.flip(1, offset)
-        frame = await node.tier.get(blob(1))
-        assert frame is not None
-        with pytest.raises(FrameCorruptError):
-            await frame.ready(1)
-        frame.release()
 
     @pytest.mark.parametrize("frame_offset", [0, 100, 150, 300 * KIB, 5 * MIB])
     async def test_a_flipped_bit_in_the_frame_is_never_served(self, node: NvmeNode, frame_offset: int) -> None:

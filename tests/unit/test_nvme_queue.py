@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from fakes_nvme import KIB, MIB, NAMES, FaultyQueue, Gate, NvmeNode, blob, failing, plain_of
+from nvme_read_faults import NvmeReadFaults
 
-from kvobj.errors import FrameCorruptError, StoreFullError, TierUnavailableError
+from kvobj.errors import StoreFullError, TierUnavailableError
 from kvobj.tiers.nvme import NvmeTimeouts, kernel_queue, segment_file
 from kvobj.tiers.nvme.kernel_queue import SLOTS, KernelQueue, Kind
 from kvobj.tiers.protocol import ByteRange
@@ -296,7 +297,7 @@ class TestRefusals:
         assert node.tier.transfers.startswith("threads: no native library")
 
 
-class TestFailures:
+class TestFailures(NvmeReadFaults):
     async def test_a_failing_medium_fails_the_progress_and_leaves_no_pin(self, node: NvmeNode) -> None:
         await node.start()
         encoded = await node.put(1, 4 * MIB)
@@ -314,25 +315,6 @@ class TestFailures:
         assert await node.read(1) == encoded
         await node.tier.aclose()
         assert node.arena.usage().reserved_bytes == 0
-
-    async def test_a_file_that_was_cut_is_a_failed_medium(self, node: NvmeNode) -> None:
-        await node.start()
-        await node.put(1, MIB)
-        with (node.directory / "segment-000000").open("r+b") as file:
-            file.truncate(512 * KIB)
-        with pytest.raises(TierUnavailableError, match="ends early"):
-            await node.read(1)
-
-    @pytest.mark.parametrize("offset", [-4096, -4080, -1])
-    async def test_a_flipped_bit_in_the_record_is_never_served(self, node: NvmeNode, offset: int) -> None:
-        await node.start()
-        await node.put(1, MIB)
-        node.flip(1, offset)
-        frame = await node.tier.get(blob(1))
-        assert frame is not None
-        with pytest.raises(FrameCorruptError):
-            await frame.ready(1)
-        frame.release()
 
     async def test_a_failed_write_fails_the_segment_and_holds_nothing(self, node: NvmeNode) -> None:
         await node.start(capacity_bytes=8 * MIB, segment_bytes=4 * MIB)

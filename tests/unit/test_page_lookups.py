@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from damaged_pages import damaged_copies
 
 from kvobj import native
-from kvobj.buffers import address_of
-from kvobj.database import Database, ReadView, Table, TablePages, WriteView
+from kvobj.database import Database, ReadView, Table, WriteView
 from kvobj.database.page_lookups import MANY, find_values, find_values_under
 
 pytestmark = pytest.mark.skipif(not native.status().is_loaded, reason="the native library is not built")
@@ -185,17 +185,8 @@ async def test_damaged_pages_are_never_read_beyond_the_map(
     with database.read() as view:
         table = view.pages(DOWN)
     assert table is not None
-    whole = (tmp_path / "durable" / "data.mdb").read_bytes()
-    pages = len(whole) // PAGE_BYTES
-    tree = [at for at in range(2, pages) if whole[at * PAGE_BYTES + 10] in {1, 2}]  # branches and leaves
-    for _ in range(300):
-        copy = bytearray(whole[: pages * PAGE_BYTES])
-        for _ in range(chance.randrange(1, 5)):
-            at = chance.choice(tree) * PAGE_BYTES + chance.choice([chance.randrange(64), chance.randrange(PAGE_BYTES)])
-            copy[at] = chance.choice([0, 0xFF, chance.randrange(256)])
-        with memoryview(copy) as held:
-            damaged = TablePages(address_of(held), pages, table.root, table.page_bytes, table.depth)
-            values = find_values(damaged, keys, lambda _: None)
-            below = find_values_under(damaged, prefixes, lambda _: [])
+    for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
+        values = find_values(damaged(table), keys, lambda _: None)
+        below = find_values_under(damaged(table), prefixes, lambda _: [])
         assert values is None or len(values) == len(keys)
         assert below is None or len(below) == len(prefixes)

@@ -15,9 +15,9 @@ from pathlib import Path
 import lmdb
 import msgspec
 import pytest
+from damaged_pages import damaged_copies
 
 from kvobj import native
-from kvobj.buffers import address_of
 from kvobj.catalog.chunk_heads import matched_chunk
 from kvobj.catalog.chunk_list import ChunkList, IdList, KeyList
 from kvobj.catalog.chunk_records import ChunkRecords, find_records, scan_records
@@ -255,17 +255,8 @@ async def test_damaged_pages_are_never_read_beyond_the_map(
         table = view.pages(OBJECTS)
         expected = found(view, as_ids(keys))
     assert table is not None
-    whole = (tmp_path / "durable" / "data.mdb").read_bytes()
-    pages = len(whole) // PAGE_BYTES
-    tree = [at for at in range(2, pages) if whole[at * PAGE_BYTES + 10] in {1, 2}]  # branches and leaves
-    for _ in range(300):
-        copy = bytearray(whole[: pages * PAGE_BYTES])
-        for _ in range(chance.randrange(1, 5)):
-            at = chance.choice(tree) * PAGE_BYTES + chance.choice([chance.randrange(64), chance.randrange(PAGE_BYTES)])
-            copy[at] = chance.choice([0, 0xFF, chance.randrange(256)])
-        with memoryview(copy) as held:
-            damaged = TablePages(address_of(held), pages, table.root, table.page_bytes, table.depth)
-            records = find_records([damaged], ROOT, as_ids(keys), 0, len(keys))
+    for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
+        records = find_records([damaged(table)], ROOT, as_ids(keys), 0, len(keys))
         assert records is None or len(records) == len(expected or b"")
 
 
@@ -331,17 +322,8 @@ async def test_damaged_pages_are_never_read_beyond_the_map_for_what_lies_under_p
     with database.read() as view:
         table = view.pages(OBJECTS)
     assert table is not None
-    whole = (tmp_path / "durable" / "data.mdb").read_bytes()
-    pages = len(whole) // PAGE_BYTES
-    tree = [at for at in range(2, pages) if whole[at * PAGE_BYTES + 10] in {1, 2}]
-    for _ in range(300):
-        copy = bytearray(whole[: pages * PAGE_BYTES])
-        for _ in range(chance.randrange(1, 5)):
-            at = chance.choice(tree) * PAGE_BYTES + chance.choice([chance.randrange(64), chance.randrange(PAGE_BYTES)])
-            copy[at] = chance.choice([0, 0xFF, chance.randrange(256)])
-        with memoryview(copy) as held:
-            damaged = TablePages(address_of(held), pages, table.root, table.page_bytes, table.depth)
-            values = find_values_under(damaged, [key[:24] for key in keys], lambda _: [])
+    for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
+        values = find_values_under(damaged(table), [key[:24] for key in keys], lambda _: [])
         assert values is None or len(values) == len(keys)
 
 
