@@ -10,7 +10,7 @@ from typing import Final
 
 from kvobj.errors import InvalidRangeError
 
-_RANGE: Final = re.compile(r"bytes *= *(\d{0,19}) *- *(\d{0,19})\Z", re.ASCII | re.IGNORECASE).match
+_RANGE: Final = re.compile(r"bytes *= *(\d{0,99}) *- *(\d{0,99})\Z", re.ASCII | re.IGNORECASE).match
 
 
 def parse_range(value: str, size_bytes: int) -> tuple[int, int] | None:
