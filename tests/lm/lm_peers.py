@@ -144,7 +144,7 @@ class ServedLm:
     @property
     def is_clean(self) -> bool:
         """Whether nothing is reserved, in use or being written."""
-        return not len(self.kv.node.in_use) and not self.kv.node.store._placement._reserved_bytes
+        return not len(self.kv.node.in_use) and not self.kv.node.store._rooms._placement._reserved_bytes
 
 
 @asynccontextmanager

@@ -232,7 +232,7 @@ async def test_what_is_no_request_ends_the_connection(tmp_path: Path, shm_path: 
 
 async def test_a_full_store_drops_puts_and_stays_in_step(tmp_path: Path, shm_path: Path) -> None:
     async with lm_node(tmp_path, shm_path) as lm:
-        placement = lm.kv.node.store._placement
+        placement = lm.kv.node.store._rooms._placement
         peer = await lm.connect()
         await peer.put("before", b"there was room")
         assert await peer.has("before")

@@ -251,7 +251,7 @@ async def test_a_body_of_several_blobs_is_followed_blob_by_blob(world: World, co
     """An eighth of the arena is the largest blob: of 16 MiB, nearly 2 MiB."""
     await large_bucket(world, codec)
     data = payload(b"large", 5 << 20)
-    blob_bytes = world.kv.node.store._split.blob_plain_bytes_max
+    blob_bytes = world.kv.node.store._rooms._split.blob_plain_bytes_max
     body, put, follower = await put_large(world, len(data))
     body.send(data[:blob_bytes])
     assert await follower.has(blob_bytes) == data[:blob_bytes]

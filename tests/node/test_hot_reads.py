@@ -11,7 +11,7 @@ from s3_driver import BOB, HOST, Answer, presign
 
 from kvobj.catalog.rows import ChunkName
 from kvobj.policy.chunk_policy import chunk_name
-from kvobj.store.store import COPIED_BYTES_MAX
+from kvobj.store.object_reads import COPIED_BYTES_MAX
 
 IDS = {"x-amz-request-id"}
 # Signed, and known to no read: what has it goes the way of all requests.

@@ -29,7 +29,7 @@ from kvobj.app.upstreams import Fronted
 from kvobj.catalog.rows import ChunkName, ObjectRow, UserRow
 from kvobj.errors import KvobjError
 from kvobj.metrics import Metrics
-from kvobj.store.store import COPIED_BYTES_MAX
+from kvobj.store.object_reads import COPIED_BYTES_MAX
 from kvobj.store.write_behind import WriteBehind
 
 MEMORY = {"x-kvobj-durability": "memory"}

@@ -19,7 +19,7 @@ from tier_codecs import wait_for
 from kvobj.codec.checksums import Digester, fast_algorithms
 from kvobj.store import sealing as sealing_module
 from kvobj.store.hashing import INLINE_BYTES
-from kvobj.store.store import HASH_LATER_BYTES_MAX
+from kvobj.store.rooms import HASH_LATER_BYTES_MAX
 
 
 async def put_unhashed(kv: KvDriver, key: str) -> None:
