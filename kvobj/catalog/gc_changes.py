@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from operator import attrgetter, itemgetter
 
 from kvobj.catalog import chain_rows
@@ -16,13 +16,17 @@ from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, root_of
 from kvobj.catalog.chunk_heads import RowHead, decode_row_head
 from kvobj.catalog.chunk_records import live_blob_ids
+from kvobj.catalog.claim_scan import ClaimedFacts, scan_children, scan_claim, scan_condemned
 from kvobj.catalog.encoding import OBJECTS_VOLATILE
 from kvobj.catalog.history_protocol import RemovalReason
+from kvobj.catalog.history_rows import RemovedRun
+from kvobj.catalog.lease_rows import PinsInView
 from kvobj.catalog.object_rows import RowPair
-from kvobj.catalog.rows import ChunkName, ObjectRow, ObjectState
+from kvobj.catalog.rows import ChunkName, Claimed, ObjectRow, ObjectState
 from kvobj.database import ReadView, WriteView
 
 _LIVE, _HIDDEN = ObjectState.LIVE, ObjectState.CONDEMNED
+NOTHING_CLAIMED = Claimed((), (), 0)
 _Claimed = tuple[ObjectRow, bool]
 """A row that went, and whether it was of class `memory` and not written down."""
 
@@ -37,16 +41,19 @@ def without_relied_on(
 ) -> list[ChunkName]:
     """The chunks, children before parents, less those that something relies on (None: nothing does), or with a child row that does
     not go with them."""
-    going: dict[str, set[bytes]] = {}
     children = chain_rows.Children(view)
     found: list[ChunkName] = []
-    for bucket, members in groupby(chunks, key=attrgetter("bucket")):
-        some = list(members)
+    for bucket, some in _by_bucket(chunks).items():
         root = root_of(view, bucket)
         if root is None:
             continue
-        gone = going.setdefault(bucket, set())
         keys = [chunk.key.encode() for chunk in some]
+        relied_on = None if is_relied_on is None else bytes(map(is_relied_on, some))
+        goes = scan_children(view, root, keys, relied_on)
+        if goes is not None:
+            found += some if 0 not in goes else compress(some, goes)
+            continue
+        gone: set[bytes] = set()
         for chunk, key, below in zip(some, keys, children.of_many(root, keys), strict=True):
             if gone.issuperset(below) and not (is_relied_on is not None and is_relied_on(chunk)):
                 gone.add(key)
@@ -68,8 +75,13 @@ def may_condemn(
             allowed += [False] * len(some)
             continue
         keys = [chunk.key.encode() for chunk in some]
-        live = _live_as(some, tables.objects.values(view, root, keys))
         condemned = given.setdefault(bucket, set())
+        answers = None if condemned else _may_all(view, root, some, pins, is_marked)
+        if answers is not None:
+            condemned.update(compress(keys, answers))
+            allowed += answers
+            continue
+        live = _live_as(some, tables.objects.values(view, root, keys))
         for chunk, key, is_live, below in zip(some, keys, live, children.of_many(root, keys), strict=True):
             may = (
                 is_live
@@ -83,6 +95,37 @@ def may_condemn(
                 condemned.add(key)
             allowed.append(may)
     return allowed
+
+
+def _may_all(
+    view: ReadView,
+    root: bytes,
+    chunks: Sequence[ChunkName],
+    pins: PinsInView,
+    is_marked: Callable[[str, str], bool],
+) -> list[bool] | None:
+    """`may_condemn` of a bucket's chunks, asked all at once. None where that gives no answer."""
+    bucket, keys = chunks[0].bucket, [chunk.key.encode() for chunk in chunks]
+    held = pins.held(bucket, [chunk.key for chunk in chunks])
+    scanned = scan_condemned(view, root, keys, [chunk.blob_id for chunk in chunks], held)
+    if scanned is None:
+        return None
+    may, in_doubt = scanned
+    order = {key: place for place, key in enumerate(keys)} if in_doubt else {}
+    for place in in_doubt:
+        for child in chain_rows.children(view, root, keys[place]):
+            at = order.get(child, place)
+            if not (at < place and may[at]) and not is_marked(bucket, child.decode()):
+                return None
+    return may
+
+
+def _by_bucket(chunks: Sequence[ChunkName]) -> dict[str, list[ChunkName]]:
+    """The chunks of each bucket, in their order."""
+    found: dict[str, list[ChunkName]] = {}
+    for bucket, members in groupby(chunks, key=attrgetter("bucket")):
+        found.setdefault(bucket, []).extend(members)
+    return found
 
 
 def _live_as(chunks: Sequence[ChunkName], values: Sequence[bytes | None]) -> list[bool]:
@@ -110,22 +153,38 @@ class ClaimChange:
     hidden: Sequence[tuple[str, str]]
     now_ms: int
 
-    def __call__(self, view: WriteView) -> list[ObjectRow]:
-        """Run it; returns the rows removed, marked ones first."""
+    def __call__(self, view: WriteView) -> Claimed:
+        """Run it."""
         if self.tables.guard.quiet:
-            return []
+            return NOTHING_CLAIMED
         step = _Claiming(self.tables, view, self.now_ms)
-        marked = step.claim([(chunk.bucket, chunk.key, chunk.blob_id) for chunk in self.marked])
+        scanned, others = step.claim_scanned(self.marked)
+        marked = step.claim([(chunk.bucket, chunk.key, chunk.blob_id) for chunk in others])
         # The removal of the others was told when they were hidden.
         hidden = step.claim([(bucket, key, None) for bucket, key in self.hidden])
         step.finish()
+        for chunks, facts in scanned:
+            self._tell(view, chunks, facts)
         for volatile in (True, False):
             rows = [row for row, is_volatile in reversed(marked) if is_volatile is volatile]
             if rows:
                 self.tables.history.removed(
                     view, rows, reason=RemovalReason.EVICTED, now_ms=self.now_ms, volatile=volatile
                 )
-        return [row for row, _ in (*marked, *hidden)]
+        found = [chunk for chunks, _ in scanned for chunk in chunks]
+        found += [ChunkName(row.bucket, row.key, first_blob(row)) for row, _ in marked]
+        size_bytes = sum(facts.size_bytes for _, facts in scanned)
+        size_bytes += sum(row.size_bytes for row, _ in (*marked, *hidden))
+        return Claimed(tuple(found), tuple(row for row, _ in hidden), size_bytes)
+
+    def _tell(self, view: WriteView, chunks: Sequence[ChunkName], facts: ClaimedFacts) -> None:
+        """Of chunks of one bucket: parents first, as their rows were written."""
+        keys = [chunk.key for chunk in reversed(chunks)]
+        hashes, tokens, count = facts.hashes[::-1], facts.tokens[::-1], len(keys)
+        for namespace, start, stop in reversed(facts.spaces):
+            some = slice(count - stop, count - start)
+            run = RemovedRun(chunks[0].bucket, namespace, keys[some], tokens[some])
+            self.tables.history.removed_run(view, run, hashes[some], reason=RemovalReason.EVICTED, now_ms=self.now_ms)
 
 
 class _Claiming:
@@ -143,6 +202,43 @@ class _Claiming:
         self._children = chain_rows.Children(view)
         self._pins = tables.guard.over(view)
         self._has_volatile = not view.is_empty(OBJECTS_VOLATILE)
+
+    def claim_scanned(
+        self, chunks: Sequence[ChunkName]
+    ) -> tuple[list[tuple[Sequence[ChunkName], ClaimedFacts]], list[ChunkName]]:
+        """Remove the marked chunks, children before parents, that nothing holds: those of every bucket of which there are many,
+        and whose rows are all of the usual form. What went of each such bucket; and the chunks of all others, those of a bucket in
+        their order."""
+        scanned: list[tuple[Sequence[ChunkName], ClaimedFacts]] = []
+        others: list[ChunkName] = []
+        # All are looked for before any of them goes: what is written to is not looked up in pages any more.
+        found: list[tuple[bytes, list[ChunkName], list[bytes], ClaimedFacts]] = []
+        for bucket, members in _by_bucket(chunks).items():
+            root = root_of(self._view, bucket)
+            if root is None:
+                continue
+            keys = [chunk.key.encode() for chunk in members]
+            facts = self._scan(root, bucket, members, keys)
+            if facts is None:
+                others += members
+            else:
+                found.append((root, members, keys, facts))
+        for root, members, keys, facts in found:
+            gone = [members[place] for place in facts.places]
+            gone_keys = [keys[place] for place in facts.places]
+            if gone:
+                bucket = gone[0].bucket
+                self._removal.take_chunks(root, bucket, gone_keys, [chunk.blob_id for chunk in gone], facts)
+                scanned.append((gone, facts))
+        return scanned, others
+
+    def _scan(
+        self, root: bytes, bucket: str, chunks: Sequence[ChunkName], keys: Sequence[bytes]
+    ) -> ClaimedFacts | None:
+        if not self._removal.takes_chunks:
+            return None
+        held = self._pins.held(bucket, [chunk.key for chunk in chunks])
+        return scan_claim(self._view, root, keys, [chunk.blob_id for chunk in chunks], held)
 
     def claim(self, names: Sequence[tuple[str, str, bytes | None]]) -> list[_Claimed]:
         """Remove the rows of each (bucket, key, first blob) that nothing holds, children before parents; blob None: a hidden one.

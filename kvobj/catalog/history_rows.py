@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,15 @@ decode_event = msgspec.msgpack.Decoder(EventRow).decode
 decode_removal = msgspec.msgpack.Decoder(RemovalRow).decode
 
 
+class RemovedRun(NamedTuple):
+    """Rows of one namespace that went, parents first: their keys and numbers of tokens."""
+
+    bucket: str
+    namespace: str
+    keys: Sequence[str]
+    tokens: Sequence[int]
+
+
 class HistoryRows:
     """See the module's text. Call it for rows of KV buckets only."""
 
@@ -49,24 +58,39 @@ class HistoryRows:
     def stored(self, view: WriteView, rows: Sequence[ObjectRow], *, now_ms: int, volatile: bool) -> None:
         """Tell of rows that became visible; `row.sequence` is set. Consecutive rows of one chain are one event."""
         table = EVENTS_VOLATILE if volatile else EVENTS
-        # One row is the common case, and on the path of every PUT.
-        for event in (_stored_event(rows, now_ms),) if len(rows) == 1 else stored_events(rows, now_ms=now_ms):
+        if len(rows) == 1:  # the common case, and on the path of every PUT
+            event = _stored_event(rows, now_ms)
             view.put(table, number_key(event.sequence), encode_row(event), headroom=True)
+        else:
+            events = stored_events(rows, now_ms=now_ms)
+            view.put_many(table, [(number_key(event.sequence), encode_row(event)) for event in events])
         self.on_told()
 
     def removed(
         self, view: WriteView, rows: Sequence[ObjectRow], *, reason: RemovalReason, now_ms: int, volatile: bool
     ) -> None:
         """Tell of rows that went, and remember why. `volatile`: they were of class `memory` and not written down."""
-        table = EVENTS_VOLATILE if volatile else EVENTS
         for event in removed_events(rows, self.allocate, reason=reason, now_ms=now_ms):
-            number = number_key(event.sequence)
-            view.put(table, number, encode_row(event), headroom=True)
-            removal = encode_row(RemovalRow(reason, now_ms, event.namespace, event.sequence))
-            start = removals_of(event.bucket)
-            hashes = [key_hash(key.encode()) for key in event.keys]
-            view.put_many(REMOVALS, [(start + each, removal) for each in hashes])
-            view.put(REMOVALS_BY_TIME, number, b"".join((_TIME.pack(now_ms), start, *hashes)), headroom=True)
+            _remember(view, event, [key_hash(key.encode()) for key in event.keys], reason, volatile=volatile)
+
+    def removed_run(
+        self, view: WriteView, event: RemovedRun, hashes: Sequence[bytes], *, reason: RemovalReason, now_ms: int
+    ) -> None:
+        """`removed` of durable rows of one namespace, of which not more is known. `hashes`: `key_hash` of each of their keys."""
+        keys, count = event.keys, len(event.keys)
+        for start in range(0, count, MAX_KEYS):
+            stop = min(start + MAX_KEYS, count)
+            row = EventRow(
+                sequence=self.allocate(),
+                time_ms=now_ms,
+                type=EventType.REMOVED,
+                bucket=event.bucket,
+                namespace=event.namespace,
+                keys=tuple(keys[start:stop]),
+                tokens=sum(event.tokens[start:stop]),
+                reason=reason.value,
+            )
+            _remember(view, row, hashes[start:stop], reason, volatile=False)
 
     def made_durable(self, view: WriteView, row: ObjectRow) -> None:
         """A row moved from the volatile to the durable table: its event goes along. Of an event with several rows the last one
@@ -83,6 +107,17 @@ class HistoryRows:
         event = EventRow(sequence, now_ms, EventType.CLEARED, bucket, namespace)
         view.put(EVENTS, number_key(sequence), encode_row(event), headroom=True)
         self.on_told()
+
+
+def _remember(
+    view: WriteView, event: EventRow, hashes: Sequence[bytes], reason: RemovalReason, *, volatile: bool
+) -> None:
+    number = number_key(event.sequence)
+    view.put(EVENTS_VOLATILE if volatile else EVENTS, number, encode_row(event), headroom=True)
+    removal = encode_row(RemovalRow(reason, event.time_ms, event.namespace, event.sequence))
+    start = removals_of(event.bucket)
+    view.put_many(REMOVALS, [(start + each, removal) for each in hashes])
+    view.put(REMOVALS_BY_TIME, number, b"".join((_TIME.pack(event.time_ms), start, *hashes)), headroom=True)
 
 
 def _nothing() -> None:

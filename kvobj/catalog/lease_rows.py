@@ -6,6 +6,8 @@ Stateless but for quiet time; every call works on the given view, in the caller'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvobj.catalog.encoding import PINS_BY_BLOB, PINS_BY_KEY
@@ -93,6 +95,12 @@ class PinsInView:
     def holds_row(self, bucket: str, key: str) -> bool:
         """See `PinGuard.holds_row`."""
         return self._guard.holds_row(self._view, bucket, key) if self._is_any else self._guard.quiet
+
+    def held(self, bucket: str, keys: Sequence[str]) -> bytes | None:
+        """`holds_row` of each of the keys as 1 or 0; None: none of them is held."""
+        if not self._is_any and not self._guard.quiet:
+            return None
+        return bytes(self.holds_row(bucket, key) for key in keys)
 
 
 def pins_by_key(bucket: str, key: str) -> bytes:

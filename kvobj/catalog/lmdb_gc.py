@@ -12,11 +12,11 @@ from typing import Final
 from kvobj.catalog import chain_rows
 from kvobj.catalog.encoding import DELETE_QUEUE, DELETE_QUEUE_VOLATILE, decode_queue_entry, number_key
 from kvobj.catalog.flight_keys import reliance_key, removal_keys
-from kvobj.catalog.gc_changes import ClaimChange, may_condemn, without_relied_on
+from kvobj.catalog.gc_changes import NOTHING_CLAIMED, ClaimChange, may_condemn, without_relied_on
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.numbers import NumberLine
 from kvobj.catalog.queue_batches import entries_of, forget
-from kvobj.catalog.rows import ChunkName, ObjectRow, QueueEntry
+from kvobj.catalog.rows import ChunkName, Claimed, QueueEntry
 from kvobj.database import Database, WriteView
 from kvobj.errors import BatchTooLargeError
 
@@ -50,10 +50,10 @@ class LmdbGc(LmdbBase):
         with self._database.read() as view:
             return may_condemn(view, self._tables, chunks, self._marks.is_marked)
 
-    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> Claimed:
         """See `Catalog.claim`. Hidden rows, which somebody was promised to be rid of, come first, up to half of the limit."""
         if self._tables.guard.quiet or limit <= 0:
-            return []
+            return NOTHING_CLAIMED
         hidden = await self._on_thread(self._hidden_page, (limit + 1) // 2) if self._hides_any() else []
         # From here to the enqueue nothing may come in between: what is being claimed is absent to everybody.
         taken = self._marks.begin_claim(now_boot_ms=now_boot_ms, limit=limit - len(hidden))
@@ -62,7 +62,7 @@ class LmdbGc(LmdbBase):
             claimable = set(marked)
             self._marks.end_claim([chunk for chunk in taken if chunk not in claimable])
         if not marked and not hidden:
-            return []
+            return NOTHING_CLAIMED
         names = [*((chunk.bucket, chunk.key) for chunk in marked), *hidden]
         try:
             claim = self._database.submit(ClaimChange(self._tables, marked, hidden, now_ms), removal_keys(names))

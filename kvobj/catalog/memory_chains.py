@@ -13,6 +13,7 @@ from kvobj.catalog.memory_tables import MemoryTables, Name, condition_error, sam
 from kvobj.catalog.rows import (
     BucketKind,
     ChunkName,
+    Claimed,
     DeleteOutcome,
     ObjectRow,
     ObjectState,
@@ -114,10 +115,10 @@ class MemoryChains(MemoryTables):
             self._marks[chunk.bucket, chunk.key] = (not_before_boot_ms, chunk)
         return True
 
-    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> Claimed:
         """See `Catalog.claim`."""
         if self._leases.quiet or limit <= 0:
-            return []
+            return Claimed((), (), 0)
         hidden = [
             name
             for name, row in {**self._durable, **self._volatile}.items()
@@ -129,13 +130,15 @@ class MemoryChains(MemoryTables):
         due = due[: limit - len(hidden)]
         self._forget_marks([(chunk.bucket, chunk.key) for chunk in due])
         claimed: list[ObjectRow] = []
+        cleared: list[ObjectRow] = []
         for chunk in due:
             live = self._live((chunk.bucket, chunk.key.encode()))
             if live is not None and _first_blob(live) == chunk.blob_id:
                 claimed += self._claim((chunk.bucket, chunk.key.encode()), now_ms, reason=RemovalReason.EVICTED)
         for name in hidden:
-            claimed += self._claim(name, now_ms, reason=None)
-        return claimed
+            cleared += self._claim(name, now_ms, reason=None)
+        chunks = tuple(ChunkName(row.bucket, row.key, _first_blob(row)) for row in claimed)
+        return Claimed(chunks, tuple(cleared), sum(row.size_bytes for row in (*claimed, *cleared)))
 
     def condemned(self) -> tuple[int, int]:
         """See `Catalog.condemned`."""

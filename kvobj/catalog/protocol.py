@@ -20,6 +20,7 @@ from kvobj.catalog.rows import (
     BucketRow,
     BucketUsage,
     ChunkName,
+    Claimed,
     CommitMode,
     CommitOutcome,
     DeleteOutcome,
@@ -225,11 +226,11 @@ class Catalog(Protocol):
         """
         ...
 
-    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> Claimed:
         """Remove up to `limit` rows that nothing holds: marked ones whose time has come, and CONDEMNED ones; leaf first.
 
         Pins and children are checked again in the same step; a marked row that fails the check loses its mark. Nothing in
-        quiet time. The blobs are queued: from here on their removal is certain. Returns the rows removed.
+        quiet time. The blobs are queued: from here on their removal is certain.
         """
         ...
 

@@ -336,6 +336,18 @@ class ChunkName(_Row, frozen=True, array_like=True, gc=False):
     blob_id: bytes
 
 
+class Claimed(_Row, frozen=True, array_like=True):
+    """What a claim removed: marked chunks, those of a bucket in the order of their marks, and then rows that had been hidden
+    before. `size_bytes`: of all of them."""
+
+    chunks: tuple[ChunkName, ...]
+    hidden: tuple[ObjectRow, ...]
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.chunks) + len(self.hidden)
+
+
 class NamespaceQuota(_Row, frozen=True, array_like=True):
     """What a namespace may hold; None: no bound."""
 

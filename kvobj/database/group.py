@@ -209,6 +209,7 @@ class GroupWriter:
             published=published,
             handles=self._handles,
             mapped=self._durable.mapped,
+            volatile_mapped=self._volatile.mapped,
             durable_is_full=self.is_full,
             volatile_is_full=self._volatile.is_full,
         )

@@ -8,7 +8,7 @@ nothing may be written while one is being iterated.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat, takewhile
 from typing import Protocol, Self
 
@@ -52,6 +52,11 @@ class ReadView(Protocol):
         or less as of `get_many`."""
         ...
 
+    def pages(self, table: Table) -> TablePages | None:
+        """Where the table's pages lie, for native code: see `TablePages` for how long. None where they cannot be read, or are not
+        what this view sees."""
+        ...
+
     def count(self, table: Table) -> int:
         """How many keys the table has, without this change's own effects on volatile tables."""
         ...
@@ -92,6 +97,10 @@ class WriteView(ReadView, Protocol):
 
     def log(self, entry: bytes) -> None:
         """Append an entry to the record log with this change, if the database keeps one. Durable changes only."""
+        ...
+
+    def log_many(self, entries: Iterable[bytes]) -> None:
+        """`log` of each."""
         ...
 
     def publish(self, content: bytes, *, topic: str = "") -> None:
@@ -154,7 +163,7 @@ class Snapshot:
             transaction.abort()
 
     def pages(self, table: Table) -> TablePages | None:
-        """Where the table's pages lie, for native code: see `TablePages` for how long. None where they cannot be read."""
+        """See `ReadView.pages`."""
         if table.volatile:
             return self._volatile_environment.mapped.table(self._volatile, table.name)
         return self._durable_environment.mapped.table(self._durable, table.name)
@@ -249,6 +258,10 @@ class VolatileWriteView:
         """See `ReadView.values_under`."""
         return _values_under(self._of(table), self._handles[table.name], prefixes)
 
+    def pages(self, table: Table) -> TablePages | None:  # noqa: ARG002 - see `ReadView.pages`
+        """See `ReadView.pages`. None: an inline change asks for few keys."""
+        return None
+
     def count(self, table: Table) -> int:
         """See `ReadView.count`."""
         return int(self._of(table).stat(self._handles[table.name])["entries"])
@@ -292,6 +305,11 @@ class VolatileWriteView:
         """Refuse: what is volatile is not rebuilt."""
         raise RuntimeError(f"a volatile change has no record log ({len(entry)} bytes)")
 
+    def log_many(self, entries: Iterable[bytes]) -> None:
+        """Refuse: what is volatile is not rebuilt."""
+        for entry in entries:
+            self.log(entry)
+
     def publish(self, content: bytes, *, topic: str = "") -> None:  # noqa: ARG002 - see `WriteView.publish`
         """Refuse: nobody is told of what is volatile."""
         raise RuntimeError(f"a volatile change has no outbox ({len(content)} bytes)")
@@ -313,6 +331,7 @@ class DurableWriteView:
         "_snapshot",
         "_sums",
         "_transaction",
+        "_volatile_mapped",
     )
 
     def __init__(
@@ -325,10 +344,12 @@ class DurableWriteView:
         published: list[Publication] | None,
         handles: Handles,
         mapped: MappedTables,
+        volatile_mapped: MappedTables,
         durable_is_full: bool,
         volatile_is_full: bool,
     ) -> None:
         self._mapped = mapped
+        self._volatile_mapped = volatile_mapped
         # Durable tables that this group has written to: what the map has of them is what they were.
         self._changed: set[str] = set()
         self._transaction = transaction
@@ -364,11 +385,17 @@ class DurableWriteView:
         return _get_many(self._transaction, keys, self._handles[table.name], self._pages(table, len(keys)))
 
     def _pages(self, table: Table, count: int) -> TablePages | None:
-        """What the map has of a durable table, if that is what the change would see and so many look-ups are worth it. LMDB writes
-        no page of before the transaction while that is under way, and what it says of a table is as of then."""
-        if count < MANY or table.volatile or table.name in self._changed:
-            return None
-        return self._mapped.table(self._transaction, table.name)
+        """The pages of a durable table, if so many look-ups are worth it."""
+        return None if count < MANY or table.volatile else self.pages(table)
+
+    def pages(self, table: Table) -> TablePages | None:
+        """See `ReadView.pages`. None of a table that the group has written to. LMDB writes no page of before the transaction while
+        that is under way, and what it says of a table is as of then."""
+        if table.volatile:
+            if self._effects.values.get(table.name):
+                return None
+            return self._volatile_mapped.table(self._snapshot, table.name)
+        return None if table.name in self._changed else self._mapped.table(self._transaction, table.name)
 
     def range(
         self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
@@ -471,6 +498,10 @@ class DurableWriteView:
     def log(self, entry: bytes) -> None:
         """See `WriteView.log`."""
         self._entries.append(entry)
+
+    def log_many(self, entries: Iterable[bytes]) -> None:
+        """See `WriteView.log_many`."""
+        self._entries.extend(entries)
 
     def publish(self, content: bytes, *, topic: str = "") -> None:
         """See `WriteView.publish`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import ChunkName, ObjectRow
+from kvobj.catalog.rows import ChunkName, Claimed, ObjectRow
 from kvobj.clock import Clock, boot_ms
 from kvobj.errors import StoreFullError
 from kvobj.gc.choice import Choice
@@ -22,7 +22,7 @@ from kvobj.policy.chunk_policy import chunk_name
 
 
 class Claims:
-    """See the module's text. `marked` is for looking on; `on_claimed` is told of rows that are gone from the catalog, whose marks
+    """See the module's text. `marked` is for looking on; `on_claimed` is told of what is gone from the catalog, whose marks
     it lets `forget`. Adds to `counts`. Event-loop-only; whoever claims for a cycle and whoever waits for room may do so at once.
     """
 
@@ -35,7 +35,7 @@ class Claims:
         pace: Pace,
         clock: Clock,
         counts: CollectorCounts,
-        on_claimed: Callable[[Sequence[ObjectRow]], None],
+        on_claimed: Callable[[Claimed], None],
     ) -> None:
         self._catalog = catalog
         self._chunks = chunks
@@ -143,7 +143,7 @@ class Claims:
             claimed = await self._claim_batch(self._pace.claim_batch if paced else BATCH_MAX, now_ms=now_ms)
             if not claimed:
                 break
-            claimed_bytes += sum([row.size_bytes for row in claimed])
+            claimed_bytes += claimed.size_bytes
             may_follow -= len(claimed)
             if paced:
                 await self._pace.after(len(claimed), seconds=self._clock.monotonic() - started)
@@ -156,7 +156,7 @@ class Claims:
         """Claim at most so many of what is due."""
         await self._claim_batch(limit, now_ms=boot_ms(self._clock))
 
-    async def _claim_batch(self, limit: int, *, now_ms: int) -> list[ObjectRow]:
+    async def _claim_batch(self, limit: int, *, now_ms: int) -> Claimed:
         while True:
             some = self._portions.of(limit)
             try:
@@ -170,7 +170,7 @@ class Claims:
         self._portions.removed(len(claimed))
         if claimed:
             self._counts.claimed += len(claimed)
-            self._counts.claimed_bytes += sum([row.size_bytes for row in claimed])
+            self._counts.claimed_bytes += claimed.size_bytes
             self._on_claimed(claimed)
         return claimed
 

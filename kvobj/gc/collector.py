@@ -26,7 +26,7 @@ import msgspec
 
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, ChunkName, Durability, ObjectRow
+from kvobj.catalog.rows import BucketKind, ChunkName, Claimed, Durability, ObjectRow
 from kvobj.clock import Clock, boot_ms
 from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.choice import Choice
@@ -294,18 +294,24 @@ class Collector(BackgroundWorker):
     def removed(self, rows: Iterable[ObjectRow]) -> None:
         """Objects were hidden: by DELETE, recall, loss, or by a claim."""
         for row in rows:
-            if self._objects is not None and row.blobs:
-                self._objects.drop((row.bucket, row.key), row.blobs[0].blob_id)
-            marked = self._claims.marked.name_of(row.blobs[0].blob_id) if row.blobs else None
-            name = marked or chunk_name(row.bucket, row.key)
-            if marked is not None or self._chunks.is_row(row, name):
-                self._forget(name)
-            self._holds.drop(name)
+            self.gone(row.bucket, row.key, row.blobs[0].blob_id if row.blobs else b"")
 
-    def _claimed(self, rows: Sequence[ObjectRow]) -> None:
-        names = self._claims.marked.claimed([row.blobs[0].blob_id for row in rows if row.blobs])
-        if len(names) < len(rows):
-            self.removed(rows)  # there are hidden ones among them
+    def gone(self, bucket: str, key: str, blob_id: bytes) -> None:
+        """An object with this first blob (b"": none) was hidden."""
+        if self._objects is not None and blob_id:
+            self._objects.drop((bucket, key), blob_id)
+        marked = self._claims.marked.name_of(blob_id)
+        name = marked or chunk_name(bucket, key)
+        if marked is not None or self._chunks.is_blob(name, blob_id):
+            self._forget(name)
+        self._holds.drop(name)
+
+    def _claimed(self, claimed: Claimed) -> None:
+        names = self._claims.marked.claimed([chunk.blob_id for chunk in claimed.chunks])
+        if len(names) < len(claimed.chunks):
+            for chunk in claimed.chunks:  # some were condemned while policy went on following them
+                self.gone(chunk.bucket, chunk.key, chunk.blob_id)
+        self.removed(claimed.hidden)
         for name in self._chunks.known(names):
             self._chunks.take(name)
         if len(self._holds):

@@ -289,8 +289,12 @@ class HomeChunks:
 
     def is_row(self, row: ObjectRow, name: bytes) -> bool:
         """Whether the name stands for this very row (and not for one that was stored under its key since)."""
+        return bool(row.blobs) and self.is_blob(name, row.blobs[0].blob_id)
+
+    def is_blob(self, name: bytes, blob_id: bytes) -> bool:
+        """Whether the name stands for a chunk with this first blob."""
         record = self._records.get(name)
-        return record is not None and bool(row.blobs) and record[:16] == row.blobs[0].blob_id
+        return record is not None and record[:16] == blob_id
 
     def members(self, place: tuple[str, str]) -> Callable[[bytes], bool]:
         """What tells of a name whether it stands for a chunk of this bucket and namespace."""

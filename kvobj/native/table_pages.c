@@ -15,13 +15,6 @@
 #define BRANCH 1
 #define LEAF 2
 
-typedef struct {
-    const unsigned char *page;
-    uint32_t low, high; /* what is looked for lies in [low, high) */
-    const unsigned char *next; /* no key behind the page is less than this one; NULL: there is none behind it */
-    uint32_t next_bytes;
-} search_t;
-
 static uint32_t u16(const unsigned char *at) { return at[0] | (uint32_t)at[1] << 8; }
 
 static uint64_t u64(const unsigned char *at) {
@@ -109,8 +102,7 @@ static bool descend(const table_t *table, search_t *search) {
     return search->page != NULL;
 }
 
-/* Takes all of `wanted` to the leaves where they belong, and finds them there. */
-static bool find_all(const table_t *table, search_t *searches, wanted_t *wanted, int count, bool is_exact) {
+bool kvobj_find_all(const table_t *table, search_t *searches, wanted_t *wanted, int count, bool is_exact) {
     for (int i = 0; i < count; i++) {
         wanted[i].value = NULL;
         searches[i].next = NULL;
@@ -139,7 +131,7 @@ static bool find_all(const table_t *table, search_t *searches, wanted_t *wanted,
 
 bool kvobj_find_values(const table_t *table, wanted_t *wanted, int count) {
     search_t searches[WANTED_AT_ONCE];
-    return find_all(table, searches, wanted, count, true);
+    return kvobj_find_all(table, searches, wanted, count, true);
 }
 
 /* The next few of `count` keys that lie end to end (ends: where each does); how many, -1: one is longer than keys are. */
@@ -191,6 +183,35 @@ static bool begins_with(const unsigned char *key, uint32_t key_bytes, const want
     return key_bytes >= wanted->key_bytes && !memcmp(wanted->key, key, wanted->key_bytes);
 }
 
+static bool is_less(const unsigned char *one, uint32_t one_bytes, const unsigned char *other, uint32_t other_bytes) {
+    int order = memcmp(one, other, one_bytes < other_bytes ? one_bytes : other_bytes);
+    return order ? order < 0 : one_bytes < other_bytes;
+}
+
+bool kvobj_each_under(const table_t *table, const search_t *found, const wanted_t *wanted,
+                      bool (*take)(void *context, const unsigned char *key, uint32_t key_bytes), void *context) {
+    search_t at = *found;
+    for (;;) {
+        uint32_t entries = (u16(at.page + 12) - PAGE_HEAD) / 2;
+        for (uint32_t place = at.low; place < entries; place++) {
+            const unsigned char *one = entry(&at, place);
+            if (!is_within(table, &at, one, ENTRY_HEAD)) return false;
+            uint32_t key_bytes = u16(one + 6);
+            if (!is_within(table, &at, one, ENTRY_HEAD + (uint64_t)key_bytes)) return false;
+            if (!begins_with(one + ENTRY_HEAD, key_bytes, wanted) || !take(context, one + ENTRY_HEAD, key_bytes)) return true;
+        }
+        if (!at.next || !begins_with(at.next, at.next_bytes, wanted)) return true;
+        wanted_t first; /* what the next leaf begins with, or a little less: it leads there */
+        search_t next = {0};
+        if (at.next_bytes > LONGEST_KEY) return false;
+        first.key_bytes = at.next_bytes;
+        memcpy(first.key, at.next, at.next_bytes);
+        if (!kvobj_find_all(table, &next, &first, 1, false) || next.page == at.page) return false;
+        if (next.next && !is_less(first.key, first.key_bytes, next.next, next.next_bytes)) return false; /* it would never end */
+        at = next;
+    }
+}
+
 /* Appends the values of a leaf's entries whose keys begin with what is wanted. How many; UNKNOWN where that may go on in another leaf,
  * a value lies elsewhere, or there is no room: then nothing is appended. */
 static uint32_t take_under(const table_t *table, const search_t *search, const wanted_t *wanted, values_t *values, uint32_t *lengths,
@@ -224,7 +245,7 @@ EXPORTED int64_t kvobj_copy_values_under(const table_t *table, const unsigned ch
         int taken = take_keys(wanted, prefixes, ends, count, next);
         if (taken < 0) return -1;
         some = (size_t)taken;
-        if (table->depth && !find_all(table, searches, wanted, taken, false)) return -1;
+        if (table->depth && !kvobj_find_all(table, searches, wanted, taken, false)) return -1;
         for (size_t i = 0; i < some; i++) {
             uint32_t found = table->depth ? take_under(table, &searches[i], &wanted[i], &values, lengths, lengths_room) : 0;
             counts[next + i] = found;

@@ -136,7 +136,8 @@ async def condemn(catalog: Catalog, *chunks: ChunkName, not_before: int = 100) -
 
 
 async def claim(catalog: Catalog, now: int = 100, limit: int = 1000) -> list[str]:
-    return [row.key for row in await catalog.claim(now_boot_ms=now, limit=limit, now_ms=9)]
+    claimed = await catalog.claim(now_boot_ms=now, limit=limit, now_ms=9)
+    return [*(chunk.key for chunk in claimed.chunks), *(row.key for row in claimed.hidden)]
 
 
 def lanes_of(key: str) -> tuple[int, int]:

@@ -384,9 +384,11 @@ class Claim:
         return Look()
 
     async def run(self, world: LeaseWorld) -> Answer:
-        rows = await world.catalog.claim(now_boot_ms=self.now_ms, now_ms=world.clock.now_ms())
-        world.collector.removed(rows)
-        return Answer(frozenset(map(_blob, rows)))
+        claimed = await world.catalog.claim(now_boot_ms=self.now_ms, now_ms=world.clock.now_ms())
+        for chunk in claimed.chunks:
+            world.collector.gone(chunk.bucket, chunk.key, chunk.blob_id)
+        world.collector.removed(claimed.hidden)
+        return Answer(frozenset([chunk.blob_id for chunk in claimed.chunks] + [_blob(row) for row in claimed.hidden]))
 
     def expect(self, reference: Reference, got: Answer) -> object:  # noqa: ARG002
         return reference.claim(now_ms=self.now_ms)

@@ -24,7 +24,7 @@ from lease_reference import Reference, Version
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, ChunkName, Durability, ObjectRow
+from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, ChunkName, Claimed, Durability, ObjectRow
 from kvobj.clock import boot_ms
 from kvobj.database import Database, remove_volatile
 from kvobj.gc.collector import Collector, CollectorLimits
@@ -82,10 +82,11 @@ class Told:
         assert done == self._reference.condemn(named, due_ms=not_before_boot_ms)
         return done
 
-    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> list[ObjectRow]:
-        rows = await self._catalog.claim(now_boot_ms=now_boot_ms, limit=limit, now_ms=now_ms)
-        assert frozenset(row.blobs[0].blob_id for row in rows) == self._reference.claim(now_ms=now_boot_ms)
-        return rows
+    async def claim(self, *, now_boot_ms: int, limit: int = 1000, now_ms: int) -> Claimed:
+        claimed = await self._catalog.claim(now_boot_ms=now_boot_ms, limit=limit, now_ms=now_ms)
+        blobs = [chunk.blob_id for chunk in claimed.chunks] + [row.blobs[0].blob_id for row in claimed.hidden]
+        assert frozenset(blobs) == self._reference.claim(now_ms=now_boot_ms)
+        return claimed
 
     async def reap(self, entries: Sequence[Any]) -> None:
         await self._catalog.reap(entries)
