@@ -149,8 +149,10 @@ class FakeCatalog:
             next_after=page[-1][0] if len(names) > len(page) else None,
         )
 
-    async def create_upload(self, upload: UploadRow) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
         self.require(upload.bucket)
+        if made_ms not in (None, self.bucket_rows[upload.bucket].created_ms):
+            raise NoSuchBucketError("no such bucket", bucket=upload.bucket)
         self.uploads[upload.bucket, upload.key, upload.upload_id] = upload
         self.part_rows[upload.upload_id] = {}
 
@@ -271,7 +273,7 @@ class FakeReader:
 class NothingArrives:
     """Where `Following` is asked for: bodies come whole here, and there is nothing to follow."""
 
-    async def find(self, bucket: str, key: str) -> None:
+    async def find(self, bucket: BucketRow, key: str) -> None:
         del bucket, key
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 from xml.etree import ElementTree as ET
@@ -90,6 +90,23 @@ class FakeBody:
             buffer[filled : filled + len(piece)] = piece
             filled += len(piece)
             on_bytes(filled)
+
+
+class MeanwhileBody(FakeBody):
+    """A body in whose middle something else happens."""
+
+    def __init__(self, data: bytes, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(data)
+        self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+
+    def take_whole(self) -> bytes | None:
+        return None
+
+    async def read_some(self, limit: int) -> bytes:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await super().read_some(limit)
 
 
 @dataclass

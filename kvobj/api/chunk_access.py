@@ -43,6 +43,10 @@ class ChunkAccess:
         self._catalog = catalog
         self._user_id = user_id
 
+    async def stands(self) -> bool:
+        """Whether the bucket is there still, and not another that was made anew under its name."""
+        return self.bucket.is_still(await self._catalog.bucket(self.bucket.name))
+
     async def namespace(self, name: str) -> NamespaceRow | None:
         """The namespace of this name, whoever asks: a right to it is not checked."""
         if name in ("", DEFAULT_NAMESPACE):

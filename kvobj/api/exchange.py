@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final
@@ -66,6 +66,8 @@ class Exchange:
     """See the module's text. One task uses it."""
 
     __slots__ = (
+        "_bucket",
+        "_buckets",
         "authentication",
         "base",
         "body",
@@ -89,9 +91,11 @@ class Exchange:
         authentication: Authentication,
         settings: S3Settings,
         users: UserDirectory,
+        buckets: Callable[[str], Awaitable[BucketRow | None]],
         clock: Clock,
         executor: Executor | None,
     ) -> None:
+        """`buckets`: a bucket's row as it is now."""
         self.head = head
         self.body = body
         self.fields = fields
@@ -103,6 +107,8 @@ class Exchange:
         self.executor = executor
         self.base: tuple[Header, Header] = (("x-amz-request-id", head.request_id), ("x-amz-id-2", settings.host_id))
         self.body_is_read = body.length == 0
+        self._buckets = buckets
+        self._bucket: BucketRow | None = None
 
     @property
     def is_head(self) -> bool:
@@ -128,6 +134,8 @@ class Exchange:
         expected = self.fields.get(_SOURCE_OWNER if is_source else _OWNER)
         if expected is not None and expected != bucket.owner:
             raise AccessDeniedError("the bucket is another user's", bucket=name, expected=expected)
+        if not is_source:
+            self._bucket = bucket
         return BucketAccess(bucket, self)
 
     def authorise(self, bucket: BucketRow | None, name: str, action: Action) -> BucketRow:
@@ -192,7 +200,8 @@ class Exchange:
 
     async def read_document(self, announced: Announced, *, limit_bytes: int) -> bytes:
         """A small body, whole and verified as `announced` says. Raises `DocumentTooLargeError` past the limit, before
-        reading."""
+        reading, and `NoSuchBucketError` where the bucket of `access` is gone by the time that the body is there, or another has
+        its name."""
         return bytes(await self.read_bytes(announced, limit_bytes=limit_bytes))
 
     async def read_bytes(self, announced: Announced, *, limit_bytes: int) -> bytes | bytearray:
@@ -214,7 +223,15 @@ class Exchange:
             document = buffer
         value = check_trailers(announced, await source.finish())
         check_document(announced, value, document)
+        if body.length != 0:  # framing around no payload is waited for too
+            await self._require_same_bucket()
         return document
+
+    async def _require_same_bucket(self) -> None:
+        """A body takes as long as its sender likes: what the rights were looked up on may be somebody else's by now."""
+        bucket = self._bucket
+        if bucket is not None and not bucket.is_still(await self._buckets(bucket.name)):
+            raise NoSuchBucketError("the bucket is gone", bucket=bucket.name)
 
 
 class PayloadSource:

@@ -66,7 +66,7 @@ class FollowedReads:
 
         `BusyError` where too many follow already; `InvalidRequestError` for layers that the chunk will not have.
         """
-        followed = await self._store.following.find(operation.bucket, operation.key)
+        followed = await self._store.following.find(access.bucket, operation.key)
         if followed is None or not await access.may_read(followed.namespace):
             return None
         namespace = await access.namespace(followed.namespace)

@@ -97,7 +97,7 @@ class MultipartUploads:
             tags=tags_of_object(exchange, access.rights, operation.key),
         )
         await self._bound.admit(upload.bucket, limit=settings.bucket_uploads)
-        await catalog.create_upload(upload)
+        await catalog.create_upload(upload, made_ms=bucket.created_ms)
         reply = exchange.xml(
             xml.document(
                 "InitiateMultipartUploadResult",

@@ -69,8 +69,8 @@ class Reader(BodyStream, Protocol):
 class Following(Protocol):
     """What is still being uploaded."""
 
-    async def find(self, bucket: str, key: str) -> Followed | None:
-        """What somebody uploads under the key, to be read while it comes."""
+    async def find(self, bucket: BucketRow, key: str) -> Followed | None:
+        """What somebody uploads under the key of this bucket, to be read while it comes."""
         ...
 
 

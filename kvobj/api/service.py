@@ -104,6 +104,7 @@ class S3Service:
         self._log = log
         self._executor = executor
         self._users = UserDirectory(store.catalog, clock)
+        self._buckets = store.catalog.bucket
         self._targets = TargetParser(settings.host_rules)
         self._credentials = CredentialParser(settings.regions)
         self._verifier = SignatureVerifier(clock, explain=settings.explain_signatures)
@@ -205,6 +206,7 @@ class S3Service:
             authentication=authentication,
             settings=self._settings,
             users=self._users,
+            buckets=self._buckets,
             clock=self._clock,
             executor=self._executor,
         )

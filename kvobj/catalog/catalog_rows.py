@@ -42,6 +42,13 @@ def bucket_of(view: ReadView, name: str) -> StoredBucket | None:
     return None if value is None else decode_stored_bucket(value)
 
 
+def is_meant(bucket: StoredBucket, made_ms: int | None) -> bool:
+    """Whether the bucket is the one that a writer was let into, which was made then, and not one that was made anew under its name
+    while the body arrived: that may be of another kind, and another user's. None: whichever there is. Two that were made in one
+    millisecond, by a clock that was put back between them for one, are not told apart."""
+    return made_ms is None or bucket.row.created_ms == made_ms
+
+
 def root_of(view: ReadView, bucket: str) -> bytes | None:
     """The root node of a bucket's trees, None if there is no such bucket."""
     value = view.get(BUCKETS, bucket.encode())

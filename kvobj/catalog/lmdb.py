@@ -305,6 +305,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -319,6 +320,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             quota,
             now_ms,
             parent_tokens=parent_tokens,
+            made_ms=made_ms,
             to_remote=to_remote,
         )
         self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
@@ -348,6 +350,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         condition: WriteCondition | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
@@ -367,6 +370,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             now_ms,
             durable=False,
             parent_tokens=parent_tokens,
+            made_ms=made_ms,
             keeps_live=True,
         )
 
@@ -391,6 +395,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         *,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -405,12 +410,23 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         given = {row.key for row in rows}
         parents = {row.parent for row in rows if row.parent} - given
         self._marks.forget(bucket, [*given, *parents])
-        keys = [row_key(bucket, key) for key in given] + [reliance_key(bucket, parent) for parent in parents]
         change = partial(
-            CommitChainChange, self._tables, rows, quota, now_ms, parent_tokens=parent_tokens, to_remote=to_remote
+            CommitChainChange,
+            self._tables,
+            rows,
+            quota,
+            now_ms,
+            parent_tokens=parent_tokens,
+            made_ms=made_ms,
+            to_remote=to_remote,
         )
         in_memory = all(row.durability is Durability.MEMORY for row in rows)
-        if in_memory and len(rows) <= INLINE_ROWS:
+        is_inline = in_memory and len(rows) <= INLINE_ROWS
+        if is_inline and self._database.is_idle:
+            with suppress(NeedsDurableError):
+                return self._database.write_volatile(change(durable=False))
+        keys = [row_key(bucket, key) for key in given] + [reliance_key(bucket, parent) for parent in parents]
+        if is_inline:
             shared = [removal_key(bucket, key) for key in (*parents, *given)]
             return await self._write_fast(change, keys, shared=shared, bucket=bucket, synced=False)
         return await self._database.write(change(durable=True), keys, synced=not in_memory)

@@ -29,10 +29,10 @@ from kvobj.errors import NoSuchUploadError
 class LmdbUploads(LmdbBase):
     """See the module's text and `protocol.Catalog`."""
 
-    async def create_upload(self, upload: UploadRow) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
         """See `Catalog.create_upload`."""
         self.unfinished.check(upload.owner)
-        change = CreateUpload(self._uploads, upload)
+        change = CreateUpload(self._uploads, upload, made_ms)
         keys = [flight_keys.upload_key(upload.upload_id)]
         if upload.durability is Durability.MEMORY:
             await self._database.write_fast(change, keys, shared=[flight_keys.bucket_key(upload.bucket)])
@@ -46,9 +46,11 @@ class LmdbUploads(LmdbBase):
             found = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
         return None if found is None else found.row
 
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+    async def put_part(
+        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+    ) -> PartRow:
         """See `Catalog.put_part`."""
-        change = partial(PutPart, self._objects, self._uploads, bucket, key, part, now_ms)
+        change = partial(PutPart, self._objects, self._uploads, bucket, key, part, now_ms, made_ms=made_ms)
         outcome = await self._write_fast(change, [flight_keys.upload_key(part.upload_id)], bucket=bucket)
         if isinstance(outcome, Refusal):
             raise outcome.error

@@ -219,6 +219,7 @@ class MemoryCatalog(MemoryUploads):
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -230,7 +231,14 @@ class MemoryCatalog(MemoryUploads):
         is_memory = row.durability is Durability.MEMORY
         self._forget_marks([(row.bucket, row.key), (row.bucket, row.parent or "")])
         error = self._refusal(
-            row, parts, mode=mode, condition=condition, upload_id=upload_id, quota=quota, parent_tokens=parent_tokens
+            row,
+            parts,
+            mode=mode,
+            condition=condition,
+            upload_id=upload_id,
+            quota=quota,
+            parent_tokens=parent_tokens,
+            made_ms=made_ms,
         )
         if error is not None:
             self._enqueue(row.blob_ids, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
@@ -265,11 +273,12 @@ class MemoryCatalog(MemoryUploads):
         condition: WriteCondition | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
         """See `Catalog.commit_at_once`: there is no database."""
-        del row, mode, condition, quota, parent_tokens, now_ms, beside
+        del row, mode, condition, quota, parent_tokens, made_ms, now_ms, beside
         return None
 
     async def commit_chain(
@@ -278,6 +287,7 @@ class MemoryCatalog(MemoryUploads):
         *,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -295,6 +305,7 @@ class MemoryCatalog(MemoryUploads):
                     mode=CommitMode.FIRST_WRITER_WINS,
                     quota=quota,
                     parent_tokens=parent_tokens,
+                    made_ms=made_ms,
                     now_ms=now_ms,
                     to_remote=to_remote,
                 )
@@ -438,10 +449,12 @@ class MemoryCatalog(MemoryUploads):
         upload_id: str | None,
         quota: NamespaceQuota | None,
         parent_tokens: int,
+        made_ms: int | None,
     ) -> KvobjError | None:
         name = (row.bucket, row.key.encode())
         live = self._live(name)
-        if row.bucket not in self._buckets:
+        bucket = self._buckets.get(row.bucket)
+        if bucket is None or self._is_anew(row.bucket, made_ms):
             return NoSuchBucketError("no such bucket", bucket=row.bucket)
         if upload_id is not None and (*name, upload_id) not in self._uploads:
             return NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=upload_id)

@@ -9,7 +9,7 @@ from kvobj.catalog.memory_chains import MemoryChains
 from kvobj.catalog.memory_tables import blob_ids_of
 from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
 from kvobj.catalog.unfinished import UnfinishedBytes
-from kvobj.errors import FencedError, KvobjError, NoSuchUploadError
+from kvobj.errors import FencedError, KvobjError, NoSuchBucketError, NoSuchUploadError
 from kvobj.ids import epoch_of
 
 
@@ -23,25 +23,37 @@ class MemoryUploads(MemoryChains):
         self._parts: dict[tuple[str, int], PartRow] = {}
         self.unfinished = UnfinishedBytes()
 
-    async def create_upload(self, upload: UploadRow) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
         """See `Catalog.create_upload`."""
         self.unfinished.check(upload.owner)
         self._require_bucket(upload.bucket)
+        if self._is_anew(upload.bucket, made_ms):
+            raise NoSuchBucketError("no such bucket", bucket=upload.bucket)
         place = (upload.bucket, upload.key.encode(), upload.upload_id)
         if not (upload.group_parts and place in self._uploads):
             self._uploads[place] = upload
+
+    def _is_anew(self, bucket: str, made_ms: int | None) -> bool:
+        """Whether the bucket of this name is another than the one that was made then."""
+        row = self._buckets.get(bucket)
+        return row is not None and made_ms is not None and row.created_ms != made_ms
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
         """See `Catalog.upload`."""
         return self._uploads.get((bucket, key.encode(), upload_id))
 
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+    async def put_part(
+        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+    ) -> PartRow:
         """See `Catalog.put_part`."""
         name = (bucket, key.encode())
-        upload = self._uploads.get((*name, part.upload_id))
+        is_anew = self._is_anew(bucket, made_ms)
+        upload = None if is_anew else self._uploads.get((*name, part.upload_id))
         is_memory = upload is not None and upload.durability is Durability.MEMORY
         error: KvobjError | None = self._fenced(part.blobs, ())
-        if upload is None:
+        if is_anew:
+            error = NoSuchBucketError("no such bucket", bucket=bucket)
+        elif upload is None:
             error = NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=part.upload_id)
         if error is not None:
             self._enqueue(part.blob_ids, set(), name, volatile=is_memory, now_ms=now_ms)

@@ -8,14 +8,16 @@ A refusal changes something (the given blobs are queued), so it is a value here 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from kvobj.catalog import chain_rows
-from kvobj.catalog.catalog_rows import CatalogRows, bucket_of
+from kvobj.catalog.catalog_rows import CatalogRows, bucket_of, is_meant
 from kvobj.catalog.encoding import EPOCH, META, StoredBucket
+from kvobj.catalog.fresh_chunks import store_fresh
 from kvobj.catalog.object_rows import NO_ROWS, RowPair
 from kvobj.catalog.remote_rows import RemoteRows, reason_to_queue
 from kvobj.catalog.rows import (
@@ -109,6 +111,7 @@ class CommitChange(msgspec.Struct, frozen=True):
     now_ms: int
     durable: bool
     parent_tokens: int = 0
+    made_ms: int | None = None
     tells: bool = True
     """Whether to write the event; who commits many rows tells of them together."""
     to_remote: bool = False
@@ -127,10 +130,13 @@ class CommitChange(msgspec.Struct, frozen=True):
         parts: tuple[PartRow, ...] = ()
         if self.upload_id is not None:
             upload = tables.uploads.find(view, bucket.root, key, self.upload_id)
-            if upload is None:
-                missing = NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=self.upload_id)
-                return self._refuse(view, before, (), missing)
-            parts = tables.uploads.parts(view, upload)
+            parts = () if upload is None else tables.uploads.parts(view, upload)
+        if not is_meant(bucket, self.made_ms):
+            # The parts of a chunk meet in an upload that is named by the key: these may be the next owner's, and stay.
+            return self._refuse(view, before, parts, NoSuchBucketError("no such bucket", bucket=row.bucket))
+        if self.upload_id is not None and upload is None:
+            missing = NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=self.upload_id)
+            return self._refuse(view, before, (), missing)
         self._require_writer(before, upload)
         live = before.live
         existed = live is not None and not self._replaces(live)
@@ -275,10 +281,16 @@ class CommitChainChange:
     now_ms: int
     durable: bool
     parent_tokens: int = 0
+    made_ms: int | None = None
     to_remote: bool = False
 
     def __call__(self, view: WriteView) -> list[CommitOutcome | KvobjError]:
         """Run it."""
+        if not self.durable and self.quota is None:
+            with suppress(StoreFullError):  # each is refused by itself
+                fresh = store_fresh(self.tables, view, self.rows, now_ms=self.now_ms, made_ms=self.made_ms)
+                if fresh is not None:
+                    return list(fresh)
         outcomes: list[CommitOutcome | KvobjError] = []
         for row in self.rows:
             commit = CommitChange(
@@ -291,6 +303,7 @@ class CommitChainChange:
                 now_ms=self.now_ms,
                 durable=self.durable,
                 parent_tokens=self.parent_tokens,
+                made_ms=self.made_ms,
                 tells=False,
                 to_remote=self.to_remote,
             )

@@ -149,6 +149,7 @@ class Catalog(Protocol):
         upload_id: str | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -157,7 +158,8 @@ class Catalog(Protocol):
         A row with a parent needs it live, and of the same namespace, in the same step (`ParentNotFoundError`), and of at least
         `parent_tokens` tokens (`LayoutMismatchError`: `parent`); a parent that policy has condemned is rescued.
         A CONDEMNED row under the key is replaced, its blobs are queued. `quota` is checked against the usage of `row.namespace`
-        (`QuotaExceededError`).
+        (`QuotaExceededError`). `made_ms`: when the bucket was made that the writer was let into; another that has its name by now
+        is none of the writer's (`NoSuchBucketError`).
 
         REPLACE: a live row under the key goes, its blobs are queued (due at `now_ms`). FIRST_WRITER_WINS: a live row of
         the same size stays and the given blobs are queued; of another size: `ImmutableChunkError`. One with a lossy copy goes all
@@ -181,6 +183,7 @@ class Catalog(Protocol):
         condition: WriteCondition | None = None,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
@@ -196,6 +199,7 @@ class Catalog(Protocol):
         *,
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
+        made_ms: int | None = None,
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -297,19 +301,21 @@ class Catalog(Protocol):
         ...
 
     # -- multipart uploads ---------------------------------------------------------------------------------------
-    async def create_upload(self, upload: UploadRow) -> None:
-        """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError`; `QuotaExceededError` where its
-        owner's parts may hold no more (`unfinished`)."""
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
+        """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError` (`made_ms` as of `commit`);
+        `QuotaExceededError` where its owner's parts may hold no more (`unfinished`)."""
         ...
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
         """The upload's row, or None."""
         ...
 
-    async def put_part(self, bucket: str, key: str, part: PartRow, *, now_ms: int) -> PartRow:
+    async def put_part(
+        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+    ) -> PartRow:
         """Record a part, replacing one of the same number (its blobs are queued), and return it. In an upload of `group_parts` the
-        first part of a number stands and is returned, the given blobs are queued. `NoSuchUploadError` (the given blobs are
-        queued then too)."""
+        first part of a number stands and is returned, the given blobs are queued. `NoSuchUploadError`, and `NoSuchBucketError`
+        where the bucket is another than that of `made_ms` (`commit`); the given blobs are queued then too."""
         ...
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:

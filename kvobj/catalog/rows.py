@@ -92,6 +92,10 @@ class BucketRow(_Row, frozen=True, array_like=True):
     cors: tuple[CorsRule, ...] = ()
     remote: RemoteRule = RemoteRule.NEVER
 
+    def is_still(self, now: BucketRow | None) -> bool:
+        """Whether `now`, what has this name by now, is the same bucket, and not one that was made anew."""
+        return now is not None and (now.created_ms, now.owner) == (self.created_ms, self.owner)
+
 
 class BlobRef(_Row, frozen=True, array_like=True, gc=False):
     """One blob of an object, in order. `digest` is BLAKE3 of the plain bytes, None while it is being computed.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvobj.catalog.catalog_rows import require_root, root_of
+from kvobj.catalog.catalog_rows import bucket_of, is_meant, root_of
 from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import Durability, PartRow, UploadRow
 from kvobj.catalog.upload_rows import StoredUpload, UploadRows
 from kvobj.database import WriteView
-from kvobj.errors import KvobjError, NoSuchUploadError
+from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,18 @@ class CreateUpload:
 
     uploads: UploadRows
     upload: UploadRow
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
-        root = require_root(view, self.upload.bucket)
+        bucket = bucket_of(view, self.upload.bucket)
+        if bucket is None or not is_meant(bucket, self.made_ms):
+            raise NoSuchBucketError("no such bucket", bucket=self.upload.bucket)
         if self.upload.group_parts:
             key = self.upload.key.encode()
-            if self.uploads.find(view, root, key, self.upload.upload_id) is not None:
+            if self.uploads.find(view, bucket.root, key, self.upload.upload_id) is not None:
                 return  # the writers of a chunk's parts meet in the upload that the first of them began
-        self.uploads.put(view, root, self.upload, volatile=self.upload.durability is Durability.MEMORY)
+        self.uploads.put(view, bucket.root, self.upload, volatile=self.upload.durability is Durability.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,22 @@ class PutPart:
     part: PartRow
     now_ms: int
     durable: bool
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> PlacedPart | Refusal:
         """Run it."""
         part = self.part
-        root = root_of(view, self.bucket)
-        upload = None if root is None else self.uploads.find(view, root, self.key.encode(), part.upload_id)
+        bucket = bucket_of(view, self.bucket)
+        is_anew = bucket is not None and not is_meant(bucket, self.made_ms)
+        upload = None
+        if bucket is not None and not is_anew:
+            upload = self.uploads.find(view, bucket.root, self.key.encode(), part.upload_id)
         if (upload is None or not upload.is_volatile) and not self.durable:
             raise NeedsDurableError("the upload is durable, or gone")
         refusal: KvobjError | None = fence(view, part.blobs)
-        if upload is None:
+        if is_anew:
+            refusal = NoSuchBucketError("no such bucket", bucket=self.bucket)
+        elif upload is None:
             refusal = NoSuchUploadError("no such upload", bucket=self.bucket, key=self.key, upload_id=part.upload_id)
         if refusal is not None or upload is None:
             self._queue(view, part, upload, kept=set())

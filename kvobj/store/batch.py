@@ -286,10 +286,12 @@ class ChunkBatch:
     async def _commit_chain(
         self, rows: Sequence[ObjectRow], quota: NamespaceQuota | None, parent_tokens: int
     ) -> list[CommitOutcome | KvobjError]:
+        assert self._bucket is not None
         return await self._catalog.commit_chain(
             rows,
             quota=quota,
             parent_tokens=parent_tokens,
+            made_ms=self._bucket.created_ms,
             now_ms=self._clock.now_ms(),
             to_remote=self._is_shared,
         )

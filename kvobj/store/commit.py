@@ -193,6 +193,7 @@ class CommitStep:
                 upload_id=None if request.ends is None else request.ends.upload_id,
                 quota=None if request.place is None else request.place.quota,
                 parent_tokens=0 if request.place is None else request.place.parent_tokens,
+                made_ms=request.bucket.created_ms,
                 now_ms=row.modified_ms,
                 to_remote=transfer.sharing is not Sharing.NONE,
             )
@@ -273,6 +274,7 @@ class CommitStep:
                     condition=request.condition,
                     quota=None if place is None else place.quota,
                     parent_tokens=0 if place is None else place.parent_tokens,
+                    made_ms=request.bucket.created_ms,
                     now_ms=row.modified_ms,
                     beside=beside,
                 )
@@ -372,7 +374,9 @@ class CommitStep:
         )
         transfer.hand_over()
         try:
-            stands = await self._catalog.put_part(request.bucket.name, request.key, part, now_ms=now_ms)
+            stands = await self._catalog.put_part(
+                request.bucket.name, request.key, part, made_ms=request.bucket.created_ms, now_ms=now_ms
+            )
         finally:
             transfer.count_no_more()
             self._give_back_dirty(transfer)

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Final, Protocol, cast
 
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BlobRef, ObjectRow, PartRow, UploadRow
+from kvobj.catalog.rows import BlobRef, BucketRow, ObjectRow, PartRow, UploadRow
 from kvobj.errors import NoSuchUploadError, UnavailableError
 from kvobj.store.arriving import Arrival, ArrivalState, ArrivingKeys, KeyWatch
 from kvobj.store.groups import group_upload_id
@@ -98,17 +98,25 @@ class Following:
         self.progress_seconds = progress_seconds
         self.is_stopping = False
 
-    async def find(self, bucket: str, key: str) -> Followed | None:
-        """What somebody uploads under the key: the PUT that has come furthest, else parts, else the oldest multipart upload."""
-        arrivals = [each for each in self.arriving.of(bucket, key) if each.is_whole_chunk and each.is_alive]
+    async def find(self, bucket: BucketRow, key: str) -> Followed | None:
+        """What somebody uploads under the key: the PUT that has come furthest, else parts, else the oldest multipart upload.
+        Nothing of another bucket than this one, which the reader was let into, whatever has its name by now."""
+        name = bucket.name
+        arrivals = [
+            each
+            for each in self.arriving.of(name, key)
+            if each.is_whole_chunk and each.is_alive and bucket.is_still(each.request.bucket)
+        ]
         if arrivals:
             return FollowedPut(self, max(arrivals, key=lambda each: each.filled))
-        upload = await self._catalog.upload(bucket, key, group_upload_id(bucket, key))
+        upload = await self._catalog.upload(name, key, group_upload_id(name, key))
         if upload is None:
-            page = await self._catalog.list_uploads(bucket, key_prefix=key, limit=_UPLOADS_LOOKED_AT)
+            page = await self._catalog.list_uploads(name, key_prefix=key, limit=_UPLOADS_LOOKED_AT)
             uploads = [each for each in page.rows if each.key == key]
             upload = min(uploads, key=lambda each: each.initiated_ms, default=None)
-        return None if upload is None else FollowedParts(self, self._catalog, upload)
+        if upload is None or not bucket.is_still(await self._catalog.bucket(name)):
+            return None
+        return FollowedParts(self, self._catalog, bucket, upload)
 
     def stop(self) -> None:
         """Let nobody wait any more for parts that are not on their way: the server drains. Idempotent."""
@@ -187,9 +195,11 @@ class FollowedParts:
     in_parts = True
     size_bytes: int | None = None
 
-    def __init__(self, following: Following, catalog: Catalog, upload: UploadRow) -> None:
+    def __init__(self, following: Following, catalog: Catalog, bucket: BucketRow, upload: UploadRow) -> None:
+        """`bucket`: the one that the upload is in. Nothing is given of another that has its name later."""
         self._following = following
         self._catalog = catalog
+        self._bucket = bucket
         self._upload = upload
         self._seen: dict[int, tuple[int, PartRow]] = {}  # by number: where it begins, and the part
         self.namespace = upload.namespace or DEFAULT_NAMESPACE
@@ -265,12 +275,14 @@ class FollowedParts:
         while True:
             turn = watch.turn
             parts = await self._parts()
+            await self._require_same_bucket()
             if parts is not None:
                 by_number = self._checked(parts)
                 if number is not None and number in by_number:
                     return by_number[number]
             row = await self._following.look_up(self._upload.bucket, self._upload.key)
             if row is not None:  # of these parts, or another writer's
+                await self._require_same_bucket()
                 return row
             if parts is None:
                 raise UnavailableError("the upload that was followed was given up")
@@ -279,6 +291,12 @@ class FollowedParts:
             if self._following.is_stopping or loop.time() - begun >= self._following.progress_seconds:
                 raise UnavailableError("nothing came of the upload that was followed")
             await watch.changed_since(turn, POLL_SECONDS)
+
+    async def _require_same_bucket(self) -> None:
+        """Called after a look-up: where the bucket is the same still, what was found is of it. One that was made anew under its
+        name may be another user's."""
+        if not self._bucket.is_still(await self._catalog.bucket(self._bucket.name)):
+            raise UnavailableError("the bucket of the upload that was followed is gone")
 
     def _checked(self, parts: Sequence[PartRow]) -> dict[int, PartRow]:
         """The parts by number. `UnavailableError` where one that was seen is another now."""

@@ -34,6 +34,7 @@ from kvobj.errors import (
     ImmutableChunkError,
     InvalidRequestError,
     LayoutMismatchError,
+    NoSuchBucketError,
     NoSuchNamespaceError,
     NoSuchUploadError,
     ParentNotFoundError,
@@ -136,7 +137,8 @@ class UploadEnds:
             upload = await self._catalog.upload(bucket, key, upload_id)
             if upload is None:
                 # An upload that another writer began a moment ago stands: it is looked up again.
-                await self._catalog.create_upload(group_upload(request, place, group, durability, self._clock.now_ms()))
+                begun = group_upload(request, place, group, durability, self._clock.now_ms())
+                await self._catalog.create_upload(begun, made_ms=request.bucket.created_ms)
                 upload = await self._catalog.upload(bucket, key, upload_id)
             existing = await self.live_or_coming(bucket, key, place, upload.durability if upload else durability)
             if existing is not None:
@@ -182,6 +184,7 @@ class UploadEnds:
         if upload is not None:
             try:
                 parts = await self._catalog.parts(bucket.name, key, upload_id)
+                await self._require_same_bucket(bucket)
                 if len(parts) < upload.group_parts:
                     return GroupState(len(parts), upload.group_parts, None)
                 result = await self._commit(bucket, upload, parts, condition=None, checksums=())
@@ -189,6 +192,7 @@ class UploadEnds:
             except NoSuchUploadError:
                 pass
         row = await self._live_chunk(bucket.name, key, None, Durability.MEMORY)
+        await self._require_same_bucket(bucket)
         if row is None:
             raise NoSuchUploadError("the chunk was deleted while its parts arrived", bucket=bucket.name, key=key)
         check_same_part(row, group, request.size_bytes)
@@ -199,6 +203,11 @@ class UploadEnds:
         return GroupState(
             group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
         )
+
+    async def _require_same_bucket(self, bucket: BucketRow) -> None:
+        """Called after a look-up: where the bucket is the same still, what was found is of it, and not its next owner's."""
+        if not bucket.is_still(await self._catalog.bucket(bucket.name)):
+            raise NoSuchBucketError("the bucket is gone", bucket=bucket.name)
 
     async def give_up_parts(self, bucket: str, keys: Sequence[str]) -> None:
         """Forget what came of these chunks, where they are not whole yet. In ordinary buckets there is nothing to forget. Parts of
@@ -272,6 +281,7 @@ class UploadEnds:
                 upload_id=upload.upload_id,
                 quota=None if place is None else place.quota,
                 parent_tokens=0 if place is None else place.parent_tokens,
+                made_ms=bucket.created_ms,
                 now_ms=now_ms,
                 to_remote=sharing is not Sharing.NONE,
             )

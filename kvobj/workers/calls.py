@@ -264,7 +264,7 @@ class StoreCalls:
         """`Store.settled`."""
         raise NotImplementedError
 
-    async def follow(self, bucket: str, key: str) -> FollowedUpload | None:
+    async def follow(self, bucket: BucketRow, key: str) -> FollowedUpload | None:
         """`Following.find`."""
         raise NotImplementedError
 
@@ -382,7 +382,7 @@ class StoreCalls:
         """`Store.delete_bucket`."""
         raise NotImplementedError
 
-    async def create_upload(self, upload: UploadRow) -> None:
+    async def create_upload(self, upload: UploadRow, made_ms: int | None) -> None:
         """`Catalog.create_upload`."""
         raise NotImplementedError
 

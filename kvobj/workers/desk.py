@@ -244,7 +244,7 @@ class Desk(StoreCalls):
         """See `StoreCalls.settled`."""
         return await self._parts.store.settled(row, wait=wait)
 
-    async def follow(self, bucket: str, key: str) -> FollowedUpload | None:
+    async def follow(self, bucket: BucketRow, key: str) -> FollowedUpload | None:
         """See `StoreCalls.follow`."""
         return await self._followed.find(bucket, key)
 
@@ -311,10 +311,16 @@ class Desk(StoreCalls):
     ) -> list[ChainOutcome]:
         """See `StoreCalls.commit_chain`."""
         catalog, now_ms = self._parts.catalog, self._parts.clock.now_ms()
+        made_ms = self._transfers.get(handles[0]).transfer.request.bucket.created_ms if handles else None
         outcomes = await self._transfers.commit_chain(
             handles,
             lambda rows: catalog.commit_chain(
-                rows, quota=quota, parent_tokens=parent_tokens, now_ms=now_ms, to_remote=to_remote
+                rows,
+                quota=quota,
+                parent_tokens=parent_tokens,
+                made_ms=made_ms,
+                now_ms=now_ms,
+                to_remote=to_remote,
             ),
         )
         return [
@@ -402,9 +408,9 @@ class Desk(StoreCalls):
         """See `StoreCalls.delete_bucket`."""
         await self._parts.store.delete_bucket(name)
 
-    async def create_upload(self, upload: UploadRow) -> None:
+    async def create_upload(self, upload: UploadRow, made_ms: int | None) -> None:
         """See `StoreCalls.create_upload`."""
-        await self._parts.catalog.create_upload(upload)
+        await self._parts.catalog.create_upload(upload, made_ms=made_ms)
 
     async def update_object(
         self, bucket: str, key: str, update: ObjectUpdate, sequence: int | None

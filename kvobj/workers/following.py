@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvobj.catalog.rows import BucketRow
 from kvobj.errors import InvalidRequestError
 from kvobj.store.following import Followed, Following, Span
 from kvobj.workers.calls import FollowedUpload, StoreCalls
@@ -26,7 +27,7 @@ class RemoteFollowing:
         self._channel = channel
         self._calls = calls
 
-    async def find(self, bucket: str, key: str) -> Followed | None:
+    async def find(self, bucket: BucketRow, key: str) -> Followed | None:
         """See `Following.find`."""
         found = await self._calls.follow(bucket, key)
         return None if found is None else RemoteFollowed(self._calls, found, self._end)
@@ -81,7 +82,7 @@ class FollowedStreams:
         """How many are read: one that was only found holds nothing."""
         return sum(stream.views is not None for stream in self._streams.values())
 
-    async def find(self, bucket: str, key: str) -> FollowedUpload | None:
+    async def find(self, bucket: BucketRow, key: str) -> FollowedUpload | None:
         """See `StoreCalls.follow`."""
         found = await self._following.find(bucket, key)
         if found is None:

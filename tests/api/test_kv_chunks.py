@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 from real_store import node_settings, running_node
-from s3_driver import ALICE, BOB, Answer, Driver, FakeBody, sign
+from s3_driver import ALICE, BOB, Answer, Driver, FakeBody, MeanwhileBody, sign
 
 from kvobj.app.node import Node, flush
 from kvobj.catalog.namespace_protocol import NamespaceRow
@@ -132,21 +132,6 @@ async def roomy_chunks(tmp_path: Path, shm_path: Path) -> AsyncIterator[Chunks]:
     """With an arena where a blob may have 6 MiB."""
     async with chunks_in(tmp_path / "data", shm_path, dram_mib=64) as found:
         yield found
-
-
-class MeanwhileBody(FakeBody):
-    """A body in whose middle something else happens."""
-
-    def __init__(self, data: bytes, meanwhile: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(data)
-        self._meanwhile = meanwhile
-
-    def take_whole(self) -> bytes | None:
-        return None
-
-    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
-        await self._meanwhile()
-        await super().receive_into(buffer, on_bytes)
 
 
 def detail(answer: Answer) -> tuple[int, str | None]:
@@ -397,13 +382,22 @@ async def test_who_is_granted_nothing_is_denied_whatever_is_there(chunks: Chunks
 
 # -- parts of several writers ------------------------------------------------------------------------------------------
 async def put_part(
-    chunks: Chunks, key: str, index: int, count: int, data: bytes, *, durability: str = "memory", tokens: int = TOKENS
+    chunks: Chunks,
+    key: str,
+    index: int,
+    count: int,
+    data: bytes | FakeBody,
+    *,
+    durability: str = "memory",
+    tokens: int = TOKENS,
+    user: UserRow = ALICE,
 ) -> Answer:
     return await chunks.put(
         key,
         data,
         namespace="parted",
         parent="root",
+        user=user,
         x_kvobj_part=f"{index}/{count}",
         x_kvobj_durability=durability,
         x_kvobj_tokens=str(tokens),
@@ -471,6 +465,31 @@ async def test_parts_that_race_make_one_chunk(chunks: Chunks) -> None:
     assert row is not None
     assert [part.size_bytes for part in row.parts] == [CHUNK // 2, CHUNK // 2]
     assert (await chunks.driver.get("/chunks?uploads")).texts("Upload") == []
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+async def test_a_part_that_was_on_its_way_to_a_bucket_is_none_of_the_next_owners_chunk(
+    chunks: Chunks, durability: str
+) -> None:
+    await chunks.declare("parted", axis="layer")
+    own = cut(body("b"), 2)
+
+    async def handed_on() -> None:
+        assert (await chunks.driver.request("DELETE", "/chunks")).status == 204
+        chunks.driver.clock.offset_ms += 1
+        made = await chunks.driver.request("PUT", "/chunks", user=BOB, headers={"x-kvobj-bucket-kind": "kv"})
+        assert made.status == 200
+        await chunks.declare("parted", axis="layer")
+        first = await put_part(chunks, A, 1, 2, own[1], durability=durability, user=BOB)
+        assert first.headers["x-kvobj-parts"] == "1/2"
+
+    late = await put_part(chunks, A, 0, 2, MeanwhileBody(cut(body("a"), 2)[0], handed_on), durability=durability)
+    assert detail(late) == (404, "NoSuchBucket")
+    while await chunks.node.reaper.reap_batch():
+        pass
+    last = await put_part(chunks, A, 0, 2, own[0], durability=durability, user=BOB)
+    assert (last.headers["x-kvobj-parts"], last.headers["x-kvobj-existed"]) == ("2/2", "false")
+    assert (await chunks.get(A, user=BOB)).body == body("b")
 
 
 async def test_of_two_first_parts_that_race_one_says_how_many_there_are(chunks: Chunks) -> None:

@@ -24,7 +24,7 @@ from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow
+from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.database import Database
 
 BUCKET = "cache"
@@ -87,9 +87,10 @@ class EventDriver(Driver):
         assert answer.status == 200
         return lines(answer.body)
 
-    async def follow(self, after: int = 0) -> Follower:
+    async def follow(self, after: int = 0, *, user: UserRow = ALICE) -> Follower:
         target = f"/{BUCKET}?events&after={after}&follow"
-        head = RequestHead("GET", target, tuple((k.lower(), v) for k, v in sign("GET", target, b"")), "F", "127.0.0.1")
+        fields = tuple((k.lower(), v) for k, v in sign("GET", target, b"", user=user))
+        head = RequestHead("GET", target, fields, "F", "127.0.0.1")
         reply = await self.service.handle(head, cast("Any", _NoBody()))
         return Follower(reply)
 
@@ -119,12 +120,15 @@ class Follower:
         (line,) = lines(view)
         return line
 
-    async def is_over(self) -> bool:
+    async def next_view(self) -> bytes | None:
+        """None: the stream is over."""
         try:
-            await self.view()
+            return await self.view()
         except StopAsyncIteration:
-            return True
-        return False
+            return None
+
+    async def is_over(self) -> bool:
+        return await self.next_view() is None
 
     async def close(self) -> None:
         await cast("Any", self._views).aclose()
@@ -287,6 +291,37 @@ async def test_followers_end_when_the_server_stops(driver: EventDriver) -> None:
         ending = asyncio.create_task(follower.is_over())
     await follower.close()
     assert await driver.read() == []
+
+
+async def test_a_follower_sees_nothing_of_the_next_owners_bucket(driver: EventDriver) -> None:
+    follower = await driver.follow()
+    await driver.put("of-alice", namespace="")
+    seen = await follower.line()
+    assert seen["ids"] == ["of-alice"]
+    await driver.catalog.delete(BUCKET, ["of-alice"], now_ms=5)
+    await driver.catalog.delete_bucket(BUCKET)
+    await driver.catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, BOB.id, 2, Durability.MEMORY))
+    await driver.put("of-bob", namespace="")
+    while (view := await follower.next_view()) is not None:
+        assert b"of-bob" not in view
+    await follower.close()
+    assert [each["ids"] for each in await driver.read(user=BOB)] == [["of-bob"]]
+
+
+async def test_a_follower_who_is_no_user_any_more_sees_nothing_more(driver: EventDriver) -> None:
+    await driver.declare("llama", bob="read")
+    followers = [await driver.follow(user=user) for user in (ALICE, BOB)]
+    await driver.put("llama/seen")
+    for follower in followers:
+        assert (await follower.line())["ids"] == ["seen"]
+    await driver.catalog.remove_user(BOB.id)
+    driver.clock.offset_ms += 2000  # who is a user is looked at again
+    await driver.put("llama/after")
+    while (view := await followers[1].next_view()) is not None:
+        assert b"after" not in view
+    assert (await followers[0].line())["ids"] == ["after"]
+    for follower in followers:
+        await follower.close()
 
 
 async def test_more_followers_than_the_bound_are_told_to_come_later(driver: EventDriver) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from blake3 import blake3
-from kv_driver import CHUNK_BYTES, FORMATS, MSGPACK, KvDriver, declaration, kv_node, payload, rows
-from s3_driver import BOB, ROOT
+from kv_driver import CHUNK_BYTES, FORMATS, JSON, MSGPACK, KvDriver, declaration, kv_node, payload, rows
+from s3_driver import BOB, ROOT, MeanwhileBody
 
 
 @pytest.fixture
@@ -74,6 +75,36 @@ async def test_wrong_declarations_are_refused_by_field(kv: KvDriver) -> None:
         assert (await kv.call("PUT", f"namespace={name}", good)).code == "InvalidRequest"
     assert (await kv.call("PUT", "namespace=llama", raw=b"[]")).code == "InvalidRequest"
     assert (await kv.call("GET", "namespace=llama")).code == "NoSuchNamespace"
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "document"),
+    [
+        ("PUT", "namespace=n", {**declaration(), "access": {"alice": "write"}}),
+        ("POST", "match", {"ids": ["of-bob"]}),
+        ("POST", "mget", {"ids": ["of-bob"]}),
+        ("POST", "sessions", {}),
+    ],
+)
+async def test_who_owned_a_bucket_when_he_began_to_ask_may_do_nothing_with_its_next_owners(
+    kv: KvDriver, method: str, query: str, document: dict[str, object]
+) -> None:
+    async def handed_on() -> None:
+        assert (await kv.driver.request("DELETE", "/cache")).status == 204
+        made = await kv.driver.request("PUT", "/cache", user=BOB, headers={"x-kvobj-bucket-kind": "kv"})
+        assert made.status == 200
+        assert (await kv.put("of-bob", b"bytes", user=BOB)).status == 200
+
+    late = await kv.driver.request(
+        method,
+        f"/cache?{query}",
+        body=MeanwhileBody(msgspec.json.encode(document), handed_on),
+        headers={"content-type": JSON},
+        payload="UNSIGNED-PAYLOAD",
+    )
+    assert late.status == 404
+    assert msgspec.json.decode(late.body)["error"]["code"] == "NoSuchBucket"
+    assert (await kv.call("GET", "namespace=n", user=BOB)).code == "NoSuchNamespace"
 
 
 async def test_only_owners_and_root_declare_and_remove(kv: KvDriver) -> None:

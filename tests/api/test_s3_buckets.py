@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from s3_driver import ALICE, BOB, HOST, ROOT, Driver
+from s3_driver import ALICE, BOB, HOST, ROOT, Driver, MeanwhileBody, unsigned_chunks
 from s3_stores import STORES, driver_over
 
 from kvobj.api.exchange import S3Settings
@@ -114,6 +114,28 @@ async def test_a_bucket_with_objects_stays_and_takes_its_uploads_with_it(driver:
     assert (late.status, late.code) == (404, "NoSuchUpload")
 
 
+@pytest.mark.parametrize("kind", ["ordinary", "kv"])
+@pytest.mark.parametrize("size_bytes", [10, 2_000_000])
+async def test_what_was_on_its_way_to_a_bucket_does_not_land_in_one_made_anew_under_its_name(
+    tmp_path: Path, shm_path: Path, kind: str, size_bytes: int
+) -> None:
+    async with driver_over("node", data=tmp_path / "data", memory=shm_path) as driver:
+        await driver.put("/bucket", b"", x_kvobj_bucket_kind=kind)
+
+        async def replaced() -> None:
+            assert (await driver.request("DELETE", "/bucket")).status == 204
+            driver.clock.offset_ms += 1
+            made = await driver.request("PUT", "/bucket", user=BOB, headers={"x-kvobj-bucket-kind": "kv"})
+            assert made.status == 200
+            assert (await driver.request("PUT", "/bucket/key", user=BOB, body=b"of Bob's")).status == 200
+
+        body = MeanwhileBody(bytes(size_bytes), replaced)
+        late = await driver.request("PUT", "/bucket/key", body=body, payload="UNSIGNED-PAYLOAD")
+        assert (late.status, late.code) == (404, "NoSuchBucket")
+        stands = await driver.request("GET", "/bucket/key", user=BOB)
+        assert (stands.status, stands.body) == (200, b"of Bob's")
+
+
 async def test_other_users_are_refused_and_root_is_not(driver: Driver) -> None:
     await driver.put("/bucket", b"")
     await driver.put("/bucket/key", b"data")
@@ -169,3 +191,88 @@ async def test_a_removed_user_is_refused_and_a_new_one_is_found(fake_driver: Dri
     await fake_driver.fake.catalog.put_user(ALICE)
     fake_driver.clock.offset_ms += 100
     assert (await fake_driver.get("/")).status == 200
+
+
+# -- bodies that take their time ---------------------------------------------------------------------------------------
+POLICY = (
+    b'{"Version":"2012-10-17","Statement":'
+    b'[{"Effect":"Allow","Principal":"*","Action":"s3:*","Resource":"arn:aws:s3:::bucket"}]}'
+)
+LIFECYCLE = (
+    b"<LifecycleConfiguration><Rule><ID>all</ID><Filter><Prefix></Prefix></Filter><Status>Enabled</Status>"
+    b"<Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>"
+)
+ACL = (
+    b"<AccessControlPolicy><Owner><ID>alice</ID></Owner><AccessControlList><Grant>"
+    b'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser"><ID>alice</ID></Grantee>'
+    b"<Permission>FULL_CONTROL</Permission></Grant></AccessControlList></AccessControlPolicy>"
+)
+CORS = (
+    b"<CORSConfiguration><CORSRule><AllowedOrigin>*</AllowedOrigin><AllowedMethod>GET</AllowedMethod></CORSRule>"
+    b"</CORSConfiguration>"
+)
+TAGS = b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"
+DELETION = b"<Delete><Object><Key>key</Key></Object></Delete>"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "document"),
+    [
+        ("PUT", "/bucket?policy", POLICY),
+        ("PUT", "/bucket?acl", ACL),
+        ("PUT", "/bucket?lifecycle", LIFECYCLE),
+        ("PUT", "/bucket?cors", CORS),
+        ("PUT", "/bucket?tagging", TAGS),
+        ("POST", "/bucket?delete", DELETION),
+    ],
+)
+async def test_who_owned_a_bucket_when_he_began_to_ask_may_do_nothing_with_its_next_owners(
+    tmp_path: Path, shm_path: Path, method: str, target: str, document: bytes
+) -> None:
+    async with driver_over("node", data=tmp_path / "data", memory=shm_path) as driver:
+        await driver.put("/bucket", b"")
+
+        async def handed_on() -> None:
+            assert (await driver.request("DELETE", "/bucket")).status == 204
+            made = await driver.request("PUT", "/bucket", user=BOB)
+            assert made.status == 200
+            assert (await driver.request("PUT", "/bucket/key", user=BOB, body=b"of Bob's")).status == 200
+
+        body = MeanwhileBody(document, handed_on)
+        late = await driver.request(method, target, body=body, payload="UNSIGNED-PAYLOAD")
+        assert (late.status, late.code) == (404, "NoSuchBucket")
+        assert (await driver.request("GET", "/bucket/key", user=BOB)).status == 200
+        assert (await driver.get("/bucket/key")).status == 403
+        assert (await driver.get("/bucket")).status == 403
+        if target not in {"/bucket?acl", "/bucket?delete"}:
+            assert (await driver.request("GET", target, user=BOB)).status == 404
+
+
+async def test_who_owned_a_bucket_sets_nothing_in_the_next_owners_by_a_body_of_framing_alone(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with driver_over("node", data=tmp_path / "data", memory=shm_path) as driver:
+        await driver.put("/bucket", b"")
+
+        async def handed_on() -> None:
+            assert (await driver.request("DELETE", "/bucket")).status == 204
+            assert (await driver.request("PUT", "/bucket", user=BOB)).status == 200
+
+        framed = unsigned_chunks([], [("x-amz-checksum-crc32", "AAAAAA==")])
+        headers = {
+            "x-amz-acl": "public-read-write",
+            "x-amz-decoded-content-length": "0",
+            "content-encoding": "aws-chunked",
+            "x-amz-trailer": "x-amz-checksum-crc32",
+        }
+        late = await driver.request(
+            "PUT",
+            "/bucket?acl",
+            body=MeanwhileBody(framed, handed_on),
+            headers=headers,
+            payload="STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        )
+        assert (late.status, late.code) == (404, "NoSuchBucket")
+        acl = await driver.request("GET", "/bucket?acl", user=BOB)
+        assert acl.status == 200
+        assert b"AllUsers" not in acl.body

@@ -489,6 +489,47 @@ class Objects:
             await put(catalog, row("k", 1, bucket="none", durability=durability))
         assert await queued(catalog) == [1]
 
+    @pytest.mark.parametrize("durability", CLASSES)
+    async def test_a_commit_that_was_meant_for_a_bucket_of_before_is_refused(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        await catalog.commit(row("k", 1, durability=durability), mode=CommitMode.REPLACE, made_ms=1, now_ms=5)
+        await catalog.delete(BUCKET, ["k"], now_ms=5)
+        await catalog.delete_bucket(BUCKET)
+        await catalog.create_bucket(BucketRow(BUCKET, BucketKind.ORDINARY, "other", 2, Durability.LOCAL))
+        with pytest.raises(NoSuchBucketError):
+            await catalog.commit(row("k", 2, durability=durability), mode=CommitMode.REPLACE, made_ms=1, now_ms=5)
+        assert await found(catalog, "k") is None
+        assert await queued(catalog) == [1, 2]
+        await catalog.commit(row("k", 3, durability=durability), mode=CommitMode.REPLACE, made_ms=2, now_ms=5)
+        assert await found(catalog, "k") is not None
+
+    @pytest.mark.parametrize("durability", CLASSES)
+    async def test_a_complete_that_was_meant_for_a_bucket_of_before_keeps_the_next_ones_upload(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        group = msgspec.structs.replace(upload("u1", durability=durability), group_parts=2)
+        for owner in ("main", "other"):
+            if owner == "other":
+                await catalog.delete_bucket(BUCKET)
+                await catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, owner, 2, Durability.LOCAL))
+            await catalog.create_upload(group)
+        for number in (1, 2):
+            await catalog.put_part(BUCKET, "k", part("u1", number, number), now_ms=5)
+        whole = row("k", 1, 2, size_bytes=20, durability=durability)
+        for given in (whole, row("k", 3, size_bytes=20, durability=durability)):
+            with pytest.raises(NoSuchBucketError):
+                await catalog.commit(given, mode=CommitMode.FIRST_WRITER_WINS, upload_id="u1", made_ms=1, now_ms=5)
+        assert await queued(catalog) == [3], "what joined the parts goes, the parts stay"
+        assert len(await catalog.parts(BUCKET, "k", "u1")) == 2
+        await catalog.commit(whole, mode=CommitMode.FIRST_WRITER_WINS, upload_id="u1", made_ms=2, now_ms=5)
+        with pytest.raises(NoSuchBucketError):
+            await catalog.commit(whole, mode=CommitMode.FIRST_WRITER_WINS, upload_id="u1", made_ms=1, now_ms=5)
+        live = await found(catalog, "k")
+        assert live is not None
+        assert live.blobs == whole.blobs
+        assert await queued(catalog) == [3], "blobs of the next owner's row stay too"
+
     async def test_a_commit_sent_twice_keeps_its_blobs(self, catalog: Catalog) -> None:
         for mode in CommitMode:
             await put(catalog, row("k", 1), mode)
@@ -689,6 +730,25 @@ class Uploads:
         with pytest.raises(NoSuchUploadError):
             await catalog.parts(BUCKET, "k", "u1")
         assert await queued(catalog) == [1]
+
+    @pytest.mark.parametrize("durability", CLASSES)
+    async def test_neither_an_upload_nor_a_part_that_was_meant_for_a_bucket_of_before_is_taken(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        await catalog.delete_bucket(BUCKET)
+        await catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, "other", 2, Durability.LOCAL))
+        group = msgspec.structs.replace(upload("u1", durability=durability), group_parts=2)
+        with pytest.raises(NoSuchBucketError):
+            await catalog.create_upload(group, made_ms=1)
+        assert await catalog.upload(BUCKET, "k", "u1") is None
+        await catalog.create_upload(group, made_ms=2)
+        with pytest.raises(NoSuchBucketError):
+            await catalog.put_part(BUCKET, "k", part("u1", 1, 1), made_ms=1, now_ms=5)
+        assert await queued(catalog) == [1]
+        assert await catalog.parts(BUCKET, "k", "u1") == ()
+        own = part("u1", 1, 2)
+        assert await catalog.put_part(BUCKET, "k", own, made_ms=2, now_ms=5) == own
+        assert await catalog.parts(BUCKET, "k", "u1") == (own,)
 
     @pytest.mark.parametrize("durability", CLASSES)
     async def test_a_part_of_another_epoch_is_fenced(self, catalog: Catalog, durability: Durability) -> None:

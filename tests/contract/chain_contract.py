@@ -339,6 +339,29 @@ class Chains:
         assert [type(each) for each in outcomes] == [NoSuchBucketError] * 2
         assert await queued(catalog) == [1, 2]
 
+    @MIXES
+    async def test_a_chain_that_was_meant_for_a_bucket_of_before_is_refused(
+        self, catalog: Catalog, mix: tuple[Durability, ...]
+    ) -> None:
+        rows = [chunk("a", 1, durability=mix[0]), chunk("b", 2, "a", durability=mix[1])]
+        assert [type(each) for each in await catalog.commit_chain(rows, made_ms=0, now_ms=5)] == [
+            NoSuchBucketError,
+            NoSuchBucketError,
+        ]
+        assert await live_keys(catalog, "ab") == ""
+        assert await queued(catalog) == [1, 2]
+
+    @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.LOCAL])
+    async def test_chunks_that_were_meant_for_a_bucket_of_before_are_refused(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        rows = [chunk("a", 1, durability=durability), chunk("b", 2, durability=durability)]
+        assert [type(each) for each in await catalog.commit_chain(rows, made_ms=0, now_ms=5)] == [
+            NoSuchBucketError,
+            NoSuchBucketError,
+        ]
+        assert await queued(catalog) == [1, 2]
+
 
 class Deletes:
     @MIXES

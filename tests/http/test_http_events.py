@@ -14,9 +14,26 @@ from memory_teller import MemoryTeller, memory_teller
 from kvobj.api.chunk_access import ChunkAccess
 from kvobj.api.kv.events import EventStream, ReaderRights
 from kvobj.api.message import Reply, RequestBody, RequestHead
+from kvobj.api.users import UserDirectory
 from kvobj.catalog.history_protocol import EventPage
+from kvobj.catalog.rows import UserRow
 
-OWNER = ReaderRights(cast("ChunkAccess", SimpleNamespace(is_owner=True)), "alice")
+ALICE = UserRow("alice", "Alice", "AKALICE", "secret of alice")
+
+
+async def stands() -> bool:
+    return True
+
+
+async def is_alice(_: str) -> UserRow:
+    return ALICE
+
+
+OWNER = ReaderRights(
+    cast("ChunkAccess", SimpleNamespace(is_owner=True, stands=stands)),
+    ALICE,
+    cast("UserDirectory", SimpleNamespace(with_access_key=is_alice)),
+)
 GET = b"GET /cache?events&follow HTTP/1.1\r\nHost: h\r\n\r\n"
 
 

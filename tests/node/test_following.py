@@ -353,6 +353,46 @@ async def test_followers_of_parts_end_when_the_server_stops(world: World) -> Non
     assert await follower.end() == (False, layer(0))
 
 
+async def hand_on_the_bucket(world: World) -> None:
+    """It is deleted, and made anew by Bob."""
+    assert (await world.kv.driver.request("DELETE", "/cache")).status == 204
+    world.kv.driver.clock.offset_ms += 1
+    made = await world.kv.driver.request("PUT", "/cache", user=BOB, headers={"x-kvobj-bucket-kind": "kv"})
+    assert made.status == 200
+    await world.kv.declare("plain", user=BOB)
+
+
+@pytest.mark.parametrize("with_part", [False, True])
+async def test_who_follows_parts_into_a_bucket_is_given_nothing_of_its_next_owners(
+    world: World,
+    with_part: bool,  # noqa: FBT001 - a test's parameter
+) -> None:
+    if with_part:
+        await world.part(0, LAYERS, layer(0))
+    else:
+        assert (await world.kv.driver.request("POST", f"/cache/{KEY}?uploads")).status == 200
+    follower = await world.follow()
+    seen = await follower.has(LAYER_BYTES if with_part else 0)
+    await turns(20)
+    await hand_on_the_bucket(world)
+    assert (await world.kv.driver.request("PUT", f"/cache/{KEY}", user=BOB, body=b"of Bob's")).status == 200
+    assert await follower.end() == (False, seen)
+    read = await world.kv.driver.request("GET", f"/cache/{KEY}?follow", user=BOB)
+    assert (read.status, read.body) == (200, b"of Bob's")
+
+
+async def test_what_is_on_its_way_into_a_bucket_of_before_is_nobodys_to_follow(world: World) -> None:
+    async with world.putting() as (body, put):
+        body.send(DATA[:100])
+        follower = await world.follow()
+        await follower.has(100)
+        await hand_on_the_bucket(world)
+        assert (await world.ask(f"/cache/{KEY}?follow", user=BOB)).status == 404
+        body.send(DATA[100:])
+        assert (await put).status == 404
+        assert (await follower.end())[0] is False
+
+
 # -- multipart uploads -------------------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,10 @@ from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange
 from kvobj.api.message import Reply
 from kvobj.api.operations import ReadEvents
+from kvobj.api.users import UserDirectory
 from kvobj.catalog.history_protocol import EventRow, EventType, History
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind, Durability
+from kvobj.catalog.rows import BucketKind, Durability, UserRow
 from kvobj.errors import BusyError
 from kvobj.store.places import DEFAULT_NAMESPACE
 
@@ -73,7 +74,7 @@ class Events:
         last = catalog.history.last_sequence()
         after = operation.after or 0
         headers = [("content-type", "application/x-ndjson"), ("x-kvobj-last-event", str(last))]
-        rights = ReaderRights(access, exchange.authentication.user.id)
+        rights = ReaderRights(access, exchange.authentication.user, exchange.users)
         stream = EventStream(
             catalog.history,
             operation.bucket,
@@ -98,7 +99,7 @@ class Events:
 
 class EventStream:
     """The body of a reply, a `BodyStream` of unknown length. `gap`: a line to begin with. `until`: the number at which it ends,
-    None: never by itself."""
+    None: never by itself. It ends with its bucket, or its reader's key, in any case."""
 
     def __init__(
         self,
@@ -133,6 +134,8 @@ class EventStream:
         """Lines, many to a view."""
         while not self._stopped.is_set() or self._until is not None:
             page = await self._history.read(self._bucket, after=self._after, limit=PAGE_EVENTS)
+            if not await self._rights.stand():
+                return
             lines, self._gap = bytearray(self._gap), b""
             if self._after + 1 < page.first_kept and page.first_kept > self._told_gap:
                 self._told_gap = page.first_kept
@@ -169,10 +172,17 @@ class EventStream:
 class ReaderRights:
     """What one reader may see: an owner all, others the namespaces that they are granted, as of each page."""
 
-    def __init__(self, access: ChunkAccess, user_id: str) -> None:
+    def __init__(self, access: ChunkAccess, user: UserRow, users: UserDirectory) -> None:
         self._access = access
-        self._user_id = user_id
+        self._user = user
+        self._users = users
         self._granted: set[str] = set()
+
+    async def stand(self) -> bool:
+        """Whether the reader is a user still, by the request's key, and the bucket the same (`ChunkAccess.stands`): then what
+        was read of it before is its own."""
+        user = await self._users.with_access_key(self._user.access_key)
+        return user is not None and user.id == self._user.id and await self._access.stands()
 
     async def readable(self, events: Iterable[EventRow]) -> list[EventRow]:
         """The events that the reader may see."""
@@ -182,7 +192,7 @@ class ReaderRights:
         for name in {event.namespace for event in events}:
             namespace = await self._access.namespace(name)
             # The last events of a namespace may be read when it is gone: who was granted it still sees those.
-            if namespace is not None and self._user_id in namespace.access:
+            if namespace is not None and self._user.id in namespace.access:
                 self._granted.add(name)
             elif namespace is not None:
                 self._granted.discard(name)
