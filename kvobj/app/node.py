@@ -55,6 +55,7 @@ from kvobj.record_log import RecordLog
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
 from kvobj.store.placement import Placement
+from kvobj.store.prepared import PreparedRooms
 from kvobj.store.profile_shelf import ProfileShelf
 from kvobj.store.recovery import Recovery, RecoveryReport
 from kvobj.store.sealing import Sealing
@@ -79,6 +80,8 @@ from kvobj.tiers.protocol import Tier
 from kvobj.tiers.verified import RunOnPool
 
 HASH_THREADS: Final = 2
+PREPARED_SHARE: Final = 16
+"""Of the arena one byte in so many may be room for what writers on the same host store next."""
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
 UNHASHED_SHARE: Final = 3
@@ -118,6 +121,7 @@ class Node:
     home_demotion: HomeDemotion
     transcoder: Transcoder
     store: Store
+    prepared: PreparedRooms
     sealing: Sealing
     write_behind: WriteBehind
     reaper: Reaper
@@ -355,6 +359,23 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         shared=shared,
     )
 
+    split = BlobSplit.for_tiers(
+        arena_bytes=arena.capacity_bytes,
+        region_bytes=arena_choice.region_bytes,
+        segment_bytes=nvme_choice.segment_bytes,
+    )
+    prepared = PreparedRooms(
+        arena=arena,
+        catalog=catalog,
+        placement=placement,
+        sealing=sealing,
+        arriving=arriving,
+        blob_ids=blob_ids,
+        split=split,
+        clock=clock,
+        bytes_max=arena.capacity_bytes // PREPARED_SHARE,
+        on_asked=hooks.asked,
+    )
     store = Store(
         catalog=catalog,
         placement=placement,
@@ -363,11 +384,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         blob_ids=blob_ids,
         clock=clock,
         hash_executor=hash_executor,
-        split=BlobSplit.for_tiers(
-            arena_bytes=arena.capacity_bytes,
-            region_bytes=arena_choice.region_bytes,
-            segment_bytes=nvme_choice.segment_bytes,
-        ),
+        split=split,
         in_use=in_use,
         on_read=hooks.read,
         on_asked=hooks.asked,
@@ -467,6 +484,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         home_demotion=home_demotion,
         transcoder=transcoder,
         store=store,
+        prepared=prepared,
         sealing=sealing,
         write_behind=write_behind,
         reaper=reaper,

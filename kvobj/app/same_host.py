@@ -86,6 +86,7 @@ def start_same_host(
         grants=grants,
         pinned=pinned,
         staging=staging,
+        prepared=node.prepared,
         executor=node.hash_executor,
         reserve_seconds=node.settings.limits.reserve_timeout_seconds,
         log=log,
@@ -101,6 +102,11 @@ def start_same_host(
         "kvobj_same_host_pinned_bytes", "bytes that same-host clients have pinned", lambda: pinned.pinned_bytes
     )
     metrics.gauge_of("kvobj_same_host_staging_bytes", "staging rooms of same-host clients", lambda: staging.total_bytes)
+    metrics.gauge_of(
+        "kvobj_same_host_prepared_bytes",
+        "room in the arena for what same-host clients may store next",
+        lambda: node.prepared.bytes_out,
+    )
     levels = Levels(
         users={user.id: user.same_host for user in node.settings.users},
         own_buckets=frozenset(bucket.name for bucket in node.settings.buckets if bucket.regions == "own"),

@@ -22,7 +22,16 @@ from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
 from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead
 from kvobj.client.same_host_lane import GrantAnswer, Lane
-from kvobj.client.same_host_stores import StoreBatch, outcome_of, store_in_place, store_in_turn, store_staged
+from kvobj.client.same_host_stores import (
+    StoreBatch,
+    outcome_of,
+    prepare_for_more,
+    store_in_place,
+    store_in_turn,
+    store_prepared,
+    store_staged,
+    take_rooms_for,
+)
 from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
 from kvobj.same_host.messages import (
@@ -41,6 +50,8 @@ REST_SECONDS: Final = 0.5
 REST_SECONDS_MAX: Final = 10.0
 REFUSED_SECONDS: Final = 60.0
 """Who was told no asks again after so long: rights change, and servers do."""
+ROOMS_SECONDS: Final = 2.0
+"""Who has stored may store more; one that has not by then holds memory that others could use."""
 _FLUSH_SECONDS: Final = 0.02
 _SCOPE_SECONDS: Final = 0.1
 """A call that another thread may end looks so often whether it was, while it waits for a connection."""
@@ -136,6 +147,7 @@ class SameHost:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._is_woken = False
         self._keeper: threading.Thread | None = None
+        self._rooms_until: float | None = None
         self._ahead = OpenedAhead(self.release)
 
     def forget(self) -> None:
@@ -239,9 +251,10 @@ class SameHost:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def store(
-        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None
+        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None, goes_on: bool = False
     ) -> list[StoredChunk | KvobjError] | None:
-        """Store chunks in one step; None: send them over HTTP, which tells why not."""
+        """Store chunks in one step; None: send them over HTTP, which tells why not. `goes_on`: as many may follow by
+        `store_batches`."""
         if not self._may_try or not 0 < len(chunks) <= KEYS_MAX:
             self._fall_back()
             return None
@@ -251,11 +264,11 @@ class SameHost:
             self._fall_back()
             return None
         try:
-            return self._store(StoreBatch.of(namespace, chunks, durability), deadline)
+            return self._store(StoreBatch.of(namespace, chunks, durability), deadline, goes_on=goes_on)
         finally:
             storing.release()
 
-    def _store(self, batch: StoreBatch, deadline: float) -> list[StoredChunk | KvobjError] | None:
+    def _store(self, batch: StoreBatch, deadline: float, *, goes_on: bool) -> list[StoredChunk | KvobjError] | None:
         with self._lane(deadline) as lane:
             if lane is None or not lane.grant.may_write:
                 self._fall_back()
@@ -270,6 +283,9 @@ class SameHost:
                 lane.close()
                 self._fall_back()
                 return None
+            if goes_on and lane.grant.is_trusted:
+                with suppress(KvobjError):  # what was stored is stored
+                    self._prepare(lane, [batch], [told])
         return [outcome_of(item) for item in told]
 
     def store_batches(
@@ -277,10 +293,66 @@ class SameHost:
     ) -> list[list[StoredChunk | KvobjError] | None]:
         """`store` of batches, one after the other; where it can be, the server is asked about one while another is copied."""
         answers: list[list[StoredChunk | KvobjError] | None] = [None] * len(batches)
-        if not self._store_in_turn([StoreBatch.of(namespace, chunks, durability) for chunks in batches], answers):
+        made = [StoreBatch.of(namespace, chunks, durability) for chunks in batches]
+        if self._store_prepared(made, answers) or not self._store_in_turn(made, answers):
             for index, chunks in enumerate(batches):
-                answers[index] = self.store(namespace, chunks, durability=durability)
+                if answers[index] is None:
+                    goes_on = len(batches) == 1
+                    answers[index] = self.store(namespace, chunks, durability=durability, goes_on=goes_on)
         return answers
+
+    def _store_prepared(
+        self, batches: Sequence[StoreBatch], answers: list[list[StoredChunk | KvobjError] | None]
+    ) -> bool:
+        """Store batches in rooms that were asked for behind the stores before; False, and nothing is done, where there are none for
+        them."""
+        if self._rooms_until is None or not self._may_try:
+            return False
+        told: list[list[StoredItem] | None] = [None] * len(batches)
+        with ExitStack() as held, suppress(KvobjError):  # what it has not told of goes another way
+            lane = self._lane_with_rooms(held)
+            if lane is None:
+                return False
+            rooms = take_rooms_for(lane, batches, time.monotonic() + self._timeout_seconds)
+            if rooms is None:
+                return False
+            store_prepared(lane, batches, rooms, told, seconds=self._timeout_seconds)
+            self._keep_rooms(lane, told)
+        _note_answers(batches, told, answers)
+        return True
+
+    def _lane_with_rooms(self, held: ExitStack) -> Lane | None:
+        """The lane that has rooms, for as long as `held` is; None where there is none, or it is in use."""
+        if not self._storing.acquire(blocking=False):
+            return None
+        held.callback(self._storing.release)
+        with self._changed:
+            lane = next((each for each in self._idle if each.has_rooms), None)
+            if lane is None:
+                return None
+            self._idle.remove(lane)
+        held.callback(self._give, lane)
+        return lane
+
+    def _prepare(self, lane: Lane, batches: Sequence[StoreBatch], told: Sequence[Sequence[StoredItem] | None]) -> None:
+        """Ask for rooms for as much again, unless another lane has some."""
+        if not any(each.has_rooms for each in list(self._lanes)):
+            prepare_for_more(lane, batches, time.monotonic() + self._timeout_seconds)
+            self._keep_rooms(lane, told)
+
+    def _keep_rooms(self, lane: Lane, told: Sequence[Sequence[StoredItem] | None]) -> None:
+        """Keep the rooms that a lane was asked for, for a while, unless some of what was just stored was there before: the next is
+        then not to be copied before that is known."""
+        if not lane.has_rooms:
+            return
+        if any(items is None or any(item.existed for item in items) for items in told):
+            lane.prepare(0, 0, None, deadline=time.monotonic() + self._timeout_seconds)
+            return
+        with self._changed:  # `flush` looks at the lanes and decides under it
+            is_known = self._rooms_until is not None
+            self._rooms_until = time.monotonic() + ROOMS_SECONDS
+        if not is_known:
+            self._wake_keeper()  # it has to know when their time is over
 
     def _store_in_turn(
         self, batches: Sequence[StoreBatch], answers: list[list[StoredChunk | KvobjError] | None]
@@ -300,10 +372,10 @@ class SameHost:
             told: list[list[StoredItem] | None] = [None] * len(batches)
             with suppress(KvobjError):  # what it has not told of goes another way
                 store_in_turn(lanes, batches, told, seconds=self._timeout_seconds)
-        for index, (batch, items) in enumerate(zip(batches, told, strict=True)):
-            if items is not None and len(items) == len(batch.items):
-                answers[index] = [outcome_of(item) for item in items]
-            else:
+                self._prepare(lanes[0], batches, told)
+        _note_answers(batches, told, answers)
+        for answer in answers:
+            if answer is None:
                 self._fall_back()
         return True
 
@@ -446,17 +518,37 @@ class SameHost:
     @property
     def due(self) -> float | None:
         """When `flush` has something to do at the latest; None where it is told (`_wake`)."""
-        return self._ahead.due
+        ahead_until, rooms_until = self._ahead.due, self._rooms_until
+        if ahead_until is None or rooms_until is None:
+            return ahead_until or rooms_until
+        return min(ahead_until, rooms_until)
 
     def flush(self) -> bool:
         """Tell the server what was let go of on lanes that are not in use; whether the client is still open."""
         self._is_woken = False
         self._ahead.expire()
+        now = time.monotonic()
         with self._changed:
+            is_over = self._rooms_until is not None and now >= self._rooms_until
             for lane in self._idle:
                 if lane.has_releases:
                     lane.flush()
+                if is_over and lane.has_rooms:
+                    with suppress(KvobjError):  # the lane is closed then, and they are given back with it
+                        lane.prepare(0, 0, None, deadline=now + self._timeout_seconds)
+            if is_over:  # those of one that is in use have their time anew
+                self._rooms_until = now + ROOMS_SECONDS if any(lane.has_rooms for lane in self._lanes) else None
         return not self._is_closed
+
+
+def _note_answers(
+    batches: Sequence[StoreBatch],
+    told: Sequence[Sequence[StoredItem] | None],
+    answers: list[list[StoredChunk | KvobjError] | None],
+) -> None:
+    for index, (batch, items) in enumerate(zip(batches, told, strict=True)):
+        if items is not None and len(items) == len(batch.items):
+            answers[index] = [outcome_of(item) for item in items]
 
 
 def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) -> None:

@@ -32,10 +32,13 @@ from kvobj.same_host.messages import (
     Abandon,
     Failed,
     Hello,
+    Prepare,
+    Prepared,
     Regions,
     Release,
     Reply,
     Request,
+    ReservedRoom,
     Stage,
     Staged,
     Welcome,
@@ -87,6 +90,14 @@ class Lane:
         """Answers that have been asked for and are still to come."""
         self.opens_ahead = False
         """Whether the server knows an `Open` ahead of a read."""
+        self.prepares = False
+        """Whether the server knows `Prepare`."""
+        self.has_rooms = False
+        """Whether there are rooms here that were asked for and not taken, as far as is known."""
+        self._preparing = 0
+        self._rooms_durability: str | None = None
+        self._first_room = 0
+        self._rooms: list[ReservedRoom] = []
 
     @classmethod
     def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
@@ -97,7 +108,8 @@ class Lane:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
             connection.settimeout(None)  # from here on the kernel keeps deadlines: Python polls before each call
-            lane.opens_ahead = lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline).opens_ahead
+            welcome = lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline)
+            lane.opens_ahead, lane.prepares = welcome.opens_ahead, welcome.prepares
             lane._control = lane._take_control()
         except OSError as error:
             lane.close()
@@ -149,6 +161,27 @@ class Lane:
         reply = self._exchange(None, deadline)
         self.owes -= 1
         return self._checked(reply, kind)
+
+    def prepare(self, size_bytes: int, count: int, durability: str | None, *, deadline: float) -> None:
+        """Ask for rooms in place of those that are left; none where `count` is 0. What is answered is found by `take_rooms`, or on
+        the way to another answer. Errors as `ask`."""
+        self._exchange(Prepare(size_bytes, count, durability), deadline, waits=False)
+        self._rooms, self.has_rooms = [], count > 0
+        self._rooms_durability = durability
+        self._preparing += 1
+
+    def take_rooms(
+        self, size_bytes: int, count: int, durability: str | None, *, deadline: float
+    ) -> list[tuple[int, ReservedRoom]]:
+        """Rooms of that size with their numbers, the caller's from now on; [] where there are not so many, or of that class.
+        An answer that is under way is waited for. Errors as `answer`."""
+        if self._preparing:
+            self._exchange(None, deadline, for_rooms=True)
+        rooms, self._rooms, self.has_rooms = self._rooms, [], False
+        is_other = durability != self._rooms_durability
+        if is_other or len(rooms) < count or any(room.size_bytes != size_bytes for room in rooms):
+            return []
+        return list(enumerate(rooms[:count], start=self._first_room))
 
     def _checked(self, reply: Reply | None, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, Failed):
@@ -210,25 +243,21 @@ class Lane:
         self._socket.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _exchange(self, request: Request | None, deadline: float, *, waits: bool = True) -> Reply | None:
-        """Send what is asked, if anything is, and wait for the next answer unless told not to. What it raises closes the lane."""
+    def _exchange(
+        self, request: Request | None, deadline: float, *, waits: bool = True, for_rooms: bool = False
+    ) -> Reply | None:
+        """Send what is asked, if anything is, and wait for the next answer unless told not to; `for_rooms`: until all rooms have
+        come that were asked for, of a lane that owes no answer. What it raises closes the lane."""
         scope = current_scope()
         if scope is not None:
             deadline = min(deadline, scope.deadline)
-            scope.guard(self._abort)
         try:
+            if scope is not None:
+                scope.guard(self._abort)
             if request is not None:
                 self._allow(deadline)
                 self._socket.sendall(self._releases() + framed(encode(request)))
-            while waits:
-                message = self._unframer.take()
-                if message is None:
-                    self._receive(deadline)
-                    continue
-                reply = decode_reply(message)
-                if not isinstance(reply, Regions):
-                    return reply
-                self._map(reply)
+            return self._next_reply(deadline, for_rooms=for_rooms) if waits else None
         except (OSError, EOFError) as error:
             self.close()
             raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
@@ -238,7 +267,23 @@ class Lane:
         finally:
             if scope is not None:
                 scope.unguard()
-        return None
+
+    def _next_reply(self, deadline: float, *, for_rooms: bool) -> Reply | None:
+        """The next answer; None, `for_rooms`, once none of them is under way."""
+        while True:
+            message = self._unframer.take()
+            if message is None:
+                self._receive(deadline)
+                continue
+            reply = decode_reply(message)
+            if isinstance(reply, Prepared):
+                self._note_rooms(reply)
+                if for_rooms and self._preparing <= 0:
+                    return None
+            elif isinstance(reply, Regions):
+                self._map(reply)
+            else:
+                return reply
 
     def _abort(self) -> None:
         try:
@@ -275,6 +320,12 @@ class Lane:
                 self._regions[region.number] = mapped(descriptor, region.size_bytes, is_writable=self.grant.is_trusted)
             finally:
                 os.close(descriptor)
+
+    def _note_rooms(self, told: Prepared) -> None:
+        self._preparing -= 1
+        self._first_room, self._rooms = told.first, told.rooms
+        if not self._preparing:
+            self.has_rooms = bool(told.rooms)
 
     def _take_control(self) -> memoryview:
         descriptor = self._take_descriptor()

@@ -17,10 +17,13 @@ from kvobj.client.same_host_lane import Lane
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.same_host.copying import Piece, copiers
 from kvobj.same_host.mapping import copy
-from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, Reserved, StoredItem
+from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, Reserved, ReservedRoom, StoredItem
 
 _ALIGNMENT: Final = 64
 _OK: Final = 200
+ROOMS_MAX: Final = 64
+ROOMS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What one client has of the arena ahead of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class StoreBatch:
         return cls(namespace, bodies, items, durability)
 
     @property
+    def is_named_alone(self) -> bool:
+        """Whether nothing but its place is asked of any chunk's bytes: no digest is compared."""
+        return all(item.digest is None for item in self.items)
+
+    @property
     def reserve(self) -> Reserve:
         """The call that asks for its room."""
         return Reserve(self.namespace, self.items, self.durability)
@@ -63,7 +71,7 @@ def store_in_place(lane: Lane, batch: StoreBatch, deadline: float) -> list[Store
     """By room in the arena, of a trusted writer. `KvobjError` where nothing was stored."""
     reserved = lane.call(batch.reserve, Reserved, deadline=deadline)
     try:
-        _fill(lane, reserved, batch.bodies)
+        _fill(lane, reserved.rooms, batch.bodies)
     except BaseException:
         lane.abandon(reserved.batch)
         raise
@@ -95,7 +103,7 @@ def store_in_turn(
                     other.ask(batches[index + 1].reserve, deadline=deadline)
                 if reserved is None:
                     continue
-                _fill(lane, reserved, batch.bodies)
+                _fill(lane, reserved.rooms, batch.bodies)
             except BaseException:
                 if reserved is not None:
                     lane.abandon(reserved.batch)
@@ -109,6 +117,62 @@ def store_in_turn(
         for lane in lanes:
             if lane.owes:
                 lane.close()
+
+
+def prepare_for_more(lane: Lane, batches: Sequence[StoreBatch], deadline: float) -> None:
+    """Ask for room for as many chunks as these, where they are of one size and few enough, and none is named by its digest. Nobody
+    waits for it."""
+    sizes = {item.size_bytes for batch in batches for item in batch.items}
+    count = sum(len(batch.items) for batch in batches)
+    is_alike = len(sizes) == 1 and len({batch.durability for batch in batches}) == 1
+    if not lane.prepares or not is_alike or count > ROOMS_MAX or not all(batch.is_named_alone for batch in batches):
+        return
+    (size_bytes,) = sizes
+    if 0 < size_bytes * count <= ROOMS_BYTES_MAX:
+        lane.prepare(size_bytes, count, batches[0].durability, deadline=deadline)
+
+
+def take_rooms_for(lane: Lane, batches: Sequence[StoreBatch], deadline: float) -> list[tuple[int, ReservedRoom]] | None:
+    """The lane's rooms for all chunks of these, with their numbers; None where it has none for them, and then it has none left.
+    Errors as `Lane.answer`."""
+    sizes = {item.size_bytes for batch in batches for item in batch.items}
+    durabilities = {batch.durability for batch in batches}
+    rooms: list[tuple[int, ReservedRoom]] = []
+    if len(sizes) == len(durabilities) == 1 and all(batch.is_named_alone for batch in batches):
+        count = sum(len(batch.items) for batch in batches)
+        rooms = lane.take_rooms(sizes.pop(), count, durabilities.pop(), deadline=deadline)
+    if not rooms:
+        lane.prepare(0, 0, None, deadline=deadline)
+    return rooms or None
+
+
+def store_prepared(
+    lane: Lane,
+    batches: Sequence[StoreBatch],
+    rooms: Sequence[tuple[int, ReservedRoom]],
+    told: list[list[StoredItem] | None],
+    *,
+    seconds: float,
+) -> None:
+    """By rooms that were asked for before, one for each chunk of all batches: while one's bytes are copied, the server makes those
+    before it visible, and last come rooms for the next. `told[i]` is set for each that was stored. Errors as `store_in_turn`."""
+    committing: list[int] = []
+    try:
+        at = 0
+        for index, batch in enumerate(batches):
+            some = rooms[at : at + len(batch.items)]
+            at += len(some)
+            _fill(lane, [room for _, room in some], batch.bodies)
+            numbers = [number for number, _ in some]
+            commit = Commit(0, batch.namespace, batch.items, batch.durability, numbers)
+            lane.ask(commit, deadline=time.monotonic() + seconds)
+            committing.append(index)
+        prepare_for_more(lane, batches, time.monotonic() + seconds)
+        for index in committing:
+            _note_told(lane, index, told, time.monotonic() + seconds)
+    except BaseException:
+        lane.close()  # with it goes what is left of the rooms
+        raise
 
 
 def _note_told(lane: Lane, index: int | None, told: list[list[StoredItem] | None], deadline: float) -> None:
@@ -131,11 +195,11 @@ def _room_for(lane: Lane, deadline: float) -> Reserved | None:
         return None
 
 
-def _fill(lane: Lane, reserved: Reserved, bodies: Sequence[memoryview]) -> None:
-    if len(reserved.rooms) != len(bodies):
+def _fill(lane: Lane, rooms: Sequence[ReservedRoom | None], bodies: Sequence[memoryview]) -> None:
+    if len(rooms) != len(bodies):
         raise UnavailableError("the server reserves room for other chunks")
     pieces: list[Piece] = []
-    for room, body in zip(reserved.rooms, bodies, strict=True):
+    for room, body in zip(rooms, bodies, strict=True):
         if room is None or not body:
             continue
         mapping, _ = lane.piece(room.region, room.offset, len(body))

@@ -93,12 +93,14 @@ class Reserve(_Message, frozen=True, array_like=True, gc=False, tag=5):
 
 class Commit(_Message, frozen=True, array_like=True, gc=False, tag=6):
     """Make chunks visible in one step. `batch`: what `Reserved` called it, whose items it commits; 0: `items`, from the staging
-    room."""
+    room, or each from one of `rooms` that `Prepared` told of. Those are used up, whatever is answered, unless they are refused for
+    not being the items' rooms: then the connection still has them."""
 
     batch: _Number
     namespace: str = ""
     items: _Items = []
     durability: str | None = None
+    rooms: Annotated[list[_Number], msgspec.Meta(max_length=KEYS_MAX)] = []
 
 
 class Abandon(_Message, frozen=True, array_like=True, gc=False, tag=7):
@@ -107,16 +109,26 @@ class Abandon(_Message, frozen=True, array_like=True, gc=False, tag=7):
     batch: _Number
 
 
-Request = Hello | Open | Release | Stage | Reserve | Commit | Abandon
+class Prepare(_Message, frozen=True, array_like=True, gc=False, tag=8):
+    """Room in the arena for chunks that are not named yet, `count` of one size, in place of all that is left of what was prepared
+    before: for writers that are trusted, and servers that have said that they know of it."""
+
+    size_bytes: _Number
+    count: _Number
+    durability: str | None = None
+
+
+Request = Hello | Open | Release | Stage | Reserve | Commit | Abandon | Prepare
 
 
 # -- what a server says ------------------------------------------------------------------------------------------
 class Welcome(_Message, frozen=True, array_like=True, gc=False, tag=1):
     """To `Hello`. Its bytes carry the descriptor of the control page. `opens_ahead`: it knows `Open.is_ahead`, and who does not
-    say so would open what is nowhere at hand, as for a read."""
+    say so would open what is nowhere at hand, as for a read. `prepares`: it knows `Prepare`."""
 
     version: int
     opens_ahead: bool = False
+    prepares: bool = False
 
 
 class Region(_Message, frozen=True, array_like=True, gc=False):
@@ -201,7 +213,14 @@ class Failed(_Message, frozen=True, array_like=True, gc=False, tag=7):
     detail: dict[str, object] = {}
 
 
-Reply = Welcome | Regions | Opened | Staged | Reserved | Committed | Failed
+class Prepared(_Message, frozen=True, array_like=True, gc=False, tag=8):
+    """To `Prepare`, never `Failed`: all of the rooms, or none. They are numbered from `first` on."""
+
+    first: int
+    rooms: list[ReservedRoom]
+
+
+Reply = Welcome | Regions | Opened | Staged | Reserved | Committed | Failed | Prepared
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_request: Final[Callable[[bytes], Request]] = msgspec.msgpack.Decoder(Request).decode

@@ -250,18 +250,11 @@ class ChunkBatch:
         if rows:
             for transfer in self._transfers:
                 transfer.hand_over()
-            try:
-                outcomes = await self._commit_chain(rows, quota, parent_tokens)
-                if tell is not None and not self._is_shared:
-                    self._tell(outcomes, tell)
-            finally:
-                if self._placing or len(self._transfers) > _AT_ONCE:
-                    # Seen through for all chunks also where the writer, who may have its answer, goes meanwhile.
-                    concluding = asyncio.create_task(self._conclude(outcomes))
-                    await to_their_end([concluding])
-                    concluding.result()
-                else:
-                    await self._conclude(outcomes)  # a few that were placed together follow without a wait
+            # Seen through for all chunks also where the writer goes meanwhile: the catalog commits what it was asked for, and what
+            # it commits has to be concluded.
+            committing = asyncio.create_task(self._see_through(rows, quota, parent_tokens, tell))
+            await to_their_end([committing])
+            outcomes = committing.result()
         items = [item if isinstance(item, BatchItem) else await self._item(outcomes[item]) for item in self._items]
         if not self._is_shared:
             return items
@@ -270,6 +263,18 @@ class ChunkBatch:
         stand = [item.row for item in items if item.row is not None]
         reached = iter(await self._reached(stand, self._bucket, self._asked))
         return [item if item.row is None else replace(item, row=next(reached)) for item in items]
+
+    async def _see_through(
+        self, rows: Sequence[ObjectRow], quota: NamespaceQuota | None, parent_tokens: int, tell: Tell | None
+    ) -> list[CommitOutcome | KvobjError]:
+        outcomes: list[CommitOutcome | KvobjError] = []
+        try:
+            outcomes = await self._commit_chain(rows, quota, parent_tokens)
+            if tell is not None and not self._is_shared:
+                self._tell(outcomes, tell)
+        finally:
+            await self._conclude(outcomes)
+        return outcomes
 
     async def _conclude(self, outcomes: Sequence[CommitOutcome | KvobjError]) -> None:
         for index, transfer in enumerate(self._transfers):

@@ -146,7 +146,7 @@ class ExtentLedger:
             return None
         handle = self._take_handle()
         self._frames[handle] = (frame, row.size_bytes)
-        return OpenedExtent(handle, _place_in(frame.pin.extent, row.size_bytes), frame.tier)
+        return OpenedExtent(handle, place_in(frame.pin.extent, row.size_bytes), frame.tier)
 
     def open_hot(self, row: ObjectRow) -> tuple[int, PinnedFrame] | None:
         """As `open`, at once: the handle and the frame, which stays the ledger's. None where `open` has to be asked."""
@@ -207,8 +207,9 @@ class ExtentLedger:
 def room_of(transfer: PutTransfer) -> Place | None:
     """Where the body of a transfer goes that has not begun to receive; None where it is several blobs."""
     pin, size_bytes = transfer.room
-    return None if pin is None else _place_in(pin.extent, size_bytes)
+    return None if pin is None else place_in(pin.extent, size_bytes)
 
 
-def _place_in(extent: Extent, plain_bytes: int) -> Place:
+def place_in(extent: Extent, plain_bytes: int) -> Place:
+    """Where the plain bytes of a raw frame lie in its extent."""
     return Place(extent.region, extent.offset + raw_payload_offset(plain_bytes), plain_bytes, extent.generation)

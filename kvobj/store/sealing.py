@@ -21,6 +21,7 @@ from kvobj.clock import Clock
 from kvobj.errors import FrameCorruptError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import ArrivingKeys
+from kvobj.store.hashing import BlobHash
 from kvobj.store.ingest import ReceivedBlob
 from kvobj.store.placement import Placement
 from kvobj.store.sealed import with_header_digest
@@ -42,7 +43,8 @@ cores are others'."""
 
 def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
     for blob in blobs:
-        assert blob.hash is not None
+        if blob.hash is None:
+            blob.hash = BlobHash(blob.payload)
         blob.hash.advance(blob.plain_bytes, None)
         blob.seal()
 
@@ -90,7 +92,7 @@ class Sealing:
 
     def follow(self, blob: ReceivedBlob, row: ObjectRow, *, is_hashed_later: bool) -> None:
         """Take over a blob that was acknowledged without its digest, and release its frame in the end. `is_hashed_later`: nobody
-        hashes it yet; else its hash is under way."""
+        hashes it yet, and it need not have begun one; else its hash is under way."""
         self._unhashed_bytes += blob.plain_bytes
         if not is_hashed_later:
             self._follow_ups[bytes(blob.blob_id)] = asyncio.create_task(self._seal_hashed(blob, row))

@@ -217,8 +217,10 @@ class DramTier:
                 rows.append((blob_id, _encode(frame.pin.extent, frame.frame_bytes, dirty=True, sealed=False)))
 
         def change(view: WriteView) -> None:
-            for blob_id, row in rows:
-                view.put(DRAM_BLOBS, blob_id, row)
+            for item in rows[:1]:
+                # Refuses where the store is full; it was not for this one, nor is it for the others.
+                view.put(DRAM_BLOBS, *item)
+            view.put_many(DRAM_BLOBS, rows[1:])
 
         self._database.write_volatile(change)
         for blob_id, frame, entry in fresh:

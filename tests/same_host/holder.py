@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import count
 
-from kvobj.client import ChunkView, Credentials, KvClient
+from blake3 import blake3
+
+from kvobj.client import ChunkView, Credentials, KvClient, NewChunk
 from kvobj.same_host.messages import NewItem, Reserve, Reserved
 
 client = KvClient(sys.argv[1], Credentials(sys.argv[2], sys.argv[3]), "cache", timeout_seconds=10.0)
@@ -63,7 +66,28 @@ def reserve(name: str, size_bytes: int) -> str:
     return "reserved"
 
 
-SIZED = {"reserve": reserve, "read": read, "fork-ahead": fork_ahead}
+def store_on(name: str, size_bytes: int) -> str:
+    """Four chunks in two batches."""
+    chunks = [
+        NewChunk(key, blake3(key.encode()).digest(length=size_bytes)) for key in (f"{name}-{at}" for at in range(4))
+    ]
+    told = client.mput_batches([chunks[:2], chunks[2:]])
+    return "stored" if all(isinstance(each, list) for each in told) else "failed"
+
+
+def store_for_ever(name: str, size_bytes: int) -> str:
+    for turn in count():
+        store_on(f"{name}-{turn}", size_bytes)
+    return "ended"
+
+
+SIZED = {
+    "reserve": reserve,
+    "read": read,
+    "fork-ahead": fork_ahead,
+    "storing-on": store_on,
+    "storing-for-ever": store_for_ever,
+}
 
 for line in sys.stdin:
     sys.stdout.write(answer(*line.split()) + "\n")

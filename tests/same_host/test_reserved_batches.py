@@ -40,7 +40,10 @@ class Writer:
         self.rights = rights
         self.told: list[Committed] = []
         self.writes = ExtentWrites(
-            node.kv.chunks, node.hash_executor, StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB)
+            node.kv.chunks,
+            node.hash_executor,
+            StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB),
+            node.prepared,
         )
 
     async def reserve(self, *sizes: tuple[str, int]) -> tuple[int, list[ReservedRoom | None]]:
@@ -223,7 +226,7 @@ async def test_room_is_kept_for_a_copy_that_is_under_way_however_often_its_write
     may_copy = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(may_copy.wait, 30)
-        writes = ExtentWrites(node.kv.chunks, pool, budget)
+        writes = ExtentWrites(node.kv.chunks, pool, budget, node.prepared)
         writes.stage(MIB, writer.rights)
         request = Commit(0, "default", [NewItem("k", MIB)])
         committing = asyncio.create_task(writes.commit(request, writer.rights, writer.told.append))

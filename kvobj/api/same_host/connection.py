@@ -40,6 +40,8 @@ from kvobj.same_host.messages import (
     Failed,
     Hello,
     Open,
+    Prepare,
+    Prepared,
     Region,
     Regions,
     Release,
@@ -55,6 +57,7 @@ from kvobj.same_host.messages import (
 )
 from kvobj.same_host.revocation import revoke
 from kvobj.store.extents import ExtentLedger, PinnedBudget, WholeFrames
+from kvobj.store.prepared import PreparedRooms
 
 HELLO_SECONDS: Final = 5.0
 AHEAD_REGIONS: Final = 16
@@ -80,6 +83,7 @@ class Parts:
     grants: Grants
     pinned: PinnedBudget
     staging: StagingBudget
+    prepared: PreparedRooms
     executor: Executor | None
     reserve_seconds: float
     log: logging.Logger
@@ -168,12 +172,12 @@ class Connection:
             reserve_seconds=parts.reserve_seconds,
             hot_frame=parts.hot_frame,
         )
-        self._writes = ExtentWrites(parts.chunks, parts.executor, parts.staging)
+        self._writes = ExtentWrites(parts.chunks, parts.executor, parts.staging, parts.prepared)
         self._control, self._page = control_page()
         if rights.is_trusted and rights.may_write:
             # The first look at a page costs as much as a copy: it can be had before room is asked for.
             await self._show(parts.arena.shared_regions()[:AHEAD_REGIONS])
-        await self._send(Welcome(VERSION, opens_ahead=True), (self._control,))
+        await self._send(Welcome(VERSION, opens_ahead=True, prepares=True), (self._control,))
         parts.log.info(
             "same-host connection bucket=%s user=%s pid=%d uid=%d", rights.bucket.name, rights.user_id, *self._peer
         )
@@ -300,8 +304,21 @@ class Connection:
                     await writes.abandon(batch)
                     raise
                 return Reserved(batch, rooms), ()
+            case Prepare():
+                return await self._prepared(request, writes), ()
             case _:
                 raise InvalidRequestError("not a call that is answered here")
+
+    async def _prepared(self, request: Prepare, writes: ExtentWrites) -> Prepared:
+        """Nobody waits for it, so it does not fail: there are no rooms then."""
+        assert self._grant is not None
+        try:
+            prepared = writes.prepare(request, self._grant.rights)
+            await self._show([room.region for room in prepared.rooms])
+        except KvobjError:
+            writes.end_prepared()
+            return Prepared(0, [])
+        return prepared
 
     async def _show(self, regions: Sequence[int]) -> None:
         """Hand over the descriptors of regions that the client has not got yet."""

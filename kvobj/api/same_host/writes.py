@@ -1,4 +1,4 @@
-"""`Stage`, `Reserve`, `Commit`, `Abandon`: chunks that come by shared memory, as ?mput stores them.
+"""`Stage`, `Reserve`, `Prepare`, `Commit`, `Abandon`: chunks that come by shared memory, as ?mput stores them.
 
 From the staging room bytes are read, by a system call and never through a mapping, into the arena, and only there hashed and
 judged: what the writer does to the staging room meanwhile changes what is stored or fails its digest, and never anything here.
@@ -20,7 +20,7 @@ from kvobj.api.kv.mput import DIGEST_BYTES, put_request
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.object_headers import parse_durability
 from kvobj.api.same_host.rights import Rights
-from kvobj.catalog.rows import Durability, ObjectRow
+from kvobj.catalog.rows import CommitOutcome, Durability, ObjectRow
 from kvobj.errors import (
     AccessDeniedError,
     BusyError,
@@ -28,15 +28,17 @@ from kvobj.errors import (
     ImmutableChunkError,
     IncompleteBodyError,
     InvalidRequestError,
+    KvobjError,
     NoSuchNamespaceError,
 )
 from kvobj.same_host.descriptors import staging_memory
-from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, ReservedRoom, StoredItem
+from kvobj.same_host.messages import Commit, Committed, NewItem, Prepare, Prepared, Reserve, ReservedRoom, StoredItem
 from kvobj.store.batch import BatchItem, ChunkBatch, take_turns
 from kvobj.store.chunk_values import OpenNamespace
-from kvobj.store.extents import FilledElsewhere, room_of
-from kvobj.store.ingest import PutTransfer
+from kvobj.store.extents import FilledElsewhere, place_in, room_of
+from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
+from kvobj.store.prepared import PreparedRooms, Told
 from kvobj.store.requests import PutRequest
 from kvobj.task_endings import to_their_end
 
@@ -70,8 +72,13 @@ class _Batch:
 class ExtentWrites:
     """What one connection writes. `aclose` gives back all that is not committed."""
 
-    def __init__(self, chunks: ChunkStore, executor: Executor | None, budget: StagingBudget) -> None:
+    def __init__(
+        self, chunks: ChunkStore, executor: Executor | None, budget: StagingBudget, prepared: PreparedRooms
+    ) -> None:
         self._chunks = chunks
+        self._prepared = prepared
+        self._rooms: dict[int, ReceivedBlob] = {}
+        self._next_room = 1
         self._executor = executor
         self._budget = budget
         self._staging = -1
@@ -134,6 +141,23 @@ class ExtentWrites:
                 transfer.hash_after()
                 transfer.expect()
 
+    def prepare(self, request: Prepare, rights: Rights) -> Prepared:
+        """Rooms for chunks that are not named yet, in place of those that are left; none for writers that are not trusted."""
+        self.end_prepared()
+        first = self._next_room
+        if not (rights.may_write and rights.is_trusted):
+            return Prepared(first, [])
+        rooms = self._prepared.prepare(rights.bucket, _durability(request), request.size_bytes, request.count)
+        self._rooms = dict(enumerate(rooms, start=first))
+        self._next_room += len(rooms)
+        places = [place_in(room.pin.extent, request.size_bytes) for room in rooms]
+        return Prepared(first, [ReservedRoom(place.region, place.offset, place.size_bytes) for place in places])
+
+    def end_prepared(self) -> None:
+        """Give back what is left of the rooms that were prepared."""
+        rooms, self._rooms = self._rooms, {}
+        self._prepared.give_back(list(rooms.values()))
+
     async def abandon(self, number: int) -> None:
         """Give a reservation back. A number that is none is ignored."""
         held = self._batches.pop(number, None)
@@ -147,6 +171,9 @@ class ExtentWrites:
         _check_may_write(rights)
         if request.batch:
             await self._commit_reserved(request.batch, tell)
+            return
+        if request.rooms:
+            await self._commit_prepared(request, rights, tell)
             return
         namespace = await self._namespace(request.namespace, rights)
         async with AsyncExitStack() as stack:
@@ -172,18 +199,75 @@ class ExtentWrites:
             )
             await _commit(held.batch, held.namespace, tell)
 
+    async def _commit_prepared(self, request: Commit, rights: Rights, tell: Callable[[Committed], None]) -> None:
+        rooms = self._take_rooms(request)
+        is_used = is_told = False
+        try:
+            namespace = await self._namespace(request.namespace, rights)
+            requests = _put_requests(request, namespace, rights)
+            if len({put.key for put in requests}) < len(requests):
+                raise InvalidRequestError("a batch has each of its chunks once")
+            if not self._prepared.may_hold(rights.bucket, _durability(request)):
+                # Another class than they were prepared for, or the bucket is another by now.
+                raise InvalidRequestError("no rooms for chunks of such a class", bucket=rights.bucket.name)
+
+            def tell_now(outcomes: Told) -> None:
+                nonlocal is_told
+                rows = [each.row for each in outcomes if isinstance(each, CommitOutcome) and not each.existed]
+                if len(rows) == len(outcomes):  # nothing has to be looked at first
+                    is_told = True
+                    tell(Committed([_stored(row) for row in rows]))
+
+            is_used = True
+            outcomes = await self._prepared.commit(
+                requests,
+                rooms,
+                quota=ChunkPlace(namespace.row).quota,
+                parent_tokens=namespace.row.chunk_tokens,
+                tell=tell_now,
+            )
+        finally:
+            if not is_used:
+                self._prepared.give_back(rooms)
+        if not is_told:
+            tell(Committed([_told(await self._item(each, rights)) for each in outcomes]))
+
+    def _take_rooms(self, request: Commit) -> list[ReceivedBlob]:
+        """The rooms of a commit, which are the caller's to give back. `InvalidRequestError`, and none is taken."""
+        rooms, items = self._rooms, request.items
+        if len(request.rooms) != len(items) or len(set(request.rooms)) < len(items):
+            raise InvalidRequestError("each chunk lies in a room of its own")
+        for number, item in zip(request.rooms, items, strict=True):
+            room = rooms.get(number)
+            if room is None or room.plain_bytes != item.size_bytes or item.digest is not None:
+                raise InvalidRequestError("no room that was prepared for such a chunk", given=number)
+        return [rooms.pop(number) for number in request.rooms]
+
+    async def _item(self, outcome: CommitOutcome | KvobjError, rights: Rights) -> BatchItem:
+        if isinstance(outcome, KvobjError):
+            return BatchItem(None, error=outcome)
+        if outcome.existed:
+            try:
+                await self._check_shown(outcome.row, rights)
+            except ImmutableChunkError as error:
+                return BatchItem(None, error=error)
+        return BatchItem(outcome.row, existed=outcome.existed)
+
+    async def _check_shown(self, row: ObjectRow, rights: Rights) -> None:
+        if rights.is_owner:
+            return
+        try:
+            await self._chunks.namespace(rights.bucket, row.namespace or DEFAULT_NAMESPACE, caller=rights.caller)
+        except NoSuchNamespaceError:
+            raise ImmutableChunkError(
+                "a live chunk of another namespace has the key", bucket=row.bucket, key=row.key
+            ) from None
+
     async def _begin(self, stack: AsyncExitStack, items: Sequence[NewItem], rights: Rights) -> ChunkBatch:
         size_bytes = sum(item.size_bytes for item in items)
 
         async def check_shown(row: ObjectRow) -> None:
-            if rights.is_owner:
-                return
-            try:
-                await self._chunks.namespace(rights.bucket, row.namespace or DEFAULT_NAMESPACE, caller=rights.caller)
-            except NoSuchNamespaceError:
-                raise ImmutableChunkError(
-                    "a live chunk of another namespace has the key", bucket=row.bucket, key=row.key
-                ) from None
+            await self._check_shown(row, rights)
 
         return await stack.enter_async_context(self._chunks.batch(size_bytes, check_shown=check_shown))
 
@@ -196,11 +280,12 @@ class ExtentWrites:
     @property
     def has_reserved(self) -> bool:
         """Whether the writer may be writing into the arena at this moment."""
-        return bool(self._batches)
+        return bool(self._batches or self._rooms)
 
     async def aclose(self) -> None:
         """The connection is gone. Idempotent."""
         self._end_staging()
+        self.end_prepared()
         for number in list(self._batches):
             await self.abandon(number)
 
@@ -244,9 +329,13 @@ def _check_may_write(rights: Rights) -> None:
 
 
 def _put_requests(request: Reserve | Commit, namespace: OpenNamespace, rights: Rights) -> list[PutRequest]:
-    durability = request.durability
-    asked = parse_durability({} if durability is None else {"x-kvobj-durability": durability})
+    asked = _durability(request)
     return [_put_request(item, namespace, asked, rights) for item in request.items]
+
+
+def _durability(request: Reserve | Commit | Prepare) -> Durability | None:
+    durability = request.durability
+    return None if durability is None else parse_durability({"x-kvobj-durability": durability})
 
 
 def _put_request(item: NewItem, namespace: OpenNamespace, asked: Durability | None, rights: Rights) -> PutRequest:
@@ -287,4 +376,8 @@ def _told(item: BatchItem) -> StoredItem:
         return StoredItem(status, code=str(error["code"]), message=str(error["message"]), detail=detail)
     row = item.row
     assert row is not None
-    return StoredItem(200, item.existed, row.durability.value, row.etag, row.digest)
+    return _stored(row, existed=item.existed)
+
+
+def _stored(row: ObjectRow, *, existed: bool = False) -> StoredItem:
+    return StoredItem(200, existed, row.durability.value, row.etag, row.digest)
