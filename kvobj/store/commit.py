@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from kvobj.arena import Arena, Pin, PinnedFrame
@@ -179,6 +180,12 @@ class CommitStep:
         request = transfer.request
         if request.part is not None:
             return await self._commit_part(transfer, checksums)
+        if self._is_of_one_step(transfer):
+            await self._hash_held(transfer, want_digest=want_digest)
+            done = self._commit_held(transfer, checksums)
+            if done is not None:
+                await self.conclude(transfer, done)
+                return PutResult(row=done.row, existed=False, durability=Durability.MEMORY)
         row = await self.place(transfer, checksums, want_digest=want_digest)
         if self._shared is not None and transfer.mode is CommitMode.REPLACE:
             row = await self._shared.replacing(row, transfer.sharing)
@@ -208,6 +215,57 @@ class CommitStep:
             await transfer.let_go()  # the wait for the remote holds nothing of the arena
             (stands,) = await self._shared.reached([stands], transfer.sharing)
         return PutResult(row=stands, existed=outcome.existed, durability=stands.durability)
+
+    def _is_of_one_step(self, transfer: PutTransfer) -> bool:
+        """Whether frame and row of the body can become known in one volatile commit, if nothing is in its way."""
+        return (
+            transfer.durability is Durability.MEMORY
+            and transfer.held is not None
+            and transfer.sharing is Sharing.NONE
+            and (self._shared is None or transfer.mode is not CommitMode.REPLACE)
+            and transfer.request.ends is None
+            and transfer.request.bucket.codec == CODEC_RAW
+        )
+
+    def _commit_held(self, transfer: PutTransfer, checksums: tuple[Checksum, ...]) -> CommitOutcome | None:
+        """`place` and commit of what `_hash_held` has seen to, in one step: a second volatile commit costs as much as the look for
+        the row. None, and nothing was done: the two then do it one by one, or say why not."""
+        blob, refs = transfer.held, transfer.refs
+        assert blob is not None
+        refs.append(blob.ref())
+        row = self._row_of(transfer, checksums)
+        pin = blob.pin.share()
+        outcome: CommitOutcome | None = None
+        try:
+            outcome = self._placement.cache.put_within(
+                blob.blob_id,
+                pin,
+                blob.frame_bytes,
+                partial(self._commit_row_at_once, transfer.request, row, transfer.mode),
+                sealed=blob.sealed,
+            )
+        finally:
+            if outcome is None:
+                pin.release()
+                refs.pop()
+        if outcome is not None:
+            transfer.hand_over()
+        return outcome
+
+    def _commit_row_at_once(
+        self, request: PutRequest, row: ObjectRow, mode: CommitMode, beside: Callable[[WriteView], None]
+    ) -> CommitOutcome | None:
+        place = request.place
+        return self._catalog.commit_at_once(
+            row,
+            mode=mode,
+            condition=request.condition,
+            quota=None if place is None else place.quota,
+            parent_tokens=0 if place is None else place.parent_tokens,
+            made_ms=request.bucket.created_ms,
+            now_ms=row.modified_ms,
+            beside=beside,
+        )
 
     async def place(self, transfer: PutTransfer, checksums: tuple[Checksum, ...], *, want_digest: bool) -> ObjectRow:
         """See `Committer.place`."""
@@ -265,21 +323,8 @@ class CommitStep:
             pin.view[:frame_bytes] = one_block_frame(body, digest)
             ref = BlobRef(bytes(blob_id), len(body), frame_bytes, digest, CODEC_RAW)
             row = self._row(request, (ref,), etag=etag, digest=digest, checksums=checksums)
-
-            def commit(beside: Callable[[WriteView], None]) -> CommitOutcome | None:
-                place = request.place
-                return self._catalog.commit_at_once(
-                    row,
-                    mode=mode,
-                    condition=request.condition,
-                    quota=None if place is None else place.quota,
-                    parent_tokens=0 if place is None else place.parent_tokens,
-                    made_ms=request.bucket.created_ms,
-                    now_ms=row.modified_ms,
-                    beside=beside,
-                )
-
-            outcome = self._placement.cache.put_within(blob_id, pin, frame_bytes, commit)
+            commit = partial(self._commit_row_at_once, request, row, mode)
+            outcome = self._placement.cache.put_within(blob_id, pin, frame_bytes, commit, sealed=True)
         finally:
             if outcome is None:
                 pin.release()
@@ -384,11 +429,11 @@ class CommitStep:
         existed = stands.blobs != part.blobs
         return PutResult(row=stands, existed=existed, durability=transfer.durability)
 
-    async def _place_held(self, transfer: PutTransfer, *, want_digest: bool) -> None:
+    async def _hash_held(self, transfer: PutTransfer, *, want_digest: bool) -> None:
+        """Hash and seal the body, unless its digest may follow the acknowledgement."""
         blob = transfer.held
         assert blob is not None
         assert blob.hash is not None
-        in_memory = transfer.durability is Durability.MEMORY
         # What is hashed where it is costs less than the job, the task and the second mark of a digest that follows.
         may_defer = (
             not want_digest
@@ -400,8 +445,14 @@ class CommitStep:
             transfer.hash_now()
             await blob.hash.wait()
             blob.seal()
-            if transfer.request.bucket.codec != "raw":
-                blob = await self._encode_held(transfer, blob)
+
+    async def _place_held(self, transfer: PutTransfer, *, want_digest: bool) -> None:
+        await self._hash_held(transfer, want_digest=want_digest)
+        blob = transfer.held
+        assert blob is not None
+        if transfer.request.bucket.codec != "raw":  # never before its digest is there
+            blob = await self._encode_held(transfer, blob)
+        in_memory = transfer.durability is Durability.MEMORY
         transfer.written.append(blob.blob_id)
         if in_memory and not (transfer.request.part is not None and not transfer.dirty_reserved_bytes):
             await self._placement.hold_dirty(blob.blob_id, blob.frame, transfer.names, sealed=blob.sealed)

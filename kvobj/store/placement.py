@@ -50,9 +50,15 @@ class DirtyTier(Tier, Protocol):
         ...
 
     def put_within(
-        self, blob_id: BlobId, pin: Pin, frame_bytes: int, commit: Callable[[Callable[[WriteView], None]], T | None]
+        self,
+        blob_id: BlobId,
+        pin: Pin,
+        frame_bytes: int,
+        commit: Callable[[Callable[[WriteView], None]], T | None],
+        *,
+        sealed: bool,
     ) -> T | None:
-        """`put` of a dirty, complete frame within a commit of somebody else's (`DramTier.put_within`)."""
+        """`put` or `put_unsealed` of a dirty, complete frame within a commit of somebody else's (`DramTier.put_within`)."""
         ...
 
     def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:

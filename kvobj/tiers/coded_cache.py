@@ -52,10 +52,16 @@ class CodedCache(Coded):
         await self._dram.put_unsealed(blob_id, frame, names, dirty=dirty)
 
     def put_within(
-        self, blob_id: BlobId, pin: Pin, frame_bytes: int, commit: Callable[[Callable[[WriteView], None]], T | None]
+        self,
+        blob_id: BlobId,
+        pin: Pin,
+        frame_bytes: int,
+        commit: Callable[[Callable[[WriteView], None]], T | None],
+        *,
+        sealed: bool,
     ) -> T | None:
         """See `DramTier.put_within`."""
-        return self._dram.put_within(blob_id, pin, frame_bytes, commit)
+        return self._dram.put_within(blob_id, pin, frame_bytes, commit, sealed=sealed)
 
     def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:
         """See `DramTier.put_unsealed_many`."""

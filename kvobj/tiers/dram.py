@@ -191,16 +191,22 @@ class DramTier:
         self._hold(blob_id, frame, dirty=dirty, sealed=False)
 
     def put_within(
-        self, blob_id: BlobId, pin: Pin, frame_bytes: int, commit: Callable[[Callable[[WriteView], None]], T | None]
+        self,
+        blob_id: BlobId,
+        pin: Pin,
+        frame_bytes: int,
+        commit: Callable[[Callable[[WriteView], None]], T | None],
+        *,
+        sealed: bool,
     ) -> T | None:
-        """`put` of a dirty, complete frame, which begins where the pin's extent does, within a volatile commit of somebody else's.
-        `commit` does the change that it is given, and whatever more, in one step, and answers what is returned here; None, or what
-        it raises: it did nothing, and nothing is held. Else the pin is the tier's from here on."""
-        row = _encode(pin.extent, frame_bytes, dirty=True, sealed=True)
+        """`put`, or `put_unsealed`, of a dirty, complete frame that begins where the pin's extent does, within a volatile commit of
+        somebody else's. `commit` does the change that it is given, and whatever more, in one step, and answers what is returned
+        here; None, or what it raises: it did nothing, and nothing is held. Else the pin is the tier's from here on."""
+        row = _encode(pin.extent, frame_bytes, dirty=True, sealed=sealed)
         self._make_way(None)  # before the commit: it may fail, and nothing may after that
         answer = commit(lambda view: view.put(DRAM_BLOBS, blob_id, row))
         if answer is not None:
-            self._enter(blob_id, Entry(pin, frame_bytes, True, True, True))  # noqa: FBT003 - by position: half the time
+            self._enter(blob_id, Entry(pin, frame_bytes, True, sealed, True))  # noqa: FBT003 - by position: half the time
         return answer
 
     def put_unsealed_many(self, blobs: Sequence[tuple[BlobId, PinnedFrame]]) -> None:

@@ -143,7 +143,7 @@ class TestPutWithin:
             memory.database.write_volatile(change)
             return "done"
 
-        done = memory.tier.put_within(blob(7), pin, 5000, commit)
+        done = memory.tier.put_within(blob(7), pin, 5000, commit, sealed=True)
         assert (done, memory.tier.dirty_bytes, memory.tier.dirty()) == ("done", 8192, [blob(7)])
         assert await memory.held() == [7]
         await memory.stop()
@@ -153,13 +153,13 @@ class TestPutWithin:
     async def test_what_is_not_committed_is_not_held(self, start: Start) -> None:
         memory = await start()
         pin = await memory.arena.reserve(5000, timeout_seconds=0.05)
-        assert memory.tier.put_within(blob(7), pin, 5000, lambda _: None) is None
+        assert memory.tier.put_within(blob(7), pin, 5000, lambda _: None, sealed=True) is None
 
         def fails(_change: object) -> None:
             raise BusyError("not now")
 
         with pytest.raises(BusyError):
-            memory.tier.put_within(blob(7), pin, 5000, fails)
+            memory.tier.put_within(blob(7), pin, 5000, fails, sealed=True)
         pin.release()
         assert await memory.held() == []
         assert memory.arena.usage().reserved_bytes == 0
