@@ -40,6 +40,7 @@ from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.sealing import Sealing
 from kvobj.store.write_behind import WriteBehind
+from kvobj.task_endings import to_their_end
 from kvobj.tiers.coded_frames import Coding
 from kvobj.tiers.protocol import BlobNames
 
@@ -189,8 +190,22 @@ class CommitStep:
         row = await self.place(transfer, checksums, want_digest=want_digest)
         if self._shared is not None and transfer.mode is CommitMode.REPLACE:
             row = await self._shared.replacing(row, transfer.sharing)
-        # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`).
+        # From here on the catalog owns the blobs, whatever it answers (`Catalog.commit`). Seen through also where the writer goes
+        # meanwhile: the catalog commits what it was asked for, and what it commits has to be concluded.
         transfer.hand_over()
+        committing = asyncio.create_task(self._see_through(transfer, row))
+        await to_their_end([committing])
+        outcome = committing.result()
+        stands = outcome.row
+        if self._shared is not None and transfer.sharing is not Sharing.NONE:
+            if not outcome.existed:
+                self._shared.committed(stands)
+            await transfer.let_go()  # the wait for the remote holds nothing of the arena
+            (stands,) = await self._shared.reached([stands], transfer.sharing)
+        return PutResult(row=stands, existed=outcome.existed, durability=stands.durability)
+
+    async def _see_through(self, transfer: PutTransfer, row: ObjectRow) -> CommitOutcome:
+        request = transfer.request
         outcome: CommitOutcome | None = None
         try:
             outcome = await self._catalog.commit(
@@ -208,13 +223,7 @@ class CommitStep:
             if self._shared is not None:
                 self._shared.concluded(row)
             await self.conclude(transfer, outcome)
-        stands = outcome.row
-        if self._shared is not None and transfer.sharing is not Sharing.NONE:
-            if not outcome.existed:
-                self._shared.committed(stands)
-            await transfer.let_go()  # the wait for the remote holds nothing of the arena
-            (stands,) = await self._shared.reached([stands], transfer.sharing)
-        return PutResult(row=stands, existed=outcome.existed, durability=stands.durability)
+        return outcome
 
     def _is_of_one_step(self, transfer: PutTransfer) -> bool:
         """Whether frame and row of the body can become known in one volatile commit, if nothing is in its way."""

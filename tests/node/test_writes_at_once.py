@@ -9,11 +9,13 @@ import random
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from blake3 import blake3
 from kv_driver import CHUNK_BYTES, KvDriver, Namespace, kv_node
 from s3_driver import Answer, FakeBody, unsigned_chunks
 from server_process import BucketSetting, ServerProcess, ServerSettings
@@ -375,3 +377,32 @@ def test_objects_that_were_stored_at_once_outlive_a_server_that_is_killed(tmp_pa
             for target, data in bodies.items():
                 answer = raw.request("GET", target, payload=None)
                 assert (answer.status, answer.body) == (200, data)
+
+
+async def test_a_writer_that_goes_at_any_point_leaves_a_whole_chunk_or_none(kv: KvDriver) -> None:
+    node, stored = kv.node, 0
+    for steps in range(3, 43):
+        key, data = f"k{steps}", bytes([steps]) * 100_000
+        assert (await put(kv, f"/cache/other{steps}", b"goes")).status == 200
+        await node.sealing.drain()
+        assert await flush(node, timeout_seconds=60)
+        # A durable change of its key is under way: the commit goes to the durable writer, too, and is waited for.
+        going = asyncio.create_task(node.store.delete("cache", [f"other{steps}", key]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        writing = asyncio.create_task(put(kv, f"/cache/{key}", data, at_once=False, payload="UNSIGNED-PAYLOAD"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
+        await going
+        await node.sealing.drain()
+        assert await flush(node, timeout_seconds=60)
+        row = await row_of(kv, "cache", key)
+        if row is not None:
+            stored += 1
+            assert (row.durability, row.digest) == (Durability.LOCAL, blake3(data).digest())
+            assert (await kv.driver.get(f"/cache/{key}")).body == data
+    assert stored
+    assert node.dram.dirty_bytes == 0
