@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ class RequestHead(msgspec.Struct, frozen=True):
     waited_ms: int = 0
     """How long ago it arrived, where it was laid aside."""
     raw: bytes = b""
-    """The head as it arrived, where it was a plain one (`plain_head`)."""
+    """The head as it arrived, where it was a plain one (`plain_head`); of a POST only where its body has a length."""
 
     def header(self, name: str) -> str | None:
         """The value of the first header of this (lower-case) name, or None."""
@@ -75,7 +75,6 @@ class RequestBody(ByteSource, Protocol):
         ...
 
 
-@runtime_checkable
 class SiftedBody(Protocol):
     """A `RequestBody` whose content may be looked at, and shortened, as it arrives."""
 

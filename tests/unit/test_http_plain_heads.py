@@ -106,6 +106,15 @@ def verdict(reader: HeadReader, head: bytes) -> tuple[ParsedHead | None, bytes] 
     line="PUT /b/k HTTP/1.1",
     fields=[("Host", ": ", "h"), ("Content-Length", ": ", "7"), ("Expect", ": ", "100-continue")],
 )
+@example(line="PUT /b/k HTTP/1.1", fields=[("Host", ": ", "h"), ("Transfer-Encoding", ": ", "chunked")])
+@example(
+    line="PUT /b/k HTTP/1.1",
+    fields=[("Host", ": ", "h"), ("Transfer-Encoding", ": ", "chunked"), ("Expect", ": ", "100-Continue")],
+)
+@example(
+    line="PUT /b/k HTTP/1.1",
+    fields=[("Host", ": ", "h"), ("Transfer-Encoding", ": ", "chunked"), ("Content-Length", ": ", "7")],
+)
 @example(line="GET /b/k HTTP/1.1", fields=[("Host", ": ", "h"), ("host", ": ", "g")])
 @example(line="GET /b/k HTTP/1.1", fields=[("Host", ": ", "h"), ("Connection", ": ", "close")])
 @example(line="GET /b/k HTTP/1.1", fields=[("x-a", ": ", "h")])
@@ -128,6 +137,7 @@ def test_the_short_way_reads_a_head_as_the_parser_does(
     [
         b"GET /bucket/key?list-type=2 HTTP/1.1\r\nHost: h\r\nUser-Agent: Boto3/1.40 md/Botocore#1.40\r\nX-Amz-Date: d\r\n\r\n",
         b"PUT /bucket/a%20key HTTP/1.1\r\nhost: h:9000\r\ncontent-length: 4096\r\nConnection: Keep-Alive\r\n\r\n",
+        b"PUT /bucket/key HTTP/1.1\r\nHost: h\r\nContent-Encoding: aws-chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
     ],
 )
 def test_what_sdks_send_is_read_the_short_way(head: bytes) -> None:
@@ -140,6 +150,12 @@ def test_what_sdks_send_is_read_the_short_way(head: bytes) -> None:
     "head",
     [
         b"GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 7\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: Chunked\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding:chunked\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: h\r\nHost: g\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: h\nX: y\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: h\r\n folded\r\n\r\n",
@@ -150,6 +166,18 @@ def test_what_sdks_send_is_read_the_short_way(head: bytes) -> None:
 )
 def test_what_two_parsers_might_read_differently_is_left_to_the_strict_one(head: bytes) -> None:
     assert read_plain(head, {}) is None
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+def test_the_bytes_of_a_posts_head_are_not_kept_where_a_body_of_unknown_length_follows(
+    loop: asyncio.AbstractEventLoop, method: str
+) -> None:
+    # A call that is repeated is answered from them alone, and the chunks behind it would be read as the next one.
+    reader = HeadReader(loop, HttpSettings(), names={})
+    sent = method.encode() + b" / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head, rest = reader.feed(sent + b"0\r\n\r\n")
+    assert head is not None
+    assert (head.length, head.raw, rest) == (None, sent if method == "PUT" else b"", b"0\r\n\r\n")
 
 
 def test_more_fields_than_allowed_are_refused_in_plain_heads_too(loop: asyncio.AbstractEventLoop) -> None:

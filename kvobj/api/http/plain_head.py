@@ -2,8 +2,8 @@
 
 What has any other shape goes to the parser that knows them all (`request_head`): other methods and versions, characters outside of
 a URL's or of printable ASCII, a name that comes twice, an empty value, other white space than one space before a value, a
-connection that is not to be kept, and a body that is framed in another way than by its length. Pure. Source: RFC 9112 §2.2, §3,
-§5; of each rule a part.
+connection that is not to be kept, and a body that is framed in another way than by its length or, behind PUT and POST, in plain
+chunks. Pure. Source: RFC 9112 §2.2, §3, §5; of each rule a part.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _HEAD: Final = re.compile(
 _OTHERS: Final = frozenset(
     {"transfer-encoding", "upgrade", "trailer", "te", "keep-alive", "proxy-connection", "sec-websocket-key1"}
 )
+_CHUNKED_METHODS: Final = ("PUT", "POST")
 _KNOWN_NAMES_MAX: Final = 512
 _NAME_CHARACTERS_MAX: Final = 64
 
@@ -36,11 +37,23 @@ def read_plain(head: bytes, names: dict[str, str]) -> tuple[str, str, dict[str, 
         fields = {names[name]: value for name, value in pairs}
     except KeyError:
         fields = {names.get(name) or lower_name(name, names): value for name, value in pairs}
-    if len(fields) != len(pairs) or " \r\n" in lines or not _OTHERS.isdisjoint(fields):
+    if len(fields) != len(pairs) or " \r\n" in lines:
+        return None
+    if not _OTHERS.isdisjoint(fields) and not _is_plainly_chunked(method, fields):
         return None
     if "connection" in fields and fields["connection"].lower() != "keep-alive":
         return None
     return method, target, fields
+
+
+def _is_plainly_chunked(method: str, fields: dict[str, str]) -> bool:
+    """Whether that is all that the head has of the others."""
+    return (
+        fields.get("transfer-encoding") == "chunked"
+        and method in _CHUNKED_METHODS
+        and "content-length" not in fields
+        and len(_OTHERS.intersection(fields)) == 1
+    )
 
 
 def lower_name(raw_name: str, names: dict[str, str]) -> str:

@@ -156,7 +156,7 @@ class HeadReader:
         if read is None or len(read[2]) > self._fields_max or "host" not in read[2]:
             return None
         method, target, fields = read
-        length = 0
+        length: int | None = None if "transfer-encoding" in fields else 0
         _check_field("host", fields["host"])
         if "content-length" in fields:
             value = fields["content-length"]
@@ -172,7 +172,7 @@ class HeadReader:
             keep_alive=True,
             expects_continue=expects_continue,
             is_http_10=False,
-            raw=head,
+            raw=head if length is not None or method == "PUT" else b"",
         )
 
     def _check_beginning(self, segment: bytes) -> None:
