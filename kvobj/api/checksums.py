@@ -95,7 +95,7 @@ def parse_announced(
 
 def check_value(algorithm: str, value: str) -> None:
     """Raise `S3Error` InvalidRequest unless `value` is base64 of as many bytes as the algorithm has."""
-    if _decoded(value) is None or len(_decoded(value) or b"") != CHECKSUM_BYTES[algorithm]:
+    if len(_decoded(value) or b"") != CHECKSUM_BYTES[algorithm]:
         raise S3Error("InvalidRequest", f"Value for {_HEADER_FRONT}{algorithm.lower()} header is invalid.")
 
 
@@ -125,7 +125,7 @@ def check_digests(announced: Announced, value: str | None, digester: Digester) -
     if announced.algorithm is None:
         return ()
     computed = digester.base64(announced.algorithm.lower())
-    if value is not None and _decoded(value) != digester.digest(announced.algorithm.lower()):
+    if value not in (None, computed) and _decoded(value or "") != digester.digest(announced.algorithm.lower()):
         raise S3Error("BadDigest", f"The {announced.algorithm} you specified did not match the calculated checksum.")
     return (Checksum(announced.algorithm, computed, FULL_OBJECT),)
 

@@ -1,19 +1,22 @@
 """GET and PUT of small objects in memory, as clients send them by the thousand: answered from their bytes, without the steps that
-they do not need.
+they do not need. What the head of a longer PUT says is known in the same way, and its body is received as any other (`write_of`).
 
 What one client sends differs from one request to the next in its target, and where it is signed in the header, in time and
 signature. What the rest of its head says was found out when the first one like it went the way of all requests
 (`S3Service.handle`); it is remembered by its bytes, and the same bytes say the same again. What may be otherwise next time is
-looked at each time: target, signature and time, user, bucket, rights, row. Whatever is not as it should be goes the way of all
-requests, which answers or refuses it.
+looked at each time: target, checksum, signature and time, user, bucket, rights, row. Whatever is not as it should be goes the way
+of all requests, which answers or refuses it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
+import msgspec
+
+from kvobj.api.checksums import HEADERS, Announced, check_value
 from kvobj.api.credential import CredentialParser, Signer
 from kvobj.api.exchange import Exchange
 from kvobj.api.hot_reads import PLAIN_FIELDS, HotReads, is_owners_alone, wants_checksums
@@ -22,14 +25,14 @@ from kvobj.api.object_headers import write_headers
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import GetObject, PutObject
 from kvobj.api.request import Target, TargetParser
-from kvobj.api.sigv4 import UNSIGNED, PayloadMode, SignatureVerifier, canonical_request
+from kvobj.api.sigv4 import UNSIGNED, Authentication, PayloadMode, SignatureVerifier, canonical_request
 from kvobj.api.users import UserDirectory
 from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, ObjectRow, UserRow, WriteCondition
 from kvobj.codec.checksums import Digester
 from kvobj.errors import KvobjError
 from kvobj.store.at_once import at_once
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace, place_of
-from kvobj.store.requests import PutRequest
+from kvobj.store.requests import AT_ONCE_BYTES_MAX, PutRequest
 
 _LINE: Final = re.compile(rb"(GET|PUT) (/[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]{1,1024}+) HTTP/1\.1\r\n").match
 _LOOKS_LIKE: Final = re.compile(rb"(?:GET|PUT) /[^?/ ]{1,64}/").match
@@ -51,6 +54,16 @@ _LONG_MAX: Final = 2048
 _LONG_CHARACTERS_MAX: Final = 1024
 # What is stored with an object beside its bytes, by fields that say the same for each of them.
 _STORED_FIELDS: Final = PLAIN_FIELDS - {"x-amz-checksum-mode"} | {"if-none-match", "x-kvobj-durability"}
+# What else may be said of a body that comes behind its head.
+_BODY_FIELDS: Final = HEADERS.keys() | {
+    "content-encoding",
+    "expect",
+    "transfer-encoding",
+    "x-amz-decoded-content-length",
+    "x-amz-sdk-checksum-algorithm",
+    "x-amz-trailer",
+}
+_BODY_MODES: Final = frozenset({PayloadMode.UNSIGNED, PayloadMode.CHUNKS_UNSIGNED_TRAILER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,37 @@ class _Put:
     durability: Durability | None
     headers: dict[str, str]
     condition: WriteCondition | None
+    announced: Announced
+    algorithms: frozenset[str]
+    payload_mode: PayloadMode
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is for `write_of`: it is not stored at once, or there is more to be done with its body than that."""
+        return (
+            self.size_bytes > AT_ONCE_BYTES_MAX
+            or self.payload_mode is not PayloadMode.UNSIGNED
+            or bool(self.algorithms)
+        )
+
+
+class KnownWrite(NamedTuple):
+    """A PUT of a known kind, all but its body. `fields` say what its own do but for time, signature and checksum. Who sent it
+    may do all with the bucket, which has no say in what is done."""
+
+    target: Target
+    fields: dict[str, str]
+    authentication: Authentication
+    request: PutRequest
+    announced: Announced
+
+
+class _Cut(NamedTuple):
+    """Where a value is that differs: in the fields, and in what is signed of them, from behind the query."""
+
+    at: int
+    text_at: int
+    characters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +116,8 @@ class _Signed:
     text: tuple[str, str]
     stamp_at: int = -1
     signature_at: int = -1
+    checksum: _Cut | None = None
+    """Where the body's checksum is, in the header's form."""
 
     @property
     def is_in_header(self) -> bool:
@@ -89,6 +135,7 @@ class _Kind:
     pieces: tuple[tuple[int, bytes], ...]
     fields: dict[str, str]
     body_bytes: int
+    """Of what comes with it; -1: it is not answered from its bytes."""
     with_checksums: bool
     signed: _Signed
     put: _Put | None
@@ -165,19 +212,30 @@ class HotRequests:
                 self._long.clear()
             self._long.add(head.target)
 
-    def learn_write(self, exchange: Exchange, request: PutRequest) -> None:
-        """Remember what a PUT says that was stored at once."""
-        fields, settings = exchange.fields, exchange.settings
+    def learn_write(self, exchange: Exchange, request: PutRequest, announced: Announced) -> None:
+        """Remember what a PUT says that was stored, at once or as its body came."""
+        fields, settings, authentication = exchange.fields, exchange.settings, exchange.authentication
+        put = _Put(
+            request.size_bytes,
+            request.durability,
+            dict(request.headers),
+            request.condition,
+            announced,
+            request.algorithms,
+            authentication.payload_mode,
+        )
         if (
-            fields.keys() <= _STORED_FIELDS
-            and exchange.authentication.payload_mode is PayloadMode.UNSIGNED
-            and not exchange.authentication.is_anonymous
+            fields.keys() <= (_STORED_FIELDS | _BODY_FIELDS if put.is_long else _STORED_FIELDS)
+            and authentication.payload_mode in _BODY_MODES
+            # What `_asked` refuses each time is not worth its place.
+            and (request.durability or request.bucket.durability) is Durability.MEMORY
+            and is_owners_alone(request.bucket, authentication.user)
             and not settings.unsigned_payload_needs_tls
-            and not request.algorithms
+            and announced.md5 is None
+            and (announced.value is None or not authentication.is_presigned)
         ):
             target = self._targets.parse(exchange.head.target, fields.get("host", ""))
-            put = _Put(request.size_bytes, request.durability, dict(request.headers), request.condition)
-            self._learn(exchange.head, target, fields, put, is_presigned=exchange.authentication.is_presigned)
+            self._learn(exchange.head, target, fields, put, is_presigned=authentication.is_presigned)
 
     def _learn(
         self, head: RequestHead, target: Target, fields: dict[str, str], put: _Put | None, *, is_presigned: bool
@@ -227,6 +285,8 @@ class HotRequests:
         pieces: tuple[tuple[int, bytes], ...] = ((0, tail),)
         if not is_presigned:
             in_header = _in_header(signed, tail, stamp=fields.get("x-amz-date", ""), signature=credential.signature)
+            if in_header is not None and put is not None and put.announced.value is not None:
+                in_header = _with_checksum(in_header, tail, put.announced)
             if in_header is None or target.raw_query:
                 return None
             signed, pieces = in_header, _around(tail, in_header)
@@ -235,7 +295,7 @@ class HotRequests:
             operation=(GetObject if put is None else PutObject).__name__,
             pieces=pieces,
             fields=fields,
-            body_bytes=0 if put is None else put.size_bytes,
+            body_bytes=0 if put is None else -1 if put.is_long else put.size_bytes,
             with_checksums=wants_checksums(fields),
             signed=signed,
             put=put,
@@ -251,7 +311,7 @@ class HotRequests:
         at = found.end()
         end = request.find(_END, at) + len(_END)
         for kind in self._kinds.get((found[1], end - at), ()):
-            if kind.is_of(request, at) and len(request) == end + kind.body_bytes:
+            if len(request) == end + kind.body_bytes and kind.body_bytes >= 0 and kind.is_of(request, at):
                 return self._answer(kind, found[2].decode(), request, at, request_id)
         return None
 
@@ -266,9 +326,7 @@ class HotRequests:
             user = self._user(kind, target, request, at)
             if user is None:
                 return None
-            if not kind.came_again:
-                kind.came_again = True
-                self._unused = max(self._unused - 1, 0)
+            self._note(kind)
             if put is None:
                 answer = self._reads.short(target, user, with_checksums=kind.with_checksums)
             else:
@@ -290,6 +348,47 @@ class HotRequests:
         }
         return RepeatedAnswer(kind.method, raw_target, kind.body_bytes, Reply(200, log=log, ready=ready), body)
 
+    def write_of(self, head: RequestHead) -> KnownWrite | None:
+        """What a PUT says whose body is still to come, if its head is of a known kind. None: it is to go the way of all requests,
+        which tells what is wrong with it, if anything is."""
+        if head.method != "PUT":
+            return None
+        request = head.raw
+        at = request.find(b"\r\n") + 2
+        for kind in self._kinds.get((b"PUT", len(request) - at), ()):
+            if kind.body_bytes < 0 and kind.is_of(request, at):
+                try:
+                    return self._known(kind, head.target, request, at)
+                except (KvobjError, ValueError):
+                    return None
+        return None
+
+    def _known(self, kind: _Kind, raw_target: str, request: bytes, at: int) -> KnownWrite | None:
+        put = kind.put
+        assert put is not None
+        target = self._targets.parse(raw_target, kind.fields["host"])
+        if not target.key or target.parameters:
+            return None
+        announced, cut = put.announced, kind.signed.checksum
+        if cut is not None and announced.algorithm is not None:
+            value = request[at + cut.at : at + cut.at + cut.characters].decode("ascii")
+            check_value(announced.algorithm, value)
+            announced = msgspec.structs.replace(announced, value=value)
+        user = self._user(kind, target, request, at)
+        asked = None if user is None else self._asked(put, target, user)
+        if user is None or asked is None:
+            return None
+        self._note(kind)
+        is_presigned = not kind.signed.is_in_header
+        authentication = Authentication(user, put.payload_mode, None, None, is_presigned=is_presigned)
+        return KnownWrite(target, kind.fields, authentication, asked, announced)
+
+    def _note(self, kind: _Kind) -> None:
+        """One of the kind came again."""
+        if not kind.came_again:
+            kind.came_again = True
+            self._unused = max(self._unused - 1, 0)
+
     def _user(self, kind: _Kind, target: Target, request: bytes, at: int) -> UserRow | None:
         """Whose signature it is. Raises `S3Error` where it is nobody's."""
         if not kind.signed.is_in_header:
@@ -301,7 +400,11 @@ class HotRequests:
         stamp_at, signature_at = at + signed.stamp_at, at + signed.signature_at
         stamp = request[stamp_at : stamp_at + _STAMP_CHARACTERS].decode("ascii")
         signature = request[signature_at : signature_at + _DIGEST_DIGITS].decode("ascii")
-        canonical = f"{kind.method}\n{target.canonical_path}\n{signed.text[0]}{stamp}{signed.text[1]}"
+        front, cut = signed.text[0], signed.checksum
+        if cut is not None:
+            value = request[at + cut.at : at + cut.at + cut.characters].decode("ascii")
+            front = f"{front[: cut.text_at]}{value}{front[cut.text_at + cut.characters :]}"
+        canonical = f"{kind.method}\n{target.canonical_path}\n{front}{stamp}{signed.text[1]}"
         return (
             user if self._verifier.holds(signed.signer, user, stamp, canonical.encode("latin-1"), signature) else None
         )
@@ -347,6 +450,7 @@ class HotRequests:
             put.durability,
             put.headers,
             condition=put.condition,
+            algorithms=put.algorithms,
             place=place,
         )
 
@@ -421,11 +525,30 @@ def _in_header(signed: _Signed, tail: bytes, *, stamp: str, signature: str) -> _
     return _Signed(signed.signer, text, stamp_at=stamp_at, signature_at=signature_at)
 
 
+def _with_checksum(signed: _Signed, tail: bytes, announced: Announced) -> _Signed | None:
+    """The same where the body's checksum differs, too, which is signed as it was sent."""
+    name, value = f"x-amz-checksum-{announced.algorithm}".lower(), announced.value or ""
+    position = 0
+    for line in tail[: -len(_END)].split(b"\r\n"):
+        sent_name, _, sent = line.partition(b": ")
+        if sent_name.lower() == name.encode() and sent == value.encode():
+            text_at = signed.text[0].find(f"\n{name}:{value}\n")
+            if text_at < 0:
+                return None
+            cut = _Cut(position + len(line) - len(sent), text_at + len(name) + 2, len(value))
+            return replace(signed, checksum=cut)
+        position += len(line) + 2
+    return None
+
+
 def _around(tail: bytes, signed: _Signed) -> tuple[tuple[int, bytes], ...]:
-    """The fields but for time and signature."""
+    """The fields but for time, signature and checksum."""
     pieces: list[tuple[int, bytes]] = []
     begin = 0
-    for at, length in sorted([(signed.stamp_at, _STAMP_CHARACTERS), (signed.signature_at, _DIGEST_DIGITS)]):
+    cuts = [(signed.stamp_at, _STAMP_CHARACTERS), (signed.signature_at, _DIGEST_DIGITS)]
+    if signed.checksum is not None:
+        cuts.append((signed.checksum.at, signed.checksum.characters))
+    for at, length in sorted(cuts):
         pieces.append((begin, tail[begin:at]))
         begin = at + length
     pieces.append((begin, tail[begin:]))

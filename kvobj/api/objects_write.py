@@ -18,6 +18,7 @@ from kvobj.api.chunk_headers import PARTS_HEADER, parse_hint
 from kvobj.api.conditions import parse_delete_condition, parse_write_condition
 from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
+from kvobj.api.hot_requests import KnownWrite
 from kvobj.api.kv.matching import hint_level
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.message import Reply
@@ -29,7 +30,7 @@ from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionFailedError
 from kvobj.store.groups import check_same_part
 from kvobj.store.places import ChunkPlace, GroupPart, check_size
-from kvobj.store.requests import PartTarget, PutRequest
+from kvobj.store.requests import AT_ONCE_BYTES_MAX, PartTarget, PutRequest, PutResult
 
 MAX_PUT_BYTES: Final = 5 * 1024**3
 
@@ -41,11 +42,11 @@ class ObjectWrites:
         self,
         store: ObjectStore,
         chunks: ChunkStore | None = None,
-        on_at_once: Callable[[Exchange, PutRequest], None] = lambda _, __: None,
+        on_stored: Callable[[Exchange, PutRequest, Announced], None] = lambda _, __, ___: None,
     ) -> None:
-        """`chunks` is told the hints of writers, `on_at_once` what was stored at once."""
+        """`chunks` is told the hints of writers, `on_stored` what was stored at once, or is too long for that."""
         self._store = store
-        self._on_at_once = on_at_once
+        self._on_stored = on_stored
         self._chunks = chunks
 
     async def put(self, exchange: Exchange, operation: PutObject) -> Reply:
@@ -79,14 +80,27 @@ class ObjectWrites:
         )
         if place is not None and place.group is not None:
             return await self._put_chunk_part(exchange, access, request, announced, place.group)
+        return await self._stored(exchange, access, request, announced)
+
+    async def put_known(self, exchange: Exchange, known: KnownWrite) -> Reply:
+        """`put` of what was found out before: who asks may do all with the bucket."""
+        return await self._stored(exchange, None, known.request, known.announced)
+
+    async def _stored(
+        self, exchange: Exchange, access: ChunkAccess | None, request: PutRequest, announced: Announced
+    ) -> Reply:
+        """Receive the body and store it. `access`: None for who may do all."""
+        bucket, size_bytes = request.bucket, request.size_bytes
         source = exchange.source(size_bytes)
-        result = self._store.put_at_once(request, source, partial(check_digests, announced, announced.value))
-        if result is not None:
-            self._on_at_once(exchange, request)
-        else:
+        result: PutResult | None = None
+        if size_bytes <= AT_ONCE_BYTES_MAX:
+            result = self._store.put_at_once(request, source, partial(check_digests, announced, announced.value))
+        is_learned = access is not None and (result is not None or size_bytes > AT_ONCE_BYTES_MAX)
+        if result is None:
             async with await self._store.start_put(request) as transfer:
                 if transfer.existing is not None:
-                    await access.check_shown(transfer.existing)
+                    if access is not None:
+                        await access.check_shown(transfer.existing)
                     check_same_chunk(transfer.existing, request)
                     row = await self._store.settled(transfer.existing, wait=request.wants_digest)
                     return _existed(exchange, row, bucket)
@@ -95,9 +109,11 @@ class ObjectWrites:
                 value = check_trailers(announced, await source.finish())
                 checksums = check_digests(announced, value, await transfer.digests()) if request.algorithms else ()
                 result = await transfer.commit(checksums=checksums, want_digest=request.wants_digest)
+        if is_learned:
+            self._on_stored(exchange, request, announced)
         assert isinstance(result.row, ObjectRow)
         row = result.row
-        if result.existed:
+        if result.existed and access is not None:
             await access.check_shown(row)
         headers = [
             ("etag", f'"{row.etag}"'),

@@ -119,7 +119,8 @@ class S3Service:
             verifier=self._verifier,
             host_id=settings.host_id,
         )
-        self._handlers = _handlers(store, chunks, upload_ids, self.hot) | _kv_handlers(store, chunks)
+        self._writes = ObjectWrites(store, chunks, self.hot.learn_write)
+        self._handlers = _handlers(store, self._writes, upload_ids) | _kv_handlers(store, chunks)
         self.repeated: HotRenewals | None = None
         if renews is not None:
             self.repeated = HotRenewals(
@@ -147,22 +148,27 @@ class S3Service:
         fields: dict[str, str] = {}
         log: dict[str, object] = {}
         try:
-            fields = parse_fields(head)
-            target = self._targets.parse(head.target, fields.get("host", ""))
-            if target.bucket:
-                log["bucket"], log["key"] = target.bucket, target.key
-            authentication = await self._authenticate(head.method, target, fields)
-            log["user"] = authentication.user.id
-            if body.length == 0:
-                hot = self._hot_reads.reply(head, target, fields, authentication.user, log)
+            known = self.hot.write_of(head)
+            if known is not None:
+                target, fields, user = known.target, known.fields, known.authentication.user
+                log |= {"bucket": target.bucket, "key": target.key, "user": user.id, "operation": "PutObject"}
+                exchange = self._exchange_of(head, body, target, fields, known.authentication)
+                reply = await self._writes.put_known(exchange, known)
+            else:
+                fields = parse_fields(head)
+                target = self._targets.parse(head.target, fields.get("host", ""))
+                if target.bucket:
+                    log["bucket"], log["key"] = target.bucket, target.key
+                authentication = await self._authenticate(head.method, target, fields)
+                log["user"] = authentication.user.id
+                hot = self._read_hot(head, body, target, fields, authentication, log)
                 if hot is not None:
-                    self.hot.learn_read(head, target, fields, hot, is_presigned=authentication.is_presigned)
                     return hot
-            exchange = self._exchange(head, body, target, fields, authentication)
-            fields = exchange.fields
-            operation = parse_operation(head.method, target, fields)
-            log["operation"] = type(operation).__name__
-            reply = await self._handlers[type(operation)](exchange, operation)
+                exchange = self._exchange(head, body, target, fields, authentication)
+                fields = exchange.fields
+                operation = parse_operation(head.method, target, fields)
+                log["operation"] = type(operation).__name__
+                reply = await self._handlers[type(operation)](exchange, operation)
         except KvobjError as error:
             must_close = body_blocks_connection(body, fields) if exchange is None else exchange.must_close()
             reply = self._refusal(error, head, target, fields, close=must_close)
@@ -189,6 +195,23 @@ class S3Service:
         reply.log.update(log)
         return reply
 
+    def _read_hot(  # noqa: PLR0917 - what a request is
+        self,
+        head: RequestHead,
+        body: RequestBody,
+        target: Target,
+        fields: dict[str, str],
+        authentication: Authentication,
+        log: dict[str, object],
+    ) -> Reply | None:
+        """The reply to a GET or HEAD of what lies in memory; None: it is no such request, or it does not."""
+        if body.length != 0:
+            return None
+        hot = self._hot_reads.reply(head, target, fields, authentication.user, log)
+        if hot is not None:
+            self.hot.learn_read(head, target, fields, hot, is_presigned=authentication.is_presigned)
+        return hot
+
     def _exchange(
         self,
         head: RequestHead,
@@ -198,10 +221,25 @@ class S3Service:
         authentication: Authentication,
     ) -> Exchange:
         """What the handler is given. Raises `S3Error`."""
-        exchange = Exchange(
+        if authentication.is_presigned:
+            fields = with_query_headers(fields, target)
+        exchange = self._exchange_of(head, body, target, fields, authentication)
+        if self._settings.unsigned_payload_needs_tls and body.length != 0 and not exchange.is_secure:
+            check_payload_is_signed(authentication)
+        return exchange
+
+    def _exchange_of(
+        self,
+        head: RequestHead,
+        body: RequestBody,
+        target: Target,
+        fields: dict[str, str],
+        authentication: Authentication,
+    ) -> Exchange:
+        return Exchange(
             head,
             body,
-            fields=with_query_headers(fields, target) if authentication.is_presigned else fields,
+            fields=fields,
             overrides=target.parameters,
             authentication=authentication,
             settings=self._settings,
@@ -210,9 +248,6 @@ class S3Service:
             clock=self._clock,
             executor=self._executor,
         )
-        if self._settings.unsigned_payload_needs_tls and body.length != 0 and not exchange.is_secure:
-            check_payload_is_signed(authentication)
-        return exchange
 
     def _refusal(
         self, error: KvobjError, head: RequestHead, target: Target | None, fields: dict[str, str], *, close: bool
@@ -244,11 +279,9 @@ class S3Service:
         return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
 
 
-def _handlers(
-    store: ObjectStore, chunks: ChunkStore | None, upload_ids: Callable[[], str], hot: HotRequests
-) -> dict[type, _Handle]:
+def _handlers(store: ObjectStore, writes: ObjectWrites, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
     """Which handler answers which operation: complete, or a request of that operation is a defect."""
-    buckets, reads, writes = Buckets(store), ObjectReads(store), ObjectWrites(store, chunks, hot.learn_write)
+    buckets, reads = Buckets(store), ObjectReads(store)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)
     uploads, tagging = MultipartUploads(store, new_upload_id=upload_ids), Tagging(store)
     acls, policies, cors, lifecycle = Acls(store), Policies(store), CorsSettings(store), LifecycleSettings(store)

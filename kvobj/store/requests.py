@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from kvobj.catalog.rows import BucketRow, Durability, ObjectRow, PartInfo, PartRow, WriteCondition
 from kvobj.catalog.setting_rows import Grant
 from kvobj.store.places import ChunkPlace
+
+AT_ONCE_BYTES_MAX: Final = 64 * 1024
+"""A longer body is never stored at once (`ObjectStore.put_at_once`)."""
 
 
 @dataclass(frozen=True, slots=True)

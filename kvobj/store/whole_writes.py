@@ -16,9 +16,8 @@ from kvobj.errors import KvobjError, NoSuchKeyError, PreconditionFailedError
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.at_once import at_once
 from kvobj.store.commit import CommitStep, kv_etag
-from kvobj.store.hashing import INLINE_BYTES
 from kvobj.store.ingest import WholeSource
-from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.requests import AT_ONCE_BYTES_MAX, PutRequest, PutResult
 from kvobj.store.split import BlobSplit
 
 
@@ -42,7 +41,7 @@ class WholeWrites:
         bucket, size_bytes = request.bucket, request.size_bytes
         if (
             (bucket.durability if request.durability is None else request.durability) is not Durability.MEMORY
-            or not 0 < size_bytes <= min(INLINE_BYTES, self._split.blob_plain_bytes_max)
+            or not 0 < size_bytes <= min(AT_ONCE_BYTES_MAX, self._split.blob_plain_bytes_max)
             or bucket.codec != CODEC_RAW
             or request.part is not None
             or request.ends is not None
@@ -78,7 +77,7 @@ class WholeWrites:
         )
 
     def _is_free(self, request: PutRequest) -> bool:
-        """Whether no live row answers for the write or refuses it, as `_early_look` would have it: then its body is worth taking.
+        """Whether no live row answers for the write or refuses it, as of `Standing.early_look`: its body is worth taking then.
         What hangs on the parent is left to the commit."""
         is_kv = request.bucket.kind is BucketKind.KV
         if not is_kv and request.condition is None:

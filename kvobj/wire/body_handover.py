@@ -215,6 +215,11 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
         return self._fill_waiter
 
     @property
+    def reads_on(self) -> bool:
+        """Whether, where bytes arrive, the read was as long as it could be: more lies in the kernel most likely."""
+        return self._reads_on
+
+    @property
     def has_unread(self) -> bool:
         """Whether received bytes lie here that nobody has taken yet."""
         return bool(self._held)

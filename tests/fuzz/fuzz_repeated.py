@@ -1,7 +1,8 @@
 """Fuzz target for what is answered from its bytes (`HotRequests`, `HotReads`), beside the way of all requests.
 
 A case is some requests as they come over the wire, and what else happens between them, sent to two services: one that answers from
-their bytes what it can, and one that never does, over a store that gives it nothing at once. What must hold: both answer alike,
+their bytes what it can, and knows the heads of longer PUTs by them, and one that forgets them all, over a store that gives it nothing
+at once. What must hold: both answer alike,
 field by field, and leave the same behind; and what is answered from its bytes is one whole request that is read as any other.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final, cast
@@ -18,9 +20,9 @@ from fakes_store import FakeStore
 from fuzz_framing import StepBody, finish
 from fuzz_message import FIELDS, Message
 from fuzz_mutation import Mutator
-from fuzz_service import SEPARATOR, Defects, drain
+from fuzz_service import SEPARATOR, Defects, digest_of, drain
 from fuzz_signatures import ALICE, RULES
-from fuzz_signing import NOW_MS, STAMP, presign, sign_fields
+from fuzz_signing import NOW_MS, STAMP, presign, sign_fields, unsigned_chunks
 
 from kvobj.api.chunk_headers import PARENT_HEADER, PIN_HEADER
 from kvobj.api.exchange import S3Settings
@@ -34,10 +36,9 @@ from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, UserRow
 from kvobj.codec.checksums import Digester
 from kvobj.store.at_once import at_once
-from kvobj.store.hashing import INLINE_BYTES
 from kvobj.store.ingest import WholeSource
 from kvobj.store.reader import HotRead
-from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.requests import AT_ONCE_BYTES_MAX, PutRequest, PutResult
 from kvobj.store.whole_writes import check_write_condition
 
 _LATER: Final = b"#later "
@@ -49,7 +50,7 @@ _TARGETS: Final = (
     "/chunks/default/" + "11" * 16, "/chunks/other/" + "11" * 16, "/bobs/key", "/local/object", "/nobody/key", "/bucket/", "/bucket",
     "/bucket/object?versionId=null", "/bucket/object?acl", "/bucket/object?x-id=GetObject", "/bucket/" + "k" * 1024, "/bucket/%00", "/bucket/../x",
 )  # fmt: skip
-_LENGTHS: Final = (1, 5, 5, 5, 300, 4096, INLINE_BYTES, INLINE_BYTES + 1, 0)
+_LENGTHS: Final = (1, 5, 5, 5, 5, 5, 5, 5, 300, 300, 300, 4096, 4096, 4096, AT_ONCE_BYTES_MAX, AT_ONCE_BYTES_MAX + 1, 0)
 _POLICY: Final = b"""{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Principal":"*","Action":"s3:%s","Resource":"arn:aws:s3:::bucket/*"}]}"""
 _RULES: Final = (
     b"<LifecycleConfiguration><Rule><ID>i</ID><Status>Enabled</Status><Filter/><Expiration><Days>3</Days></Expiration></Rule>"
@@ -67,6 +68,7 @@ _CHANGES: Final = (
     ("HEAD", "/bucket/object", b""),
     ("DELETE", "/chunks/live", b""),
 )
+_CHECKSUMS: Final = ("", "", "", "crc64nvme", "crc32", "sha256", "+crc64nvme", "+crc32")
 _SAID: Final[tuple[tuple[str, str], ...]] = (
     ("if-none-match", "*"),
     ("content-type", "text/plain"),
@@ -94,7 +96,7 @@ class _AtOnceStore(FakeStore):
     ) -> PutResult | None:
         bucket, condition = request.bucket, request.condition
         durability = request.durability or bucket.durability
-        if durability is not Durability.MEMORY or not 0 < request.size_bytes <= INLINE_BYTES:
+        if durability is not Durability.MEMORY or not 0 < request.size_bytes <= AT_ONCE_BYTES_MAX:
             return None
         live = self.catalog.objects.get((bucket.name, request.key))
         if bucket.kind is BucketKind.KV and (
@@ -118,7 +120,7 @@ class _AtOnceStore(FakeStore):
         row = at_once(self.look_up(bucket.name, key))
         if row is None or row.durability is not Durability.MEMORY or not row.size_bytes:
             return None
-        if only_short and row.size_bytes > INLINE_BYTES:
+        if only_short and row.size_bytes > AT_ONCE_BYTES_MAX:
             return None
         return HotRead(row, b"".join(self.blobs[ref.blob_id] for ref in row.blobs))
 
@@ -134,10 +136,17 @@ class _WholeBody(StepBody):
         return self._data
 
 
-class _World:
-    """A service and its store, as it is before each case."""
+class _Forgetful(dict[Any, Any]):
+    """Keeps nothing."""
 
-    def __init__(self, kind: type[FakeStore], clock: ManualClock, log: logging.Logger) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
+        """It is forgotten."""
+
+
+class _World:
+    """A service and its store, as it is before each case. `learns`: what comes again is known by its bytes."""
+
+    def __init__(self, kind: type[FakeStore], clock: ManualClock, log: logging.Logger, *, learns: bool) -> None:
         self.store = kind(now_ms=clock.now_ms)
         catalog = self.store.catalog
         catalog.user_rows = {"alice": ALICE, "bob": UserRow("bob", "Bob", "AKBOB", "bob secret")}
@@ -159,6 +168,8 @@ class _World:
             log=log,
             upload_ids=lambda: "UP1",
         )
+        if not learns:
+            self.service.hot._kinds = _Forgetful()
 
     def state(self) -> dict[str, Any]:
         """What the catalog holds."""
@@ -205,6 +216,14 @@ class RepeatedTarget:
                 _wire("PUT", "/bucket/object", b"hello", form=form),
                 _wire("GET", "/bucket/object", b"", form=form),
             ] * 2
+            cases += [
+                SEPARATOR.join(
+                    [_wire("PUT", target, body, checksum=checksum) for body in (b"hello", b"hallo", b"hullo")]
+                )
+                for checksum in ("", "crc64nvme", "+crc32")
+                for target in ("/bucket/object", "/local/object", "/chunks/live")
+                if form == "header"
+            ]
             cases += [SEPARATOR.join([*pieces, _LATER + later, *pieces]) for later in (b"500000", b"901000")]
         return cases
 
@@ -212,12 +231,13 @@ class RepeatedTarget:
         mutator = Mutator(random)
         body = random.randbytes(1) * random.choice(_LENGTHS)
         form = random.choice(("header", "header", "header", "query"))
+        checksum = random.choice(_CHECKSUMS) if body and form == "header" else ""
         said = [random.choice(_SAID) for _ in range(random.choice((0, 0, 0, 1, 1, 2)))]
         if random.random() < 0.1:
             name = random.choice(tuple(FIELDS))
             said.append((name.decode("latin-1"), random.choice(FIELDS[name]).decode("latin-1")))
         target = random.choice(_TARGETS) if random.random() < 0.3 else random.choice(("/bucket/object", "/chunks/live"))
-        pieces = [_wire("PUT", target, body, form=form, said=said)]
+        pieces = [_wire("PUT", target, body, form=form, said=said, checksum=checksum)]
         for _ in range(random.randint(2, 6)):
             choice = random.random()
             if choice < 0.05:
@@ -230,7 +250,11 @@ class RepeatedTarget:
             asked = target if random.random() < 0.8 else random.choice(_TARGETS)
             stamp = random.choice(_STAMPS) if random.random() < 0.3 else STAMP
             more = said if random.random() < 0.9 else []
-            piece = _wire(method, asked, body if method == "PUT" else b"", form=form, said=more, stamp=stamp)
+            if method == "GET":
+                piece = _wire(method, asked, b"", form=form, said=more, stamp=stamp)
+            else:  # its checksum is another each time
+                sent = body if random.random() < 0.5 else random.randbytes(1) * len(body)
+                piece = _wire(method, asked, sent, form=form, said=more, stamp=stamp, checksum=checksum)
             choice = random.random()
             if choice < 0.25:
                 piece = mutator.change(piece, pieces, most=2)
@@ -243,8 +267,11 @@ class RepeatedTarget:
 
     def run(self, case: bytes) -> str:
         clock = ManualClock(now_ms=NOW_MS)
-        here, there = _World(_AtOnceStore, clock, self._log), _World(FakeStore, clock, self._log)
-        answered, last = 0, "nothing"
+        here, there = (
+            _World(kind, clock, self._log, learns=kind is _AtOnceStore) for kind in (_AtOnceStore, FakeStore)
+        )
+        known: Counter[str] = Counter()
+        last = "nothing"
         for piece in case.split(SEPARATOR):
             if piece.startswith(_LATER):
                 milliseconds = piece[len(_LATER) :]
@@ -253,8 +280,8 @@ class RepeatedTarget:
                 )
                 continue
             last = self._send(piece, here, there)
-            answered += last == "answered"
-        return f"{answered} answered" if answered else last
+            known[last] += 1
+        return ", ".join([f"{known[way]} {way}" for way in ("answered", "known") if known[way]]) or last
 
     def _send(self, piece: bytes, here: _World, there: _World) -> str:
         hot = here.service.hot
@@ -271,6 +298,7 @@ class RepeatedTarget:
             return "unread"
         rest = rest[: head.length]
         request = RequestHead(head.method, head.target, head.headers, "REQUEST", "127.0.0.1", raw=head.raw)
+        is_known = answer is None and hot.write_of(request) is not None
         ordinary = there.handle(request, rest)
         mine = here.handle(request, rest) if answer is None else _told(answer.reply, answer.body)
         if self._defects.met:
@@ -278,7 +306,7 @@ class RepeatedTarget:
         assert mine == ordinary, f"the two ways answer otherwise: {mine} for {ordinary}"[:2000]
         assert here.state() == there.state(), "the two ways leave another state"
         assert here.store.blobs == there.store.blobs, "the two ways store other bytes"
-        return str(ordinary[0]) if answer is None else "answered"
+        return "answered" if answer is not None else "known" if is_known else str(ordinary[0])
 
     def _read(self, data: bytes) -> tuple[ParsedHead | None, bytes]:
         try:
@@ -295,14 +323,30 @@ def _wire(
     form: str = "header",
     said: Iterable[tuple[str, str]] = (),
     stamp: str = STAMP,
+    checksum: str = "",
 ) -> bytes:
-    """A request as a client sends it, signed in its header or in its target."""
+    """A request as a client sends it, signed in its header or in its target. `checksum`: of the body, by the algorithm's name; behind
+    a `+` in a trailer."""
     fields = [_HOST, *dict(said).items()]
+    name = f"x-amz-checksum-{checksum.lstrip('+')}"
+    digest = digest_of(body, checksum.lstrip("+")) if checksum else ""
+    mode = _UNSIGNED
+    if checksum.startswith("+"):
+        mode = ("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
+        fields += [
+            ("x-amz-trailer", name),
+            ("x-amz-decoded-content-length", str(len(body))),
+            ("content-encoding", "aws-chunked"),
+        ]
+        pieces = [body[at : at + 8192] for at in range(0, len(body), 8192)]
+        body = unsigned_chunks(pieces, [(name, digest)])
+    elif checksum:
+        fields.append((name, digest))
     if form == "query":
         fields = [(name, value) for name, value in fields if not name.startswith("x-")]
         target = presign(method, target, fields)
     else:
-        fields = sign_fields(method, target, [*fields, _UNSIGNED], body, stamp=("x-amz-date", stamp))
+        fields = sign_fields(method, target, [*fields, mode], body, stamp=("x-amz-date", stamp))
     if body or method == "PUT":
         fields.append(("content-length", str(len(body))))
     encoded = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)

@@ -340,13 +340,14 @@ def _with_right_digests(message: Message) -> Message:
     for name, value in message.fields:
         if name == b"content-md5" or name.decode("latin-1") in HEADERS:
             algorithm = "md5" if name == b"content-md5" else HEADERS[name.decode()].lower()
-            fields.append((name, _digest(message.body, algorithm).encode()))
+            fields.append((name, digest_of(message.body, algorithm).encode()))
         else:
             fields.append((name, value))
     return replace(message, fields=tuple(fields))
 
 
-def _digest(data: bytes, algorithm: str) -> str:
+def digest_of(data: bytes, algorithm: str) -> str:
+    """In base64, as headers tell it."""
     digester = Digester(frozenset({algorithm}))
     digester.update(memoryview(data))
     return digester.base64(algorithm)
@@ -360,7 +361,7 @@ def _framed_again(message: Message, how: bytes) -> Message:
     payload = message.body
     pieces = [payload[at : at + 8192] for at in range(0, len(payload), 8192)]
     named = (message.field(b"x-amz-trailer") or b"").decode("latin-1")
-    trailers = [(named, _digest(payload, HEADERS[named].lower()))] if named in HEADERS else []
+    trailers = [(named, digest_of(payload, HEADERS[named].lower()))] if named in HEADERS else []
     if mode.startswith(b"STREAMING-UNSIGNED"):
         return replace(message, body=unsigned_chunks(pieces, trailers))
     signature = (message.field(b"authorization") or b"").rpartition(b"Signature=")[2]

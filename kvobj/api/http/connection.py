@@ -244,8 +244,9 @@ class Connection:
         """Whether what has arrived is laid aside, or answered; else it is to go the way of all requests."""
         serving = self._serving
         repeated = serving.repeated
-        # Within a head it is a part of that, whatever it looks like, and the head's deadline runs on.
-        if len(request) > _HOT_BYTES_MAX or self._reader.is_within_head:
+        # Of a long body's first bytes nothing can be told. Within a head it is a part of that, whatever it looks like, and the
+        # head's deadline runs on.
+        if self.wire.reads_on or len(request) > _HOT_BYTES_MAX or self._reader.is_within_head:
             return False
         hot = serving.hot
         if hot is not None and self._arrived is None and hot.looks_like(request) is not None:
