@@ -35,6 +35,7 @@ from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, UserRow
 from kvobj.codec.checksums import Digester
+from kvobj.errors import KvobjError
 from kvobj.store.at_once import at_once
 from kvobj.store.ingest import WholeSource
 from kvobj.store.reader import HotRead
@@ -112,7 +113,7 @@ class _AtOnceStore(FakeStore):
             digester = Digester(request.algorithms | {"md5", "blake3"})
             digester.update(memoryview(body))
             checksums = check(digester) if request.algorithms else ()
-        except Exception:  # noqa: BLE001 - the way of all requests refuses it too
+        except KvobjError:  # the way of all requests refuses it too
             return None
         return self.commit(request, body, digester, checksums, durability)
 
