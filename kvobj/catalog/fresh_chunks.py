@@ -53,9 +53,8 @@ def store_fresh(
     allocate, placed = tables.objects.allocate, chain_rows.placed
     stored = [placed(row, None, sequence=allocate()) for row in rows]
     values = list(zip(keys, map(encode_row, stored), strict=True))
-    view.put(
-        OBJECTS_VOLATILE, *values[0]
-    )  # refuses where the store is full; it was not for this one, nor is it for the others
+    # Refuses where the store is full; it was not for this one, nor is it for the others.
+    view.put(OBJECTS_VOLATILE, *values[0])
     view.put_many(OBJECTS_VOLATILE, values[1:])
     amounts = (len(rows), size_bytes)
     view.add(USAGE_VOLATILE, root, amounts)
