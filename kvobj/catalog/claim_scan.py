@@ -18,6 +18,7 @@ from kvobj.catalog.encoding import CHILDREN, CHILDREN_VOLATILE, OBJECTS, OBJECTS
 from kvobj.catalog.key_hash import KEY_HASH_BYTES
 from kvobj.catalog.key_tree import STRIDE_BYTES
 from kvobj.database import ReadView, TablePages
+from kvobj.errors import CorruptionError
 from kvobj.ids import BLOB_ID_BYTES
 from kvobj.native import library
 
@@ -60,7 +61,8 @@ def scan_claim(
     view: ReadView, root: bytes, keys: Sequence[bytes], blob_ids: Sequence[bytes], held: bytes | None
 ) -> ClaimedFacts | None:
     """Which of the chunks go, children before parents: their rows are live and have the blobs given first, no pin holds them
-    (`held`: of each 1 if one does; None: there is none), and every child row is one of those that go before them."""
+    (`held`: of each 1 if one does; None: there is none), and every child row is one of those that go before them. `CorruptionError`
+    for a row that goes and whose namespace is no text."""
     tables = _Tables.of(view, rows=True) if _is_plain(keys, blob_ids) else None
     if tables is None:
         return None
@@ -219,7 +221,11 @@ def _at(buffer: bytearray) -> int:
 
 def _name_at(names: bytearray, number: int) -> str:
     start = number * _NAME_BYTES
-    return names[start : start + names[start + _NAME_BYTES - 1]].decode()
+    name = bytes(names[start : start + names[start + _NAME_BYTES - 1]])
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptionError("a row's namespace is no text", namespace=name.hex()) from error
 
 
 def _spans(spaces: bytearray, names: Sequence[str]) -> list[Span]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from kvobj.catalog import claim_scan
 from kvobj.catalog.catalog_rows import root_of
 from kvobj.catalog.chain_rows import exposed_parents
 from kvobj.catalog.claim_scan import ClaimedFacts, scan_children, scan_claim, scan_condemned
+from kvobj.catalog.encoding import OBJECTS
 from kvobj.catalog.key_hash import key_hash
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import ChunkName, Claimed, Durability, LossyCopy, ObjectRow
 from kvobj.database import TablePages, WriteView
-from kvobj.errors import ParentNotFoundError
+from kvobj.errors import CorruptionError, ParentNotFoundError
 
 pytestmark = pytest.mark.skipif(not native.status().is_loaded, reason="the native library is not built")
 
@@ -220,6 +221,30 @@ async def test_tables_that_a_group_has_written_to_are_not_scanned(catalog: LmdbC
         return before, beside, after
 
     assert await catalog._database.write(change) == (True, False, False)
+
+
+async def test_a_row_whose_namespace_is_no_text_fails_its_claim_and_nothing_goes(catalog: LmdbCatalog) -> None:
+    rows = [msgspec.structs.replace(row, namespace="name") for row in straight(50)]
+    chunks = names(await stored(catalog, rows))
+
+    def write(name: bytes, instead: bytes) -> Callable[[WriteView], None]:
+        def change(view: WriteView) -> None:
+            root = root_of(view, KV)
+            assert root is not None
+            key = root + chunks[20].key.encode()
+            value = view.get(OBJECTS, key)
+            assert value is not None
+            view.put(OBJECTS, key, value.replace(name, instead))
+
+        return change
+
+    await catalog._database.write(write(b"name", b"n\xffm\xfe"))
+    assert await catalog.condemn(chunks, not_before_boot_ms=0) == [True] * 50
+    with pytest.raises(CorruptionError):
+        await catalog.claim(now_boot_ms=0, now_ms=9)
+    await catalog._database.write(write(b"n\xffm\xfe", b"name"))
+    assert await catalog.condemn(chunks, not_before_boot_ms=0) == [True] * 50
+    assert (await catalog.claim(now_boot_ms=0, now_ms=9)).chunks == tuple(chunks)
 
 
 class Twins:
