@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 from catalog_consistency import assert_consistent
 from catalog_contract import blob, prepared
 from chain_contract import FIRST, KV, USER, chunk, with_chunks
+from damaged_pages import damaged_copies, ended
 from test_lmdb_catalog import Place
 
 from kvobj import native
-from kvobj.buffers import address_of
 from kvobj.catalog import claim_scan
 from kvobj.catalog.catalog_rows import root_of
 from kvobj.catalog.chain_rows import exposed_parents
@@ -25,13 +26,12 @@ from kvobj.catalog.key_hash import key_hash
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import ChunkName, Claimed, Durability, LossyCopy, ObjectRow
-from kvobj.database import TablePages, WriteView
+from kvobj.database import WriteView
 from kvobj.errors import CorruptionError, ParentNotFoundError
 
 pytestmark = pytest.mark.skipif(not native.status().is_loaded, reason="the native library is not built")
 
 LOCAL, MEMORY = Durability.LOCAL, Durability.MEMORY
-PAGE_BYTES = 4096
 
 
 @pytest.fixture
@@ -388,7 +388,12 @@ async def test_a_collection_that_scans_does_what_one_does_that_asks_one_by_one(
         await place.close(catalog)
 
 
-async def test_damaged_pages_are_never_read_beyond_the_map(catalog: LmdbCatalog, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pages_said", "ends"), [(None, 0), (1 << 28, -signal.SIGSEGV)], ids=["the map", "a longer one, which is seen"]
+)
+async def test_damaged_pages_are_never_read_beyond_the_map(
+    catalog: LmdbCatalog, tmp_path: Path, pages_said: int | None, ends: int
+) -> None:
     dice = random.Random(3)
     rows = await stored(catalog, [chunk("top", 1, durability=LOCAL), *straight(300, first=2)])
     rows = [*rows, *await stored(catalog, [chunk(f"c{at}", 400 + at, "top", durability=LOCAL) for at in range(200)])]
@@ -399,21 +404,17 @@ async def test_damaged_pages_are_never_read_beyond_the_map(catalog: LmdbCatalog,
         tables = claim_scan._Tables.of(view, rows=True)
     assert root is not None
     assert tables is not None
-    whole = (tmp_path / "durable" / "data.mdb").read_bytes()
-    pages = len(whole) // PAGE_BYTES
-    tree = [at for at in range(2, pages) if whole[at * PAGE_BYTES + 10] in {1, 2}]  # branches and leaves
-    known = 0
-    for _ in range(400):
-        copy = bytearray(whole[: pages * PAGE_BYTES])
-        for _ in range(dice.randrange(1, 5)):
-            at = dice.choice(tree) * PAGE_BYTES + dice.choice([dice.randrange(64), dice.randrange(PAGE_BYTES)])
-            copy[at] = dice.choice([0, 0xFF, dice.randrange(256)])
-        with memoryview(copy) as held:
-            damaged = [
-                None if each is None else TablePages(address_of(held), pages, each.root, each.page_bytes, each.depth)
-                for each in tables
-            ]
+
+    def read_all() -> None:
+        known = 0
+        for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", dice, 600):
+            of_copy = claim_scan._Tables(*(None if each is None else damaged(each) for each in tables))
+            for each in of_copy:
+                if each is not None and pages_said is not None:
+                    each.pages = pages_said
             asked = claim_scan._Asked(root, keys, blob_ids, None)
-            known += claim_scan._run(asked.scan(claim_scan._Tables(*damaged)))
-        assert set(asked.outcomes) <= {0, 1}
-    assert 0 < known < 400
+            known += claim_scan._run(asked.scan(of_copy))
+            assert set(asked.outcomes) <= {0, 1}
+        assert 0 < known < 600
+
+    assert ended(read_all) == ends

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,9 +16,10 @@ from pathlib import Path
 import lmdb
 import msgspec
 import pytest
-from damaged_pages import damaged_copies
+from damaged_pages import damaged_copies, ended, guarded
 
 from kvobj import native
+from kvobj.buffers import address_of
 from kvobj.catalog.chunk_heads import matched_chunk
 from kvobj.catalog.chunk_list import ChunkList, IdList, KeyList
 from kvobj.catalog.chunk_records import ChunkRecords, find_records, scan_records
@@ -255,9 +257,45 @@ async def test_damaged_pages_are_never_read_beyond_the_map(
         table = view.pages(OBJECTS)
         expected = found(view, as_ids(keys))
     assert table is not None
-    for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
-        records = find_records([damaged(table)], ROOT, as_ids(keys), 0, len(keys))
-        assert records is None or len(records) == len(expected or b"")
+
+    def read_all() -> None:
+        known = 0
+        for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 600):
+            records = find_records([damaged(table)], ROOT, as_ids(keys), 0, len(keys))
+            assert records is None or len(records) == len(expected or b"")
+            known += records is not None
+        assert 0 < known < 600
+
+    assert ended(read_all) == 0
+
+
+async def test_where_the_map_were_said_to_be_longer_damaged_pages_are_read_beyond_it(
+    database: Database, chance: random.Random, tmp_path: Path
+) -> None:
+    # What shows that the tests of damaged pages see what they are for.
+    keys = [chance.randbytes(32).hex() for _ in range(600)]
+    await database.write(putting([row_of(key) for key in keys]))
+    with database.read() as view:
+        table = view.pages(OBJECTS)
+    assert table is not None
+
+    def read_all() -> None:
+        for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 600):
+            longer = damaged(table)
+            longer.pages = 1 << 28
+            find_records([longer], ROOT, as_ids(keys), 0, len(keys))
+
+    assert ended(read_all) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("at", [-1, 4096])
+def test_what_lies_beside_a_guarded_copy_cannot_be_read(at: int) -> None:
+    def read_beside() -> None:
+        with guarded(4096) as copy:
+            assert ctypes.string_at(address_of(copy), 4096) == bytes(4096)
+            ctypes.string_at(address_of(copy) + at, 1)
+
+    assert ended(read_beside) == -signal.SIGSEGV
 
 
 def under(view: Snapshot, prefix: bytes) -> list[bytes]:
@@ -322,9 +360,16 @@ async def test_damaged_pages_are_never_read_beyond_the_map_for_what_lies_under_p
     with database.read() as view:
         table = view.pages(OBJECTS)
     assert table is not None
-    for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
-        values = find_values_under(damaged(table), [key[:24] for key in keys], lambda _: [])
-        assert values is None or len(values) == len(keys)
+
+    def read_all() -> None:
+        known = 0
+        for damaged in damaged_copies(tmp_path / "durable" / "data.mdb", chance, 300):
+            values = find_values_under(damaged(table), [key[:24] for key in keys], lambda _: [])
+            assert values is None or len(values) == len(keys)
+            known += values is not None
+        assert 0 < known < 300
+
+    assert ended(read_all) == 0
 
 
 async def test_a_tree_of_another_depth_or_root_than_the_pages_tell_is_refused(
