@@ -14,13 +14,14 @@ from chain_contract import KV, chunk, put_chain, with_chunks
 from fakes import ManualClock
 from remote_contract import RemoteContract, namespace, shared, told, told_of
 
+from kvobj.catalog.claim_scan import MANY
 from kvobj.catalog.encoding import CATALOG_TABLES, REMOTE_QUEUE, REMOTE_QUEUE_BYTES, REMOTE_QUEUE_ROWS, REMOTE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.log_entries import LogEntry, decode_entry, encode_entry
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rebuild import rebuild_catalog, rebuild_from_entries
 from kvobj.catalog.remote_protocol import QueueReason
-from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
+from kvobj.catalog.rows import BucketKind, BucketRow, ChunkName, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.catalog.setting_rows import RemoteRule
 from kvobj.database import Database
 from kvobj.database.outbox import ENTRY_BYTES
@@ -196,6 +197,24 @@ async def test_changes_that_were_made_without_the_outbox_make_a_snapshot_due(pla
     assert catalog.outbox.snapshot_due
     assert catalog.outbox.position == position
     assert told_of(catalog, "k") != []
+    await place.close(catalog)
+
+
+async def test_chunks_that_a_claim_takes_with_many_leave_the_queue(place: Place) -> None:
+    """What the remote is to be told of a row needs all of it, which claims of many read only where there is a remote."""
+    catalog = await place.open()
+    await with_chunks(await prepared(catalog))
+    keys = [f"{number:08}" for number in range(2 * MANY)]
+    above = ["", *keys]
+    rows = [chunk(key, at, above[at - 1], durability=Durability.LOCAL) for at, key in enumerate(keys, 1)]
+    for each in rows:
+        await catalog.commit(each, mode=CommitMode.FIRST_WRITER_WINS, now_ms=5)
+    assert all(await catalog.remote_queue.add(rows, QueueReason.ALWAYS, now_ms=5))
+    stays, goes = rows[:4], [ChunkName(KV, each.key, each.blobs[0].blob_id) for each in reversed(rows[4:])]
+    assert all(await catalog.condemn(goes, not_before_boot_ms=0))
+    assert (await catalog.claim(now_boot_ms=0, now_ms=9)).chunks == tuple(goes)
+    assert [entry.key for entry in catalog.remote_queue.entries()] == [each.key for each in stays]
+    assert catalog.remote_queue.totals.size_bytes == sum(each.size_bytes for each in stays)
     await place.close(catalog)
 
 
