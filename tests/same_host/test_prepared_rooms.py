@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from blake3 import blake3
+from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
-from kvobj.api.same_host.rights import Rights
-from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
 from kvobj.app.node import Node
 from kvobj.catalog.rows import Durability
 from kvobj.catalog.setting_rows import RemoteRule
@@ -22,8 +21,6 @@ from kvobj.config.settings import BucketSettings
 from kvobj.errors import BusyError, InvalidRequestError
 from kvobj.same_host.messages import Commit, Committed, NewItem, Prepare, Reserve
 from kvobj.store.prepared import ROOMS_MAX
-
-SIZE = 200_000
 
 
 @pytest.fixture
@@ -33,42 +30,6 @@ async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     async with running_node(replace(settings, buckets=buckets)) as running:
         await running.arena.populate()
         yield running
-
-
-class Writer:
-    """A trusted writer's calls, its copies among them."""
-
-    def __init__(self, node: Node, rights: Rights) -> None:
-        self.node = node
-        self.rights = rights
-        self.told: list[Committed] = []
-        self.writes = ExtentWrites(
-            node.kv.chunks,
-            node.hash_executor,
-            StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB),
-            node.prepared,
-        )
-
-    def prepare(self, *data: bytes, size_bytes: int = SIZE) -> list[int]:
-        """Rooms that hold these bytes, by their numbers."""
-        prepared = self.writes.prepare(Prepare(size_bytes, len(data)), self.rights)
-        assert len(prepared.rooms) == len(data)
-        for room, each in zip(prepared.rooms, data, strict=True):
-            region = self.node.arena._regions[room.region].room
-            assert region is not None
-            region[room.offset : room.offset + len(each)] = each
-        return list(range(prepared.first, prepared.first + len(data)))
-
-    async def commit(self, items: Sequence[NewItem], rooms: Sequence[int], durability: str | None = None) -> Committed:
-        request = Commit(0, "default", list(items), durability, list(rooms))
-        await self.writes.commit(request, self.rights, self.told.append)
-        return self.told[-1]
-
-
-async def writer_of(node: Node, bucket: str = "cache", *, is_trusted: bool = True) -> Writer:
-    row = await node.catalog.bucket(bucket)
-    assert row is not None
-    return Writer(node, Rights(row, "root", is_owner=True, lane=None, may_write=True, is_trusted=is_trusted))
 
 
 @pytest.fixture

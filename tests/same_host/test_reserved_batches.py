@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
-from kvobj.api.same_host.rights import Rights
 from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
 from kvobj.app.node import Node
 from kvobj.config.settings import BucketSettings
 from kvobj.errors import InvalidRequestError
-from kvobj.same_host.messages import Commit, Committed, NewItem, Reserve, ReservedRoom
-
-SIZE = 200_000
+from kvobj.same_host.messages import Commit, NewItem, Reserve
 
 
 @pytest.fixture
@@ -32,42 +30,9 @@ async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         yield running
 
 
-class Writer:
-    """A trusted writer's calls, its copies among them."""
-
-    def __init__(self, node: Node, rights: Rights) -> None:
-        self.node = node
-        self.rights = rights
-        self.told: list[Committed] = []
-        self.writes = ExtentWrites(
-            node.kv.chunks,
-            node.hash_executor,
-            StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB),
-            node.prepared,
-        )
-
-    async def reserve(self, *sizes: tuple[str, int]) -> tuple[int, list[ReservedRoom | None]]:
-        items = [NewItem(key, size_bytes) for key, size_bytes in sizes]
-        number, rooms = await self.writes.reserve(Reserve("default", items), self.rights)
-        await self.writes.expect(number)
-        return number, rooms
-
-    def fill(self, room: ReservedRoom | None, data: bytes) -> None:
-        assert room is not None
-        region = self.node.arena._regions[room.region].room
-        assert region is not None
-        region[room.offset : room.offset + room.size_bytes] = data
-
-    async def commit(self, number: int) -> Committed:
-        await self.writes.commit(Commit(number), self.rights, self.told.append)
-        return self.told[-1]
-
-
 @pytest.fixture
 async def writer(node: Node) -> Writer:
-    bucket = await node.catalog.bucket("cache")
-    assert bucket is not None
-    return Writer(node, Rights(bucket, "root", is_owner=True, lane=None, may_write=True, is_trusted=True))
+    return await writer_of(node)
 
 
 async def test_what_is_written_into_its_room_is_stored_and_told_of_once(node: Node, writer: Writer) -> None:
@@ -75,7 +40,7 @@ async def test_what_is_written_into_its_room_is_stored_and_told_of_once(node: No
     number, rooms = await writer.reserve(*((f"k{index}", len(each)) for index, each in enumerate(data)))
     for room, each in zip(rooms, data, strict=True):
         writer.fill(room, each)
-    told = await writer.commit(number)
+    told = await writer.commit_reserved(number)
     assert [item.status for item in told.items] == [200, 200]
     assert not any(item.existed for item in told.items)
     assert len(writer.told) == 1
@@ -101,7 +66,7 @@ async def test_nobody_sees_bytes_in_a_room_before_their_commit(node: Node, write
     writer.fill(room, bytes(SIZE))
     assert arrival.is_seen
     assert arrival.filled == 0
-    await writer.commit(number)
+    await writer.commit_reserved(number)
     assert arrival.filled == SIZE
     assert not arrival.is_alive
 
@@ -131,7 +96,7 @@ async def test_others_get_their_turn_all_through_a_batch_of_many_chunks(node: No
     for room in rooms:
         writer.fill(room, bytes(4096))
     turns = Turns()
-    told = await writer.commit(number)
+    told = await writer.commit_reserved(number)
     assert turns.end() >= 2 * (len(sizes) // 64 - 1)  # before the commit, and behind it
     assert {item.status for item in told.items} == {200}
     await node.sealing.drain()
@@ -142,11 +107,11 @@ async def test_chunks_that_stand_get_no_room_and_the_others_of_the_batch_do(writ
     number, rooms = await writer.reserve(("a", SIZE), ("b", SIZE))
     for room in rooms:
         writer.fill(room, bytes(SIZE))
-    await writer.commit(number)
+    await writer.commit_reserved(number)
     number, rooms = await writer.reserve(("a", SIZE), ("new", SIZE), ("b", SIZE + 1))
     assert [room is None for room in rooms] == [True, False, True]
     writer.fill(rooms[1], bytes(SIZE))
-    told = await writer.commit(number)
+    told = await writer.commit_reserved(number)
     assert [(item.status, item.existed) for item in told.items] == [(200, True), (200, False), (409, False)]
 
 
@@ -155,8 +120,8 @@ async def test_two_writers_of_one_chunk_are_both_answered_and_the_first_ones_sta
     second, (other,) = await writer.reserve(("k", SIZE))
     writer.fill(room, b"1" * SIZE)
     writer.fill(other, b"2" * SIZE)
-    assert not (await writer.commit(first)).items[0].existed
-    assert (await writer.commit(second)).items[0].existed
+    assert not (await writer.commit_reserved(first)).items[0].existed
+    assert (await writer.commit_reserved(second)).items[0].existed
     await node.sealing.drain()
     (row,) = await node.catalog.lookup("cache", ["k"])
     assert row is not None
@@ -180,7 +145,7 @@ async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer
     assert await node.catalog.lookup("cache", ["a", "b"]) == [None, None]
     assert len(node.store.arriving) == 0
     with pytest.raises(InvalidRequestError):
-        await writer.commit(number)
+        await writer.commit_reserved(number)
 
 
 async def local_batch(writer: Writer, *keys: str) -> int:
@@ -198,7 +163,7 @@ async def test_a_writer_that_goes_once_it_is_told_leaves_its_chunks_whole_and_no
 ) -> None:
     """`turns` of the loop after its answer its connection's task is cancelled."""
     before = node.arena.reserved_bytes
-    await writer.commit(await local_batch(writer, "a", "b"))
+    await writer.commit_reserved(await local_batch(writer, "a", "b"))
     growth = node.arena.reserved_bytes - before
     loop = asyncio.get_running_loop()
 
