@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from command_line import Parser, existing_file, one_or_more, output_file, run_tool, zero_or_more
+from command_line import Parser, codec_name, existing_file, one_or_more, output_file, run_tool, zero_or_more
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
@@ -534,7 +534,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: says nothing about speed")
     parser.add_argument("--json", type=output_file, help="write the figures there")
     parser.add_argument("--plain", type=existing_file, help="a file of the values of a chunk")
-    parser.add_argument("--codecs", nargs="+", default=CODECS)
+    parser.add_argument("--codecs", nargs="+", type=codec_name, default=CODECS)
     parser.add_argument("--chunks", nargs="+", type=one_or_more, default=BATCHES, help="of a batch, 8 MiB each")
     parser.add_argument("--unbounded", action="store_true", help="leave out the run on few multiprocessors")
     options = parser.parse_args()

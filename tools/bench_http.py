@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
-from command_line import Parser, one_or_more, run_tool, zero_or_more
+from command_line import Parser, listed, listed_or_none, one_of, one_or_more, run_tool, zero_or_more
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -272,9 +272,11 @@ def measure(servers: list[Served], verb: str, size: int, connections: int, *, ro
 def main() -> None:
     """Parse options, start the servers, measure, stop them."""
     parser = Parser(__doc__)
-    parser.add_argument("--sizes-mib", default="1,8,32")
-    parser.add_argument("--connections", default="1,4")
-    parser.add_argument("--verbs", default="get,put")
+    parser.add_argument(
+        "--sizes-mib", type=listed_or_none(one_or_more), default="1,8,32", help="empty: the small GET alone"
+    )
+    parser.add_argument("--connections", type=listed(one_or_more), default="1,4")
+    parser.add_argument("--verbs", type=listed(one_of("get", "put")), default="get,put")
     parser.add_argument("--rounds", type=one_or_more, default=9)
     parser.add_argument("--round-mib", type=one_or_more, default=256, help="bytes a connection moves in a round")
     parser.add_argument("--small", type=zero_or_more, default=4096, help="size of the small GET; 0 leaves it out")
@@ -285,7 +287,7 @@ def main() -> None:
     parser.add_argument("--shared-buffer", type=one_or_more, default=64, help="what heads are read into, in KiB")
     parser.add_argument("--loop", default="uvloop", choices=("uvloop", "asyncio"))
     options = parser.parse_args()
-    sizes = [int(size) * MIB for size in options.sizes_mib.split(",") if size]
+    sizes = [size * MIB for size in options.sizes_mib]
     size_max = max([*sizes, MIB])
     print(f"{platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}, {options.loop}")
     servers = [
@@ -297,13 +299,13 @@ def main() -> None:
         ),
     ]
     try:
-        for verb in options.verbs.split(","):
+        for verb in options.verbs:
             for size in sizes:
-                for connections in map(int, options.connections.split(",")):
+                for connections in options.connections:
                     per_round = max(1, options.round_mib * MIB // size // connections)
                     measure(servers, verb, size, connections, rounds=options.rounds, per_round=per_round)
         if options.small:
-            for connections in map(int, options.connections.split(",")):
+            for connections in options.connections:
                 measure(
                     servers, "get", options.small, connections, rounds=options.rounds, per_round=2000 // connections
                 )

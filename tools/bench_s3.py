@@ -17,7 +17,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from bench_support import (
     MIB,
@@ -38,7 +37,7 @@ from bench_support import (
     signed,
     wait_until,
 )
-from command_line import Parser, one_or_more, output_file, run_tool
+from command_line import Parser, http_address, one_or_more, output_file, run_tool
 from limits import BARE_KINDS, bare_server, nginx_server, redis_server
 from load_client import Load, LoadResult, redis_get, redis_set, run_load
 from payload_forms import FORMS, PayloadForm, digest_speeds
@@ -408,7 +407,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dram-gib", type=one_or_more, default=6)
     parser.add_argument("--directory", type=Path, help="where the server's data goes; default: a temporary directory")
     parser.add_argument(
-        "--radosgw", metavar="URL", help="a running radosgw to measure beside, e.g. http://127.0.0.1:18871"
+        "--radosgw",
+        type=http_address,
+        metavar="URL",
+        help="a running radosgw to measure beside, e.g. http://127.0.0.1:18871",
     )
     parser.add_argument("--radosgw-access-key", default="mainaccesskey0000001")
     parser.add_argument("--radosgw-secret-key", default="mainsecretkey00000000000000000000000001")
@@ -421,9 +423,9 @@ def radosgw_target(arguments: argparse.Namespace) -> RemoteTarget | None:
     """The radosgw that was named, if one was."""
     if arguments.radosgw is None:
         return None
-    url = urlsplit(arguments.radosgw)
+    host, port = arguments.radosgw
     key_pair = Credentials(arguments.radosgw_access_key, arguments.radosgw_secret_key)
-    return RemoteTarget(url.hostname or "127.0.0.1", url.port or 80, key_pair)
+    return RemoteTarget(host, port, key_pair)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from kvobj.errors import KvobjError
 from kvobj.tensors.codec_names import CodecName
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T", int, float)
+V = TypeVar("V")
 _UNITS: Final = {unit: 1024**power for power, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))}
 _INTERRUPTED: Final = 130
 
@@ -87,6 +89,34 @@ def share(text: str) -> float:
     return _number(text, float, 0, "a number from 0 to 1", most=1)
 
 
+def listed(kind: Callable[[str], V]) -> Callable[[str], tuple[V, ...]]:
+    """One or more of a kind, with commas between them."""
+
+    def values(text: str) -> tuple[V, ...]:
+        if not text:
+            raise argparse.ArgumentTypeError("'' is not a list: it names nothing")
+        return tuple(kind(each) for each in text.split(","))
+
+    return values
+
+
+def listed_or_none(kind: Callable[[str], V]) -> Callable[[str], tuple[V, ...]]:
+    """The same; of an empty text none."""
+    values = listed(kind)
+    return lambda text: values(text) if text else ()
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """One of these words."""
+
+    def word(text: str) -> str:
+        if text not in words:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(words)}")
+        return text
+
+    return word
+
+
 def _number(text: str, kind: Callable[[str], T], least: float, what: str, most: float = math.inf) -> T:
     try:
         value = kind(text)
@@ -108,6 +138,18 @@ def size_bytes(text: str) -> int:
     if size < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 512MiB or '4 GiB'")
     return size
+
+
+def http_address(text: str) -> tuple[str, int]:
+    """Host and port of a URL such as http://127.0.0.1:18871; port 80 where it names none."""
+    try:
+        url = urlsplit(text)
+        scheme, host, port = url.scheme, url.hostname, 80 if url.port is None else url.port
+    except ValueError:  # of a port that is no number, or brackets around no address
+        scheme, host, port = "", None, 0
+    if not host or not port or scheme != "http":
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http URL, such as http://127.0.0.1:18871")
+    return host, port
 
 
 def codec_name(text: str) -> str:

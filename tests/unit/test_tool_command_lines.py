@@ -27,6 +27,14 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
         (command_line.share, {"0": 0.0, "1": 1.0}, ["1.1", "-1", "nan"]),
         (command_line.size_bytes, {"512MiB": 2**29, "4 GiB": 2**32, "17": 17}, ["4 XB", "1..2", "-1", "inf GiB", ""]),
         (command_line.codec_name, {"x3": "x3", "eq:83/2": "eq:83/2"}, ["x9", ""]),
+        (command_line.one_of("get", "put"), {"put": "put"}, ["head", ""]),
+        (command_line.listed(command_line.one_or_more), {"1,8": (1, 8), "4": (4,)}, ["", "x", "1,", "1;8", "0"]),
+        (command_line.listed_or_none(command_line.one_or_more), {"1,8": (1, 8), "": ()}, [",", "x", "1,"]),
+        (
+            command_line.http_address,
+            {"http://h:18871": ("h", 18871), "http://[::1]/": ("::1", 80)},
+            ["x", "", "https://h", "http://", "http://h:x", "http://h:0", "http://h:65536", "http://[::1"],
+        ),
     ],
 )
 def test_values_are_taken_or_refused_in_words(
@@ -34,7 +42,7 @@ def test_values_are_taken_or_refused_in_words(
 ) -> None:
     assert {text: kind(text) for text in right} == right
     for text in wrong:
-        with pytest.raises(argparse.ArgumentTypeError, match=r"is not|unknown tensor codec"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"is not|is none of|unknown tensor codec"):
             kind(text)
 
 
@@ -112,6 +120,26 @@ def test_what_is_no_trace_is_told_as_such(tmp_path: Path, content: bytes, suffix
     path.write_bytes(content)
     with pytest.raises(command_line.ToolError, match=r"trace\.jsonl"):
         list(read_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["bench_http.py", "--sizes-mib", "1,x"], "argument --sizes-mib: 'x' is not a whole number above 0"),
+        (["bench_http.py", "--connections", ","], "argument --connections: '' is not a whole number above 0"),
+        (["bench_http.py", "--connections", ""], "argument --connections: '' is not a list"),
+        (["bench_http.py", "--verbs", ""], "argument --verbs: '' is not a list"),
+        (["bench_s3.py", "--radosgw", "x"], "argument --radosgw: 'x' is not an http URL"),
+        (["bench_http.py", "--verbs", "get,head"], "argument --verbs: 'head' is none of get, put"),
+        (["simulate_policy.py", "--percents", "1,x"], "argument --percents: 'x' is not a number above 0"),
+        (["fuzz_parsers.py", "--target", "nobody"], "no such target: nobody"),
+    ],
+)
+def test_what_a_tool_cannot_take_is_refused_in_words(wrong: list[str], told: str) -> None:
+    tool, *arguments = wrong
+    command = [sys.executable, str(TOOLS / tool), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
 
 
 def test_a_tool_ends_with_what_it_was_told(tmp_path: Path) -> None:
