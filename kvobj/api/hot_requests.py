@@ -3,53 +3,39 @@ they do not need. What the head of a longer PUT says is known in the same way, a
 
 What one client sends differs from one request to the next in its target, and where it is signed in the header, in time and
 signature. What the rest of its head says was found out when the first one like it went the way of all requests
-(`S3Service.handle`); it is remembered by its bytes, and the same bytes say the same again. What may be otherwise next time is
-looked at each time: target, checksum, signature and time, user, bucket, rights, row. Whatever is not as it should be goes the way
-of all requests, which answers or refuses it.
+(`S3Service.handle`); it is remembered by its bytes, and the same bytes say the same again (`hot_kinds`). What may be otherwise
+next time is looked at each time: target, checksum, signature and time, user, bucket, rights, row. Whatever is not as it should be
+goes the way of all requests, which answers or refuses it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kvobj.api.checksums import HEADERS, Announced, check_value
-from kvobj.api.credential import CredentialParser, Signer
+from kvobj.api.credential import CredentialParser
 from kvobj.api.exchange import Exchange
-from kvobj.api.hot_reads import PLAIN_FIELDS, HotReads, is_owners_alone, wants_checksums
+from kvobj.api.hot_kinds import DIGEST_DIGITS, STAMP_CHARACTERS, HotKinds, Kind, KindOfPut
+from kvobj.api.hot_reads import PLAIN_FIELDS, HotReads, is_owners_alone
 from kvobj.api.message import RepeatedAnswer, Reply, RequestHead, ready_fields
 from kvobj.api.object_headers import write_headers
 from kvobj.api.object_store import ObjectStore
-from kvobj.api.operations import GetObject, PutObject
 from kvobj.api.request import Target, TargetParser
-from kvobj.api.sigv4 import UNSIGNED, Authentication, PayloadMode, SignatureVerifier, canonical_request
+from kvobj.api.sigv4 import Authentication, PayloadMode, SignatureVerifier
 from kvobj.api.users import UserDirectory
-from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, ObjectRow, UserRow, WriteCondition
+from kvobj.catalog.rows import BucketKind, BucketRow, Checksum, Durability, ObjectRow, UserRow
 from kvobj.codec.checksums import Digester
 from kvobj.errors import KvobjError
 from kvobj.store.at_once import at_once
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace, place_of
-from kvobj.store.requests import AT_ONCE_BYTES_MAX, PutRequest
+from kvobj.store.requests import PutRequest
 
 _LINE: Final = re.compile(rb"(GET|PUT) (/[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]{1,1024}+) HTTP/1\.1\r\n").match
 _LOOKS_LIKE: Final = re.compile(rb"(?:GET|PUT) /[^?/ ]{1,64}/").match
 _END: Final = b"\r\n\r\n"
-_LINE_END: Final = "\n"
-_BEFORE_SIGNATURE: Final = b"Signature="
-_STAMP_CHARACTERS: Final = 16
-_DIGEST_DIGITS: Final = 64
-_FIELD_BYTES_MAX: Final = 2048
-"""Of the fields by which a kind is remembered."""
-_LENGTHS_MAX: Final = 64
-_ALIKE_MAX: Final = 4
-"""Kinds of one method and length."""
-_UNUSED_MAX: Final = 64
-_NEXT_TRY: Final = 256
-"""Where so many kinds were learned and have not come again, one request in this many is learned from: most such heads never come
-twice. Each kind that does come again makes room for another."""
 _LONG_MAX: Final = 2048
 _LONG_CHARACTERS_MAX: Final = 1024
 # What is stored with an object beside its bytes, by fields that say the same for each of them.
@@ -66,88 +52,15 @@ _BODY_FIELDS: Final = HEADERS.keys() | {
 _BODY_MODES: Final = frozenset({PayloadMode.UNSIGNED, PayloadMode.CHUNKS_UNSIGNED_TRAILER})
 
 
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """What a kind's fields say of the object that is written."""
-
-    size_bytes: int
-    durability: Durability | None
-    headers: dict[str, str]
-    condition: WriteCondition | None
-    announced: Announced
-    algorithms: frozenset[str]
-    payload_mode: PayloadMode
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it is for `write_of`: it is not stored at once, or there is more to be done with its body than that."""
-        return (
-            self.size_bytes > AT_ONCE_BYTES_MAX
-            or self.payload_mode is not PayloadMode.UNSIGNED
-            or bool(self.algorithms)
-        )
-
-
 class KnownWrite(NamedTuple):
-    """A PUT of a known kind, all but its body. `fields` say what its own do but for time, signature and checksum. Who sent it
-    may do all with the bucket, which has no say in what is done."""
+    """A PUT of a known kind, all but its body. `fields` say what its own do but for time, signature, checksum and the call's
+    id. Who sent it may do all with the bucket, which has no say in what is done."""
 
     target: Target
     fields: dict[str, str]
     authentication: Authentication
     request: PutRequest
     announced: Announced
-
-
-class _Cut(NamedTuple):
-    """Where a value is that differs: in the fields, and in what is signed of them, from behind the query."""
-
-    at: int
-    text_at: int
-    characters: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Signed:
-    """Who signed, and the canonical request from behind its query; in the header's form cut at the time, and where time and
-    signature are. In a URL's form only which headers were signed counts."""
-
-    signer: Signer
-    text: tuple[str, str]
-    stamp_at: int = -1
-    signature_at: int = -1
-    checksum: _Cut | None = None
-    """Where the body's checksum is, in the header's form."""
-
-    @property
-    def is_in_header(self) -> bool:
-        """Else it is in the target."""
-        return self.stamp_at >= 0
-
-
-@dataclass(slots=True)
-class _Kind:
-    """What heads of one kind say. `pieces`: their fields up to the blank line, but for what differs, each with where it begins.
-    Nothing changes but `came_again`: whether one was answered from its bytes."""
-
-    method: str
-    operation: str
-    pieces: tuple[tuple[int, bytes], ...]
-    fields: dict[str, str]
-    body_bytes: int
-    """Of what comes with it; -1: it is not answered from its bytes."""
-    with_checksums: bool
-    signed: _Signed
-    put: _Put | None
-    came_again: bool = False
-
-    def is_of(self, request: bytes, at: int) -> bool:
-        """Whether the fields that begin there are of this kind; their length is."""
-        starts_with = request.startswith
-        for begin, piece in self.pieces:  # noqa: SIM110 - a generator costs more than all of this
-            if not starts_with(piece, at + begin):
-                return False
-        return True
 
 
 class HotRequests:
@@ -159,10 +72,8 @@ class HotRequests:
         "_kinds",
         "_long",
         "_reads",
-        "_seen",
         "_store",
         "_targets",
-        "_unused",
         "_users",
         "_verifier",
     )
@@ -185,9 +96,7 @@ class HotRequests:
         self._credentials = credentials
         self._verifier = verifier
         self._front = f"\r\n{ready_fields([('x-amz-id-2', host_id)])}content-length: "
-        self._kinds: dict[tuple[bytes, int], list[_Kind]] = {}
-        self._unused = 0
-        self._seen = 0
+        self._kinds = HotKinds(credentials)
         # Targets whose objects were long: a hint that spares their next GET a look; it goes the way of all requests anyway.
         self._long: set[str] = set()
 
@@ -206,7 +115,7 @@ class HotRequests:
             return
         if isinstance(reply.body, bytes):
             self._long.discard(head.target)  # it is another object by now
-            self._learn(head, target, fields, None, is_presigned=is_presigned)
+            self._kinds.learn(head, target, fields, None, is_presigned=is_presigned)
         elif len(head.target) <= _LONG_CHARACTERS_MAX:
             if len(self._long) >= _LONG_MAX:
                 self._long.clear()
@@ -215,7 +124,7 @@ class HotRequests:
     def learn_write(self, exchange: Exchange, request: PutRequest, announced: Announced) -> None:
         """Remember what a PUT says that was stored, at once or as its body came."""
         fields, settings, authentication = exchange.fields, exchange.settings, exchange.authentication
-        put = _Put(
+        put = KindOfPut(
             request.size_bytes,
             request.durability,
             dict(request.headers),
@@ -235,71 +144,7 @@ class HotRequests:
             and (announced.value is None or not authentication.is_presigned)
         ):
             target = self._targets.parse(exchange.head.target, fields.get("host", ""))
-            self._learn(exchange.head, target, fields, put, is_presigned=authentication.is_presigned)
-
-    def _learn(
-        self, head: RequestHead, target: Target, fields: dict[str, str], put: _Put | None, *, is_presigned: bool
-    ) -> None:
-        self._seen += 1
-        if self._unused >= _UNUSED_MAX and self._seen % _NEXT_TRY:
-            return
-        tail = head.raw.partition(b"\r\n")[2]
-        if not 0 < len(tail) <= _FIELD_BYTES_MAX:
-            return
-        method = head.method.encode()
-        alike = self._kinds.get((method, len(tail)))
-        if alike is not None and any(kind.is_of(tail, 0) for kind in alike):
-            return
-        kind = self._kind(head, target, fields, tail, put, is_presigned=is_presigned)
-        if kind is None:
-            return
-        # Kinds that are forgotten count on: that they did not come again is what this is about.
-        self._unused = min(self._unused + 1, _UNUSED_MAX)
-        if alike is None:
-            if len(self._kinds) >= _LENGTHS_MAX:
-                del self._kinds[_first_unused(self._kinds)]
-            alike = self._kinds[method, len(tail)] = []
-        if len(alike) >= _ALIKE_MAX:
-            del alike[_last_unused(alike)]
-        alike.insert(0, kind)
-
-    def _kind(
-        self,
-        head: RequestHead,
-        target: Target,
-        fields: dict[str, str],
-        tail: bytes,
-        put: _Put | None,
-        *,
-        is_presigned: bool,
-    ) -> _Kind | None:
-        """What a head says whose signature, and all else, is known to be right."""
-        if len(fields) != len(head.headers):
-            return None
-        credential = self._credentials.parse(fields, target)
-        if credential is None or is_presigned is (target.presigned is None):
-            return None
-        content_hash = fields.get("x-amz-content-sha256", UNSIGNED)
-        text = canonical_request(head.method, target, fields, credential, content_hash).decode("latin-1")
-        signed = _Signed(credential.signer, (f"\n{text.split(_LINE_END, 3)[3]}", ""))
-        pieces: tuple[tuple[int, bytes], ...] = ((0, tail),)
-        if not is_presigned:
-            in_header = _in_header(signed, tail, stamp=fields.get("x-amz-date", ""), signature=credential.signature)
-            if in_header is not None and put is not None and put.announced.value is not None:
-                in_header = _with_checksum(in_header, tail, put.announced)
-            if in_header is None or target.raw_query:
-                return None
-            signed, pieces = in_header, _around(tail, in_header)
-        return _Kind(
-            method=head.method,
-            operation=(GetObject if put is None else PutObject).__name__,
-            pieces=pieces,
-            fields=fields,
-            body_bytes=0 if put is None else -1 if put.is_long else put.size_bytes,
-            with_checksums=wants_checksums(fields),
-            signed=signed,
-            put=put,
-        )
+            self._kinds.learn(exchange.head, target, fields, put, is_presigned=authentication.is_presigned)
 
     # -- answering -----------------------------------------------------------------------------------------------
 
@@ -310,12 +155,12 @@ class HotRequests:
             return None
         at = found.end()
         end = request.find(_END, at) + len(_END)
-        for kind in self._kinds.get((found[1], end - at), ()):
+        for kind in self._kinds.of(found[1], end - at):
             if len(request) == end + kind.body_bytes and kind.body_bytes >= 0 and kind.is_of(request, at):
                 return self._answer(kind, found[2].decode(), request, at, request_id)
         return None
 
-    def _answer(self, kind: _Kind, raw_target: str, request: bytes, at: int, request_id: str) -> RepeatedAnswer | None:
+    def _answer(self, kind: Kind, raw_target: str, request: bytes, at: int, request_id: str) -> RepeatedAnswer | None:
         put = kind.put
         answer: tuple[str, bytes] | None = None
         asked: PutRequest | None = None
@@ -326,7 +171,7 @@ class HotRequests:
             user = self._user(kind, target, request, at)
             if user is None:
                 return None
-            self._note(kind)
+            self._kinds.note(kind)
             if put is None:
                 answer = self._reads.short(target, user, with_checksums=kind.with_checksums)
             else:
@@ -355,7 +200,7 @@ class HotRequests:
             return None
         request = head.raw
         at = request.find(b"\r\n") + 2
-        for kind in self._kinds.get((b"PUT", len(request) - at), ()):
+        for kind in self._kinds.of(b"PUT", len(request) - at):
             if kind.body_bytes < 0 and kind.is_of(request, at):
                 try:
                     return self._known(kind, head.target, request, at)
@@ -363,7 +208,7 @@ class HotRequests:
                     return None
         return None
 
-    def _known(self, kind: _Kind, raw_target: str, request: bytes, at: int) -> KnownWrite | None:
+    def _known(self, kind: Kind, raw_target: str, request: bytes, at: int) -> KnownWrite | None:
         put = kind.put
         assert put is not None
         target = self._targets.parse(raw_target, kind.fields["host"])
@@ -378,18 +223,12 @@ class HotRequests:
         asked = None if user is None else self._asked(put, target, user)
         if user is None or asked is None:
             return None
-        self._note(kind)
+        self._kinds.note(kind)
         is_presigned = not kind.signed.is_in_header
         authentication = Authentication(user, put.payload_mode, None, None, is_presigned=is_presigned)
         return KnownWrite(target, kind.fields, authentication, asked, announced)
 
-    def _note(self, kind: _Kind) -> None:
-        """One of the kind came again."""
-        if not kind.came_again:
-            kind.came_again = True
-            self._unused = max(self._unused - 1, 0)
-
-    def _user(self, kind: _Kind, target: Target, request: bytes, at: int) -> UserRow | None:
+    def _user(self, kind: Kind, target: Target, request: bytes, at: int) -> UserRow | None:
         """Whose signature it is. Raises `S3Error` where it is nobody's."""
         if not kind.signed.is_in_header:
             return self._user_of_url(kind, target)
@@ -398,8 +237,8 @@ class HotRequests:
         if user is None or target.raw_query:
             return None
         stamp_at, signature_at = at + signed.stamp_at, at + signed.signature_at
-        stamp = request[stamp_at : stamp_at + _STAMP_CHARACTERS].decode("ascii")
-        signature = request[signature_at : signature_at + _DIGEST_DIGITS].decode("ascii")
+        stamp = request[stamp_at : stamp_at + STAMP_CHARACTERS].decode("ascii")
+        signature = request[signature_at : signature_at + DIGEST_DIGITS].decode("ascii")
         front, cut = signed.text[0], signed.checksum
         if cut is not None:
             value = request[at + cut.at : at + cut.at + cut.characters].decode("ascii")
@@ -409,7 +248,7 @@ class HotRequests:
             user if self._verifier.holds(signed.signer, user, stamp, canonical.encode("latin-1"), signature) else None
         )
 
-    def _user_of_url(self, kind: _Kind, target: Target) -> UserRow | None:
+    def _user_of_url(self, kind: Kind, target: Target) -> UserRow | None:
         """Whose presigned URL it is. Users and days share a kind, so that all but the headers is read from the URL."""
         presigned, credential = target.presigned, self._credentials.parse(kind.fields, target)
         if presigned is None or credential is None or credential.stamp is None:
@@ -429,7 +268,7 @@ class HotRequests:
         )
         return user if holds else None
 
-    def _asked(self, put: _Put, target: Target, user: UserRow) -> PutRequest | None:
+    def _asked(self, put: KindOfPut, target: Target, user: UserRow) -> PutRequest | None:
         """What is to be stored; None: it is not for here. Raises as `place_of` and `check_size`."""
         bucket = at_once(self._store.catalog.bucket(target.bucket))
         if bucket is None or not is_owners_alone(bucket, user):
@@ -489,67 +328,3 @@ class _Whole:
 
 def _no_checksums(_: Digester) -> tuple[Checksum, ...]:
     return ()
-
-
-def _first_unused(kinds: dict[tuple[bytes, int], list[_Kind]]) -> tuple[bytes, int]:
-    """The length that was learned first of those of which no kind came again; of all, if there is none."""
-    for length, alike in kinds.items():
-        if not any(kind.came_again for kind in alike):
-            return length
-    return next(iter(kinds))
-
-
-def _last_unused(alike: list[_Kind]) -> int:
-    """Where the oldest kind is that did not come again; the oldest of all, if there is none."""
-    return next((at for at in reversed(range(len(alike))) if not alike[at].came_again), -1)
-
-
-def _in_header(signed: _Signed, tail: bytes, *, stamp: str, signature: str) -> _Signed | None:
-    """The signature of the header's form, whose time is a header of its own."""
-    stamp_at = signature_at = -1
-    position = 0
-    for line in tail[: -len(_END)].split(b"\r\n"):
-        name, _, value = line.partition(b": ")
-        begin = position + len(line) - len(value)
-        if name.lower() == b"x-amz-date" and len(value) == _STAMP_CHARACTERS:
-            stamp_at = begin
-        elif name.lower() == b"authorization":
-            before, found, last = value.partition(_BEFORE_SIGNATURE)
-            if last == signature.encode() and len(last) == _DIGEST_DIGITS:
-                signature_at = begin + len(before) + len(found)
-        position += len(line) + 2
-    before_stamp, found_stamp, behind = signed.text[0].partition(f"\nx-amz-date:{stamp}\n")
-    if stamp_at < 0 or signature_at < 0 or not found_stamp:
-        return None
-    text = (f"{before_stamp}\nx-amz-date:", f"\n{behind}")
-    return _Signed(signed.signer, text, stamp_at=stamp_at, signature_at=signature_at)
-
-
-def _with_checksum(signed: _Signed, tail: bytes, announced: Announced) -> _Signed | None:
-    """The same where the body's checksum differs, too, which is signed as it was sent."""
-    name, value = f"x-amz-checksum-{announced.algorithm}".lower(), announced.value or ""
-    position = 0
-    for line in tail[: -len(_END)].split(b"\r\n"):
-        sent_name, _, sent = line.partition(b": ")
-        if sent_name.lower() == name.encode() and sent == value.encode():
-            text_at = signed.text[0].find(f"\n{name}:{value}\n")
-            if text_at < 0:
-                return None
-            cut = _Cut(position + len(line) - len(sent), text_at + len(name) + 2, len(value))
-            return replace(signed, checksum=cut)
-        position += len(line) + 2
-    return None
-
-
-def _around(tail: bytes, signed: _Signed) -> tuple[tuple[int, bytes], ...]:
-    """The fields but for time, signature and checksum."""
-    pieces: list[tuple[int, bytes]] = []
-    begin = 0
-    cuts = [(signed.stamp_at, _STAMP_CHARACTERS), (signed.signature_at, _DIGEST_DIGITS)]
-    if signed.checksum is not None:
-        cuts.append((signed.checksum.at, signed.checksum.characters))
-    for at, length in sorted(cuts):
-        pieces.append((begin, tail[begin:at]))
-        begin = at + length
-    pieces.append((begin, tail[begin:]))
-    return tuple(pieces)

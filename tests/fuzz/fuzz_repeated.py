@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, Final, cast
+from uuid import UUID
 
 from fakes import ManualClock
 from fakes_store import FakeStore
@@ -80,11 +81,25 @@ _SAID: Final[tuple[tuple[str, str], ...]] = (
     ("range", "bytes=1-3"),
     ("user-agent", "aws-sdk/1.0"),
     ("amz-sdk-invocation-id", "0-1"),
+    ("amz-sdk-invocation-id", "00112233-4455-6677-8899-aabbccddeeff"),
     ("accept", "*/*"),
     ("x-forwarded-for", "1.2.3.4"),
     ("connection", "keep-alive"),
     ("connection", "close"),
 )
+_CALL_ID_FIELD: Final = "amz-sdk-invocation-id"
+_NO_CALL_IDS: Final = tuple(
+    text.ljust(len(str(UUID(int=0))), "x")
+    for text in (
+        "x\r\nrange: bytes=1-3\r\nuser-agent: ",
+        "x\nrange: bytes=1-3\nuser-agent: ",
+        "x\r\nif-none-match: *\r\naccept: ",
+        "x\r\nconnection: close\r\naccept: ",
+        "x\r\n\r\n",
+        "",
+    )
+)
+"""As long as one, of other letters."""
 # The fakes know no chains and no pins (those are tested over the real store).
 _NOT_HERE: Final = frozenset({PARENT_HEADER, PIN_HEADER})
 
@@ -170,7 +185,7 @@ class _World:
             upload_ids=lambda: "UP1",
         )
         if not learns:
-            self.service.hot._kinds = _Forgetful()
+            self.service.hot._kinds._by_length = _Forgetful()
 
     def state(self) -> dict[str, Any]:
         """What the catalog holds."""
@@ -191,7 +206,7 @@ class RepeatedTarget:
     """`HotRequests.answer`, taught by `S3Service.handle`."""
 
     name = "repeated"
-    modules = ("kvobj/api/hot_requests.py", "kvobj/api/hot_reads.py")
+    modules = ("kvobj/api/hot_requests.py", "kvobj/api/hot_kinds.py", "kvobj/api/hot_reads.py")
 
     def __init__(self) -> None:
         self._defects = Defects()
@@ -238,7 +253,11 @@ class RepeatedTarget:
             name = random.choice(tuple(FIELDS))
             said.append((name.decode("latin-1"), random.choice(FIELDS[name]).decode("latin-1")))
         target = random.choice(_TARGETS) if random.random() < 0.3 else random.choice(("/bucket/object", "/chunks/live"))
-        pieces = [_wire("PUT", target, body, form=form, said=said, checksum=checksum)]
+        # SDKs give each call an id of its own, which boto3's do not sign, and others do.
+        has_id = random.random() < 0.5
+        signed_id = str(UUID(bytes=random.randbytes(16))) if has_id and random.random() < 0.4 else ""
+        first = _call(random, has_id=has_id, signed_id=signed_id)
+        pieces = [_wire("PUT", target, body, form=form, said=said, checksum=checksum, call=first, signed_id=signed_id)]
         for _ in range(random.randint(2, 6)):
             choice = random.random()
             if choice < 0.05:
@@ -251,11 +270,22 @@ class RepeatedTarget:
             asked = target if random.random() < 0.8 else random.choice(_TARGETS)
             stamp = random.choice(_STAMPS) if random.random() < 0.3 else STAMP
             more = said if random.random() < 0.9 else []
+            call = _call(random, has_id=has_id, signed_id=signed_id)
             if method == "GET":
-                piece = _wire(method, asked, b"", form=form, said=more, stamp=stamp)
+                piece = _wire(method, asked, b"", form=form, said=more, stamp=stamp, call=call, signed_id=signed_id)
             else:  # its checksum is another each time
                 sent = body if random.random() < 0.5 else random.randbytes(1) * len(body)
-                piece = _wire(method, asked, sent, form=form, said=more, stamp=stamp, checksum=checksum)
+                piece = _wire(
+                    method,
+                    asked,
+                    sent,
+                    form=form,
+                    said=more,
+                    stamp=stamp,
+                    checksum=checksum,
+                    call=call,
+                    signed_id=signed_id,
+                )
             choice = random.random()
             if choice < 0.25:
                 piece = mutator.change(piece, pieces, most=2)
@@ -316,6 +346,17 @@ class RepeatedTarget:
             return None, b""
 
 
+def _call(random: Random, *, has_id: bool, signed_id: str) -> Sequence[tuple[str, str]]:
+    """What an SDK says of a call. Now and then in place of its id what would end the field, and begin others; of the `signed_id`, if
+    there is one, another, though that one is signed."""
+    if not has_id:
+        return ()
+    call_id = signed_id if signed_id and random.random() < 0.7 else str(UUID(bytes=random.randbytes(16)))
+    if random.random() < 0.25:
+        call_id = random.choice(_NO_CALL_IDS)
+    return ((_CALL_ID_FIELD, call_id), ("amz-sdk-request", "attempt=1"))
+
+
 def _wire(
     method: str,
     target: str,
@@ -325,10 +366,15 @@ def _wire(
     said: Iterable[tuple[str, str]] = (),
     stamp: str = STAMP,
     checksum: str = "",
+    call: Sequence[tuple[str, str]] = (),
+    signed_id: str = "",
 ) -> bytes:
     """A request as a client sends it, signed in its header or in its target. `checksum`: of the body, by the algorithm's name; behind
-    a `+` in a trailer."""
+    a `+` in a trailer. `call`: fields that are not signed; but in the header's form the call's id, if there is a `signed_id`: that is
+    signed, whichever is sent."""
     fields = [_HOST, *dict(said).items()]
+    if signed_id and form == "header":
+        fields = [*((name, value) for name, value in fields if name != _CALL_ID_FIELD), (_CALL_ID_FIELD, signed_id)]
     name = f"x-amz-checksum-{checksum.lstrip('+')}"
     digest = digest_of(body, checksum.lstrip("+")) if checksum else ""
     mode = _UNSIGNED
@@ -350,6 +396,10 @@ def _wire(
         fields = sign_fields(method, target, [*fields, mode], body, stamp=("x-amz-date", stamp))
     if body or method == "PUT":
         fields.append(("content-length", str(len(body))))
+    if signed_id and form == "header":
+        fields = [(name, dict(call)[name] if name == _CALL_ID_FIELD else value) for name, value in fields]
+    names = dict(fields).keys()
+    fields += [(name, value) for name, value in call if name not in names]
     encoded = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)
     return Message(method.encode(), target.encode("latin-1"), encoded, body).encode()
 

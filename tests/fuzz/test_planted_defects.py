@@ -9,7 +9,7 @@ import pytest
 from fuzz_engine import run_cases
 from fuzz_targets import TARGETS
 
-from kvobj.api import aws_chunked, hot_reads, hot_requests, multipart, object_headers, ranges, request, sigv4, xml
+from kvobj.api import aws_chunked, hot_kinds, hot_reads, multipart, object_headers, ranges, request, sigv4, xml
 from kvobj.api.access import policy_document
 from kvobj.api.http import chunked_framing, plain_head, request_body, request_head
 from kvobj.wire.joined_chunks import JoinedChunks, native_joiner
@@ -78,7 +78,7 @@ def always(module: object, name: str, answer: object) -> Callable[[pytest.Monkey
         ("fields", always(object_headers, "is_plain", True)),  # noqa: FBT003 - what it answers
         ("documents", always(xml._Reader, "_refuse", 1)),
         ("settings", always(policy_document.Principals, "hold", True)),  # noqa: FBT003 - what it answers
-        ("repeated", always(hot_requests._Kind, "is_of", True)),  # noqa: FBT003 - what it answers
+        ("repeated", always(hot_kinds.Kind, "is_of", True)),  # noqa: FBT003 - what it answers
         ("repeated", always(sigv4.SignatureVerifier, "holds", True)),  # noqa: FBT003 - what it answers
         ("repeated", always(hot_reads, "is_owners_alone", True)),  # noqa: FBT003 - what it answers
         ("service", lambda patch: patch.setattr(multipart, "checked_type", lambda _algorithm, kind: kind)),

@@ -7,6 +7,7 @@ import base64
 import logging
 import random
 import socket
+import uuid
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -277,6 +278,68 @@ async def test_letters_where_time_or_signature_is_go_the_way_of_all(wired: Wired
     assert wired.answer(request) is not None
 
 
+def calling(request: bytes, call_id: str) -> bytes:
+    """The request with the id that SDKs give a call; boto3's do not sign it."""
+    head, end, body = request.partition(b"\r\n\r\n")
+    said = f"\r\namz-sdk-invocation-id: {call_id}\r\namz-sdk-request: attempt=1"
+    return head + said.encode("latin-1") + end + body
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bucket", BUCKETS)
+async def test_calls_of_an_sdk_are_known_though_each_has_an_id_of_its_own(wired: Wired, bucket: str, form: str) -> None:
+    for method in ("PUT", "GET"):
+        headers = MEMORY if method == "PUT" else {}
+        first, second = (
+            calling(
+                wired.request(
+                    method,
+                    f"/{bucket}/{key}",
+                    BODY if method == "PUT" else b"",
+                    form="header" if method == "PUT" else form,
+                    headers=headers,
+                ),
+                str(uuid.uuid4()),
+            )
+            for key in "ab"
+        )
+        assert wired.answer(first) is None
+        assert (await told(await wired.handle(first)))[0] == 200
+        answer = wired.answer(second)
+        assert answer is not None
+        assert answer.body == (b"" if method == "PUT" else BODY)
+
+
+async def test_where_a_calls_id_is_nothing_else_may_stand(wired: Wired) -> None:
+    await stored(wired, "/cache/a", BODY)
+    plain, call_id = wired.request("GET", "/cache/a"), str(uuid.uuid4())
+    await told(await wired.handle(calling(plain, call_id)))
+    assert wired.answer(calling(plain, str(uuid.uuid4()).upper())) is not None
+    others = [
+        "x\r\nrange: bytes=0-1\r\nuser-agent: xyz",
+        "x\nrange: bytes=0-1\nuser-agent: 12345",
+        *(call_id[:at] + other + call_id[at + 1 :] for at in range(len(call_id)) for other in "\r\n\0 :gü"),
+        call_id[1:],
+        call_id + "0",
+    ]
+    for other in others:
+        assert wired.answer(calling(plain, other)) is None, other
+    assert wired.answer(calling(plain, call_id)) is not None
+
+
+async def test_a_calls_id_that_is_signed_is_one_of_the_bytes_that_are_the_same(wired: Wired) -> None:
+    await stored(wired, "/cache/a", BODY)
+    one, other = str(uuid.uuid4()), str(uuid.uuid4())
+    request = wired.request("GET", "/cache/a", headers={"amz-sdk-invocation-id": one})
+    await wired.known(request)
+    forged = request.replace(one.encode(), other.encode())
+    assert wired.answer(forged) is None
+    assert (await wired.handle(forged)).status == 403
+    again = wired.request("GET", "/cache/a", headers={"amz-sdk-invocation-id": other})
+    assert wired.answer(again) is None
+    assert (await told(await wired.handle(again)))[2] == BODY
+
+
 async def test_a_put_twice_of_a_chunk_goes_the_way_of_all(wired: Wired) -> None:
     request = wired.request("PUT", "/cache/a", BODY, headers=MEMORY)
     assert (await wired.handle(request)).status == 200
@@ -508,7 +571,7 @@ async def test_heads_that_never_come_twice_are_not_learned_for_long(wired: Wired
             "GET", "/cache/a", headers={"x-forwarded-for": f"10.0.0.{number}", "user-agent": "u" * (number % 90 + 1)}
         )
         await wired.handle(read)
-    assert sum(map(len, hot._kinds.values())) <= 66
+    assert sum(map(len, hot._kinds._by_length.values())) <= 66
     await wired.handle(wired.request("GET", "/cache/a", headers={"user-agent": "u" * 3000}))
     assert wired.answer(wired.request("GET", "/cache/a", headers={"user-agent": "u" * 3000})) is None
 
@@ -525,10 +588,12 @@ async def test_who_comes_again_stays_known_beside_heads_that_never_come_twice_an
     for number in range(600):
         agent = f"{number:05}" + "u" * (20 + number % lengths)
         await told(await wired.handle(wired.request("GET", "/cache/a", headers={"user-agent": agent})))
-        met += [kind for alike in hot._kinds.values() for kind in alike if not any(kind is one for one in met)]
+        met += [
+            kind for alike in hot._kinds._by_length.values() for kind in alike if not any(kind is one for one in met)
+        ]
         assert wired.answer(again) is not None, number
-        assert len(hot._kinds) <= 64
-        assert max(map(len, hot._kinds.values())) <= 4
+        assert len(hot._kinds._by_length) <= 64
+        assert max(map(len, hot._kinds._by_length.values())) <= 4
     assert len(met) <= 1 + 64 + 600 // 256
 
 
@@ -551,10 +616,10 @@ async def test_where_most_never_come_twice_who_does_is_known_soon_and_makes_room
     await wired.known(other)
     await wired.known(read("a third client"))
     assert wired.answer(one) is not None
-    before = [kind for alike in wired.service.hot._kinds.values() for kind in alike]
+    before = [kind for alike in wired.service.hot._kinds._by_length.values() for kind in alike]
     for number in range(50):
         await told(await wired.handle(read(f"{number:03}" + "v" * (50 + number))))
-    after = [kind for alike in wired.service.hot._kinds.values() for kind in alike]
+    after = [kind for alike in wired.service.hot._kinds._by_length.values() for kind in alike]
     assert sum(not any(kind is known for known in before) for kind in after) <= 2
 
 
@@ -647,7 +712,7 @@ async def test_a_server_of_one_process_answers_from_their_bytes_what_comes_again
             await front.aclose()
     hot = front._http._serving.hot
     assert isinstance(hot, HotRequests)
-    kinds = [kind for alike in hot._kinds.values() for kind in alike]
+    kinds = [kind for alike in hot._kinds._by_length.values() for kind in alike]
     assert sorted((kind.method, kind.signed.is_in_header, kind.came_again) for kind in kinds) == [
         ("GET", False, True),
         ("GET", True, True),
@@ -667,7 +732,7 @@ async def test_of_many_kinds_the_latest_are_remembered(wired: Wired) -> None:
     for number in range(300):
         read = wired.request("GET", "/cache/a", headers={"user-agent": f"{number:03}" + "u" * (number % 90)})
         await wired.known(read)
-    kinds = wired.service.hot._kinds
+    kinds = wired.service.hot._kinds._by_length
     assert len(kinds) <= 64
     assert max(map(len, kinds.values())) <= 4
 

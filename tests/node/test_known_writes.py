@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from awscrt import checksums  # type: ignore[import-untyped]
 from s3_driver import ALICE, BOB, FakeBody, sign, unsigned_chunks
-from test_hot_requests import BUCKETS, FORMS, MEMORY, Wired, told, wired_node
+from test_hot_requests import BUCKETS, FORMS, MEMORY, Wired, calling, told, wired_node
 
 from kvobj.api.exchange import S3Settings
 from kvobj.api.hot_requests import KnownWrite
@@ -88,6 +89,16 @@ async def test_a_known_put_stores_and_says_what_the_first_of_its_kind_did(
     assert two.headers == {"content-type": "text/plain"}
     assert [each.value for each in two.checksums] == ([crc64(TWO)] if says_crc else [])
     assert (await wired.kv.driver.get(f"/{bucket}/other")).body == TWO
+
+
+async def test_a_put_of_an_sdk_is_known_though_each_call_has_an_id_of_its_own(wired: Wired) -> None:
+    for key, body in (("a", ONE), ("b", TWO)):
+        request = calling(wired.request("PUT", f"/cache/{key}", body, headers=with_crc(body)), str(uuid.uuid4()))
+        found = known(wired, request)
+        assert (found is not None) is (key == "b")
+        assert found is None or found.announced.value == crc64(body)
+        assert (await served(wired, request)).status == 200
+        assert (await wired.kv.driver.get(f"/cache/{key}")).body == body
 
 
 async def test_a_presigned_put_is_known_whatever_it_stores(wired: Wired) -> None:
