@@ -1,8 +1,8 @@
 """The data directory of one store: its format version, its lock, its identity and the root user's credentials.
 
-Whoever holds a `DataDirectory` is the only process that does (flock on `lock`, freed by the kernel with the process). A directory
-of a newer format is refused by name, and so is one that is not a store's. Guarantees that a first start may be killed
-at any point: `FORMAT` is written last, and its absence beside nothing but our own leavings means "begin again".
+Whoever holds a `DataDirectory` is the only process that does (flock on it and on `lock` in it, freed by the kernel with the
+process). A directory of a newer format is refused by name, and so is one that is not a store's. Guarantees that a first start may
+be killed at any point: `FORMAT` is written last, and its absence beside nothing but our own leavings means "begin again".
 It does not know what lies in the subdirectories.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -45,11 +45,13 @@ class DataDirectory:
 
     __slots__ = ("_lock", "_random_bytes", "path", "store_id", "store_key")
 
-    def __init__(self, path: Path, lock: int, *, store_id: bytes, store_key: bytes, random_bytes: RandomBytes) -> None:
+    def __init__(
+        self, path: Path, lock: tuple[int, ...], *, store_id: bytes, store_key: bytes, random_bytes: RandomBytes
+    ) -> None:
         self.path = path
         self.store_id = store_id
         self.store_key = store_key
-        self._lock: int | None = lock
+        self._lock = lock
         self._random_bytes = random_bytes
 
     def adopt(self, store_id: bytes) -> None:
@@ -70,7 +72,10 @@ class DataDirectory:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not (path / _FORMAT).is_file():
                 raise ConfigurationError([f"{path}: is no kvobj data directory"])
-            lock = _acquire(path / _LOCK)
+            if not (path / _FORMAT).exists():
+                # Before the lock's file is made, so that nothing is left in a directory that is somebody else's.
+                _require_no_strangers(path)
+            lock = _acquire(path)
         except OSError as error:
             raise ConfigurationError([f"{path}: cannot be used as data directory: {error.strerror}"]) from error
         try:
@@ -79,10 +84,10 @@ class DataDirectory:
             store_id = _read_format(path / _FORMAT)
             store_key = _read_store_key(path / _STORE_KEY)
         except OSError as error:
-            os.close(lock)
+            _release(lock)
             raise ConfigurationError([f"{path}: cannot be used as data directory: {error.strerror}"]) from error
         except BaseException:
-            os.close(lock)
+            _release(lock)
             raise
         return cls(path, lock, store_id=store_id, store_key=store_key, random_bytes=random_bytes)
 
@@ -144,11 +149,11 @@ class DataDirectory:
 
     def close(self) -> None:
         """Free the lock. Idempotent."""
-        if self._lock is None:
+        if not self._lock:
             return
         (self.path / _ENDPOINTS).unlink(missing_ok=True)
-        os.close(self._lock)
-        self._lock = None
+        _release(self._lock)
+        self._lock = ()
 
     def __enter__(self) -> Self:
         return self
@@ -192,29 +197,63 @@ def default_nvme_capacity_bytes(*, free_bytes: int, used_bytes: int = 0) -> int:
     return min(half - half % gibibyte, 64 * gibibyte) if half >= gibibyte else half
 
 
-def _acquire(file: Path) -> int:
-    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _acquire(path: Path) -> tuple[int, ...]:
+    """Lock the directory and the file in it; what holds the locks, for `_release`.
+
+    The file alone would let in a second holder once somebody has removed it. The directory alone is not enough either: some
+    file systems lock none (NFS asks for a descriptor that may write), and an older version looks at the file only. No child
+    inherits them.
+    """
+    held: list[int] = []
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(lock)
-        raise UnavailableError("data directory is in use by another process", path=file.parent, pid=holder) from error
+        held.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(path) from error
+        except OSError:
+            os.close(held.pop())
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(path) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except BaseException:
-        os.close(lock)
+        _release(held)
         raise
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
+    return tuple(held)
+
+
+def _release(held: Iterable[int]) -> None:
+    for each in held:
+        os.close(each)
+
+
+def _in_use(path: Path) -> UnavailableError:
+    try:
+        with (path / _LOCK).open("rb") as lock:
+            holder = lock.read(32).decode("ascii", "replace").strip()
+    except OSError:  # it was removed
+        holder = ""
+    return UnavailableError("data directory is in use by another process", path=path, pid=holder or "unknown")
 
 
 def _begin(path: Path, random_bytes: RandomBytes) -> None:
-    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _BEFORE_FORMAT)
-    if strangers:
-        raise ConfigurationError([f"{path}: is neither empty nor a kvobj data directory (it holds {strangers[0]})"])
+    _require_no_strangers(path)
     path.chmod(0o700)
     write_private(path / _STORE_KEY, random_bytes(STORE_KEY_BYTES))
     write_private(path / _FORMAT, _format_text(random_bytes(STORE_ID_BYTES)))
+
+
+def _require_no_strangers(path: Path) -> None:
+    """`ConfigurationError` where a directory that is no store's holds anything but what a first start leaves that was killed."""
+    strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _BEFORE_FORMAT)
+    # Of another first start under way these are a store's: it writes FORMAT before them.
+    if strangers and not (path / _FORMAT).exists():
+        raise ConfigurationError([f"{path}: is neither empty nor a kvobj data directory (it holds {strangers[0]})"])
 
 
 def _format_text(store_id: bytes) -> bytes:

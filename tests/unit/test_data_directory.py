@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -47,6 +48,34 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
     DataDirectory.open(path).close()
 
 
+def test_a_second_holder_is_refused_though_the_locks_file_was_removed(path: Path) -> None:
+    with DataDirectory.open(path):
+        (path / "lock").unlink()
+        with pytest.raises(UnavailableError, match=r"in use.*pid=unknown"):
+            DataDirectory.open(path)
+        assert not (path / "lock").exists()
+    DataDirectory.open(path).close()
+
+
+def test_a_holder_of_the_file_alone_is_respected(path: Path) -> None:
+    DataDirectory.open(path).close()
+    with (path / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as where directories cannot be locked
+        with pytest.raises(UnavailableError, match=f"in use.*pid={os.getpid()}"):
+            DataDirectory.open(path)
+    DataDirectory.open(path).close()
+
+
+def test_a_child_that_outlives_the_holder_does_not_hold_it(path: Path) -> None:
+    with DataDirectory.open(path):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        DataDirectory.open(path).close()
+        assert child.poll() is None
+    finally:
+        child.communicate(b"\n")
+
+
 def test_the_lock_dies_with_its_process(path: Path) -> None:
     script = (
         "import sys, os, pathlib; from kvobj.data_directory import DataDirectory\n"
@@ -89,7 +118,7 @@ def test_a_strangers_directory_is_left_alone(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="neither empty nor a kvobj data directory"):
         DataDirectory.open(path)
     assert (path / "thesis.tex").read_text() == "x"
-    assert not (path / "FORMAT").exists()
+    assert [each.name for each in path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(
