@@ -10,7 +10,7 @@ import asyncio
 from enum import Enum
 
 from kvobj.arena import Pin
-from kvobj.catalog.rows import BlobRef, CommitOutcome, PartRow
+from kvobj.catalog.rows import BlobRef, CommitOutcome, PartRow, is_same_namespace
 from kvobj.store.requests import PutRequest
 from kvobj.tiers.protocol import BlobNames
 
@@ -178,9 +178,10 @@ class ArrivingKeys:
         if self._watches:
             self.tell(names.bucket, names.key)
 
-    def is_arriving(self, bucket: str, key: str) -> bool:
-        """Whether somebody is writing the key."""
-        return (bucket, key) in self._writes
+    def is_arriving(self, bucket: str, key: str, namespace: str) -> bool:
+        """Whether somebody is writing the key in the namespace."""
+        places = [each.request.place for each in self._writes.get((bucket, key), ())]
+        return any(place is not None and is_same_namespace(place.namespace.name, namespace) for place in places)
 
     def of(self, bucket: str, key: str) -> list[Arrival]:
         """The writes of the key."""

@@ -73,8 +73,8 @@ class ChunkStore:
     `gate` bounds the bytes of batches on their way in. `hold` is told of rows that somebody asked for; `tiers_of` names the tiers
     that blobs would be read from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched
     request and must return at once; `on_removed` of rows that were hidden, and `removed` is waited for with the bucket before
-    anybody is told that they are gone (`Store.removed`); `is_arriving` answers whether a key is being written; `pace` is how fast a
-    namespace's chunks are removed.
+    anybody is told that they are gone (`Store.removed`); `is_arriving` answers whether a key of a bucket is being written in
+    a namespace; `pace` is how fast a namespace's chunks are removed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ChunkStore:
         on_request: Callable[[RequestTrace], None],
         on_removed: Callable[[Sequence[ObjectRow]], None],
         removed: Callable[[str], Awaitable[None]],
-        is_arriving: Callable[[str, str], bool],
+        is_arriving: Callable[[str, str, str], bool],
         lease_ttl_ms: int,
         pace: RemovalPace,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketRow
+from kvobj.catalog.rows import BucketRow, is_same_namespace
 from kvobj.errors import KvobjError
 from kvobj.ids.chunk_ids import TOKEN_BYTES
 from kvobj.store.chunk_naming import count_of_tokens, has_raw_ids
@@ -57,7 +57,7 @@ class Explainer:
         *,
         chunks_of_tokens: Callable[[OpenNamespace, bytes], Awaitable[ChunkList]],
         differs: Callable[[bytes, bytes], Sequence[str]],
-        is_arriving: Callable[[str, str], bool],
+        is_arriving: Callable[[str, str, str], bool],
     ) -> None:
         self._catalog = catalog
         self._chunks_of_tokens = chunks_of_tokens
@@ -75,18 +75,19 @@ class Explainer:
         others: Sequence[OpenNamespace],
     ) -> MissExplanation | None:
         """Why the run ended after `matched` chunks; None where it did not end. `others`: what else the asker may use, looked into
-        where tokens were given."""
+        where tokens were given. What there is or was under the id in a namespace that is not this one is told as nothing: the asker
+        may be nobody there."""
         if matched >= len(chunks):
             return None
         key = chunks.key(matched)
         (row,) = await self._catalog.lookup(bucket.name, [key])
-        if row is not None:
+        if row is not None and is_same_namespace(row.namespace, namespace.row.name):
             # It is live, so it hangs elsewhere: the element before it in the list is not its parent.
             return MissExplanation(matched, MissReason.PARENT_MISSING)
-        if await self._is_uploading(bucket.name, key):
+        if await self._is_uploading(bucket.name, key, namespace.row.name):
             return MissExplanation(matched, MissReason.UPLOADING)
         removal = await self._catalog.history.why_removed(bucket.name, key)
-        if removal is not None:
+        if removal is not None and is_same_namespace(removal.namespace, namespace.row.name):
             return MissExplanation(matched, _REMOVALS[removal.reason], removal.when_ms)
         if tokens is not None:
             differs = await self._elsewhere(bucket, namespace, matched, tokens, others)
@@ -95,11 +96,12 @@ class Explainer:
         is_whole = await self._catalog.history.remembers_all(bucket.name)  # what is not in the log then never went
         return MissExplanation(matched, MissReason.NEVER_STORED if is_whole else MissReason.UNKNOWN)
 
-    async def _is_uploading(self, bucket: str, key: str) -> bool:
-        if self._is_arriving(bucket, key):
+    async def _is_uploading(self, bucket: str, key: str, namespace: str) -> bool:
+        if self._is_arriving(bucket, key, namespace):
             return True
         page = await self._catalog.list_uploads(bucket, key_prefix=key, limit=1, groups=True)
-        return bool(page.rows) and page.rows[0].key == key
+        found = page.rows[0] if page.rows else None
+        return found is not None and found.key == key and is_same_namespace(found.namespace, namespace)
 
     async def _elsewhere(
         self,

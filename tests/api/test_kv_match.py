@@ -206,6 +206,28 @@ async def test_explain_names_a_chunk_that_hangs_elsewhere(kv: KvDriver) -> None:
     assert (explained["at"], explained["reason"]) == (1, "parent-missing")
 
 
+async def test_explain_tells_nothing_of_ids_of_a_namespace_that_the_asker_may_not_use(kv: KvDriver) -> None:
+    hidden = await kv.declare("hidden")
+    await kv.declare("shared", salt="other", access={"bob": "read"})
+    ids = hidden.ids(TOKENS[:32])
+    await kv.put_chain(hidden, ids)
+
+    async def explained(chunk_id: bytes) -> object:
+        asked = {"namespace": "shared", "ids": [chunk_id], "explain": True}
+        return (await kv.call("POST", "match", asked, user=BOB)).value["explain"]
+
+    nothing = await explained(bytes(32))
+    assert await explained(ids[1]) == nothing
+    assert (await kv.driver.request("DELETE", f"/cache/{ids[1].hex()}")).status == 204
+    assert await explained(ids[1]) == nothing
+    assert (
+        await kv.driver.request(
+            "POST", f"/cache/{ids[1].hex()}?uploads", headers={"x-kvobj-namespace": "hidden", "x-kvobj-parent": "root"}
+        )
+    ).status == 200
+    assert await explained(ids[1]) == nothing
+
+
 async def test_explain_sees_an_upload_in_progress(kv: KvDriver) -> None:
     await kv.declare("engine", ids="foreign", layout={"kind": "opaque"})
     assert (

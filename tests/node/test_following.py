@@ -223,7 +223,7 @@ async def test_a_chunk_of_a_batch_is_followed_until_the_batch_is_committed(world
     class Watched(FakeBody):
         async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
             await super().receive_into(buffer, on_bytes)
-            if not seen and world.kv.node.store.arriving.is_arriving("cache", ids[0].hex()):
+            if not seen and world.kv.node.store.arriving.of("cache", ids[0].hex()):
                 seen.append(await world.follow(ids[0].hex()))
 
     told = await world.kv.mput(Watched(whole, step=500), payload_hash="UNSIGNED-PAYLOAD")
@@ -240,7 +240,7 @@ async def large_bucket(world: World, codec: str) -> None:
 async def put_large(world: World, size_bytes: int) -> tuple[OpenBody, asyncio.Task[Answer], Follower]:
     body = OpenBody(size_bytes)
     put = asyncio.create_task(world.kv.driver.request("PUT", "/large/k", body=body, payload="UNSIGNED-PAYLOAD"))
-    await turns_until(lambda: world.kv.node.store.arriving.is_arriving("large", "k"))
+    await turns_until(lambda: bool(world.kv.node.store.arriving.of("large", "k")))
     follower = Follower(await world.ask("/large/k?follow"))
     follower.start()
     return body, put, follower
