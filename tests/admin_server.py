@@ -90,8 +90,9 @@ class FakeCatalog:
             raise BucketExistsError("the bucket exists", bucket=bucket.name)
         self.buckets_by_name[bucket.name] = bucket
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
-        if name not in self.buckets_by_name:
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
+        there = self.buckets_by_name.get(name)
+        if there is None or (made_ms is not None and there.created_ms != made_ms):
             raise NoSuchBucketError("no such bucket", bucket=name)
         row = self.buckets_by_name[name] = msgspec.structs.replace(self.buckets_by_name[name], **changes_of(update))
         return row

@@ -93,15 +93,15 @@ class FakeCatalog:
     async def buckets(self) -> tuple[BucketRow, ...]:
         return tuple(self.bucket_rows[name] for name in sorted(self.bucket_rows))
 
-    async def delete_bucket(self, name: str) -> None:
-        self.require(name)
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
+        self.require(name, made_ms)
         if any(bucket == name for bucket, _ in self.objects):
             raise BucketNotEmptyError("the bucket is not empty", bucket=name)
         self.uploads = {place: row for place, row in self.uploads.items() if row.bucket != name}
         del self.bucket_rows[name]
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
-        self.require(name)
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
+        self.require(name, made_ms)
         row = self.bucket_rows[name] = msgspec.structs.replace(self.bucket_rows[name], **changes_of(update))
         return row
 
@@ -116,8 +116,8 @@ class FakeCatalog:
             live = self.objects[bucket, key] = msgspec.structs.replace(live, **changes_of(update))
         return live
 
-    def require(self, name: str) -> None:
-        if name not in self.bucket_rows:
+    def require(self, name: str, made_ms: int | None = None) -> None:
+        if name not in self.bucket_rows or made_ms not in (None, self.bucket_rows[name].created_ms):
             raise NoSuchBucketError("no such bucket", bucket=name)
 
     async def lookup(self, bucket: str, keys: Sequence[str]) -> list[ObjectRow | None]:
@@ -391,9 +391,14 @@ class FakeStore:
         return choose(row, [None], accepts)
 
     async def delete(
-        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
     ) -> list[DeleteOutcome]:
-        self.catalog.require(bucket)
+        self.catalog.require(bucket, made_ms)
         outcomes = []
         for index, key in enumerate(keys):
             condition = conditions[index] if conditions else None
@@ -404,8 +409,8 @@ class FakeStore:
                 outcomes.append(DeleteOutcome(key, self.catalog.objects.pop((bucket, key), None)))
         return outcomes
 
-    async def delete_bucket(self, name: str) -> None:
-        await self.catalog.delete_bucket(name)
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
+        await self.catalog.delete_bucket(name, made_ms=made_ms)
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         if self.catalog.uploads.pop((bucket, key, upload_id), None) is None:

@@ -104,8 +104,10 @@ class Buckets:
 
     async def delete(self, exchange: Exchange, operation: DeleteBucket) -> Reply:
         """Remove an empty bucket."""
-        exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.DELETE_BUCKET)
-        await self._store.delete_bucket(operation.bucket)
+        row = exchange.authorise(
+            await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.DELETE_BUCKET
+        )
+        await self._store.delete_bucket(row.name, made_ms=row.created_ms)
         return exchange.reply(204)
 
     async def location(self, exchange: Exchange, operation: GetBucketLocation) -> Reply:

@@ -59,7 +59,8 @@ class ObjectDeletes:
         outcomes: list[DeleteOutcome] = []
         if wanted:
             conditions = [entry.condition for entry in wanted] if any(entry.condition for entry in wanted) else ()
-            outcomes = await self._store.delete(operation.bucket, [entry.key for entry in wanted], conditions)
+            bucket, keys = rights.bucket, [entry.key for entry in wanted]
+            outcomes = await self._store.delete(bucket.name, keys, conditions, made_ms=bucket.created_ms)
         nodes: list[xml.Node] = []
         for entry, outcome in zip(wanted, outcomes, strict=True):
             if outcome.precondition_failed:

@@ -93,6 +93,7 @@ class MultipartUploads:
             parent=None if place is None else place.parent,
             namespace="" if place is None else place.namespace.name,
             tokens=0 if place is None else place.tokens,
+            namespace_root=b"" if place is None else place.namespace_root,
             acl=await acl_of_object(exchange, access.rights, operation.key),
             tags=tags_of_object(exchange, access.rights, operation.key),
         )

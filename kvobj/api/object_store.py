@@ -147,12 +147,17 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(
-        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
     ) -> list[DeleteOutcome]:
-        """Hide the keys at once."""
+        """Hide the keys at once. `NoSuchBucketError` (`made_ms` as of `Catalog.commit`)."""
         ...
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
         ...
 

@@ -207,7 +207,8 @@ class ObjectWrites:
         rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
         rights.require(Action.DELETE_OBJECT, key=operation.key)
         condition = parse_delete_condition(exchange.fields)
-        (outcome,) = await self._store.delete(operation.bucket, [operation.key], (condition,) if condition else ())
+        bucket, conditions = rights.bucket, (condition,) if condition else ()
+        (outcome,) = await self._store.delete(bucket.name, [operation.key], conditions, made_ms=bucket.created_ms)
         if outcome.precondition_failed:
             raise PreconditionFailedError("the object is another", bucket=operation.bucket, key=operation.key)
         if outcome.kept:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.catalog_rows import CatalogRows, require_root
+from kvobj.catalog.catalog_rows import CatalogRows, bucket_of, is_meant, require_root
 from kvobj.catalog.encoding import (
     BUCKETS,
     EPOCH,
@@ -124,16 +124,15 @@ class UpdateBucket:
 
     name: str
     update: BucketUpdate
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> BucketRow:
         """Run it."""
-        name = self.name.encode()
-        value = view.get(BUCKETS, name)
-        if value is None:
+        stored = bucket_of(view, self.name)
+        if stored is None or not is_meant(stored, self.made_ms):
             raise NoSuchBucketError("no such bucket", bucket=self.name)
-        stored = decode_stored_bucket(value)
         row = msgspec.structs.replace(stored.row, **changes_of(self.update))
-        view.put(BUCKETS, name, encode_stored_bucket(StoredBucket(stored.root, row)))
+        view.put(BUCKETS, self.name.encode(), encode_stored_bucket(StoredBucket(stored.root, row)))
         tell(view, row)
         return row
 
@@ -148,10 +147,11 @@ class DeleteBucket:
 
     name: str
     tables: CatalogRows
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
-        root = require_root(view, self.name)
+        root = require_root(view, self.name, self.made_ms)
         objects, uploads = self.tables.objects, self.tables.uploads
         rows = [
             decode_object(value)

@@ -55,8 +55,12 @@ def root_of(view: ReadView, bucket: str) -> bytes | None:
     return None if value is None else value[:ROOT_BYTES]
 
 
-def require_root(view: ReadView, bucket: str) -> bytes:
-    """`root_of`, or `NoSuchBucketError`."""
+def require_root(view: ReadView, bucket: str, made_ms: int | None = None) -> bytes:
+    """`root_of`, or `NoSuchBucketError`, also where the bucket is another than that of `made_ms` (`is_meant`)."""
+    if made_ms is not None:
+        stored = bucket_of(view, bucket)
+        if stored is not None and not is_meant(stored, made_ms):
+            raise NoSuchBucketError("no such bucket", bucket=bucket)
     root = root_of(view, bucket)
     if root is None:
         raise NoSuchBucketError("no such bucket", bucket=bucket)

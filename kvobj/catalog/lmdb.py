@@ -232,19 +232,19 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         with self._database.read() as view:
             return tuple(decode_stored_bucket(value).row for _, value in view.range(BUCKETS))
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
         """See `Catalog.update_bucket`."""
         self._outbox.require_room()
         try:
-            return await self._database.write(UpdateBucket(name, update), [bucket_key(name)])
+            return await self._database.write(UpdateBucket(name, update, made_ms), [bucket_key(name)])
         finally:
             self._buckets.pop(name, None)
             self.on_settings_changed()
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """See `Catalog.delete_bucket`."""
         try:
-            await self._database.write(DeleteBucket(name, self._tables), [bucket_key(name)])
+            await self._database.write(DeleteBucket(name, self._tables, made_ms), [bucket_key(name)])
             self.unfinished.bucket_ended(name)
         finally:
             self._buckets.pop(name, None)
@@ -306,6 +306,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -321,6 +322,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             now_ms,
             parent_tokens=parent_tokens,
             made_ms=made_ms,
+            namespace_root=namespace_root,
             to_remote=to_remote,
         )
         self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
@@ -351,6 +353,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
@@ -371,6 +374,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             durable=False,
             parent_tokens=parent_tokens,
             made_ms=made_ms,
+            namespace_root=namespace_root,
             keeps_live=True,
         )
 
@@ -396,6 +400,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -418,6 +423,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
             now_ms,
             parent_tokens=parent_tokens,
             made_ms=made_ms,
+            namespace_root=namespace_root,
             to_remote=to_remote,
         )
         in_memory = all(row.durability is Durability.MEMORY for row in rows)

@@ -6,11 +6,12 @@ Event loop only. Does not own the database. Rows change here alone, so a remembe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final, TypeVar
 
 from kvobj.catalog.catalog_rows import require_root, root_of
+from kvobj.catalog.flight_keys import bucket_key
 from kvobj.catalog.namespace_changes import (
     ChangeSettings,
     DeclareNamespace,
@@ -75,9 +76,10 @@ class LmdbNamespaces:
         with self._database.read() as view:
             return tuple(islice(stored_namespaces(view, require_root(view, bucket), after=after), limit))
 
-    async def remove(self, bucket: str, name: str) -> None:
+    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
         """See `Namespaces.remove`."""
-        await self._write(RemoveNamespace(bucket, name), bucket, name)
+        # Commits wait for the bucket's name: one that ran beside this would be in no count here, and find the namespace there.
+        await self._write(RemoveNamespace(bucket, name, namespace_root), bucket, name, [bucket_key(bucket)])
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:
         """See `Namespaces.usage`."""
@@ -93,7 +95,7 @@ class LmdbNamespaces:
         """Read all rows anew from here on: another process has changed one."""
         self._known.clear()
 
-    async def _write(self, change: Callable[[WriteView], T], bucket: str, name: str) -> T:
+    async def _write(self, change: Callable[[WriteView], T], bucket: str, name: str, keys: Collection[bytes] = ()) -> T:
         """Run a change; what was remembered is forgotten when the change is over, also where the caller has been cancelled."""
 
         def over(task: asyncio.Task[T]) -> None:
@@ -102,9 +104,9 @@ class LmdbNamespaces:
             if not task.cancelled():
                 task.exception()  # looked at, for a caller that is gone
 
-        task = asyncio.ensure_future(self._run(change))
+        task = asyncio.ensure_future(self._run(change, keys))
         task.add_done_callback(over)
         return await asyncio.shield(task)
 
-    async def _run(self, change: Callable[[WriteView], T]) -> T:
-        return await self._database.write(change)
+    async def _run(self, change: Callable[[WriteView], T], keys: Collection[bytes]) -> T:
+        return await self._database.write(change, keys)

@@ -7,7 +7,7 @@ is told to come back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -39,15 +39,21 @@ class LmdbRemovals(LmdbBase):
     """See the module's text and `protocol.Catalog`."""
 
     async def delete(
-        self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        *,
+        conditions: Sequence[WriteCondition | None] = (),
+        made_ms: int | None = None,
+        now_ms: int,
     ) -> list[DeleteOutcome]:
         """See `Catalog.delete`."""
         if self._kind(bucket) is BucketKind.ORDINARY:
-            change = partial(DeleteChange, self._objects, bucket, keys, conditions, now_ms)
+            change = partial(DeleteChange, self._objects, bucket, keys, conditions, now_ms, made_ms=made_ms)
             return await self._write_fast(change, [row_key(bucket, key) for key in keys], bucket=bucket)
         given = conditions or [None] * len(keys)
         targets = [Doomed(key, (), condition) for key, condition in zip(keys, given, strict=True)]
-        outcomes = await self._hide(bucket, targets, reason=RemovalReason.DELETED, now_ms=now_ms)
+        outcomes = await self._hide(bucket, targets, reason=RemovalReason.DELETED, now_ms=now_ms, made_ms=made_ms)
         if not all(outcome.is_gone for outcome in outcomes):
             raise BusyError("chunks are stored below faster than they can be deleted", bucket=bucket)
         return [
@@ -65,6 +71,8 @@ class LmdbRemovals(LmdbBase):
         to_ms: int | None = None,
         after: str = "",
         limit: int = 4000,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
     ) -> RecallPage:
         """See `Catalog.recall`."""
@@ -80,9 +88,15 @@ class LmdbRemovals(LmdbBase):
             and (to_ms is None or row.modified_ms < to_ms)
         ]
         outcomes = await self._hide(
-            bucket, [Doomed(row.key, ()) for row in wanted],
-            reason=RemovalReason.RECALLED, now_ms=now_ms, limit=limit,
-        )  # fmt: skip
+            bucket,
+            [Doomed(row.key, ()) for row in wanted],
+            reason=RemovalReason.RECALLED,
+            now_ms=now_ms,
+            limit=limit,
+            made_ms=made_ms,
+            namespace=namespace or "",
+            namespace_root=namespace_root,
+        )
         recalled = tuple(row for outcome in outcomes for row in outcome.rows())
         done = [outcome.is_gone for outcome in outcomes]
         if not all(done):
@@ -151,14 +165,29 @@ class LmdbRemovals(LmdbBase):
         now_ms: int,
         unpinned: bool = False,
         limit: int | None = None,
+        made_ms: int | None = None,
+        namespace: str = "",
+        namespace_root: bytes = b"",
     ) -> list[Hidden]:
         """Hide the targets' keys with all below, in order; of those that are still live in the end `is_gone` is not set.
         `limit` bounds the rows, about."""
-        hiding = _Hiding(self, bucket, targets, reason=reason, now_ms=now_ms, unpinned=unpinned, limit=limit)
-        for _ in range(_ROUNDS):
-            if not await hiding.round():
-                break
-        self._marks.forget(bucket, [row.key for each in hiding.outcomes for row in each.rows()])
+        step = partial(
+            self.hide_step,
+            bucket,
+            reason=reason,
+            now_ms=now_ms,
+            unpinned=unpinned,
+            made_ms=made_ms,
+            namespace=namespace,
+            namespace_root=namespace_root,
+        )
+        hiding = _Hiding(self, bucket, targets, step, limit=limit)
+        try:
+            for _ in range(_ROUNDS):
+                if not await hiding.round():
+                    break
+        finally:  # earlier steps stand where a later one finds that the bucket or the namespace is another by now
+            self._marks.forget(bucket, [row.key for each in hiding.outcomes for row in each.rows()])
         return hiding.outcomes
 
     def root_of(self, bucket: str) -> bytes:
@@ -179,10 +208,30 @@ class LmdbRemovals(LmdbBase):
             return descent.take(view, room, steps=_DESCENT_STEPS)
 
     async def hide_step(
-        self, bucket: str, step: Sequence[Doomed], *, reason: RemovalReason, now_ms: int, unpinned: bool
+        self,
+        bucket: str,
+        step: Sequence[Doomed],
+        *,
+        reason: RemovalReason,
+        now_ms: int,
+        unpinned: bool,
+        made_ms: int | None,
+        namespace: str,
+        namespace_root: bytes,
     ) -> list[Hidden]:
         """Run one change, which names all its keys."""
-        change = partial(HideChange, self._tables, bucket, step, reason, now_ms, unpinned=unpinned)
+        change = partial(
+            HideChange,
+            self._tables,
+            bucket,
+            step,
+            reason,
+            now_ms,
+            unpinned=unpinned,
+            made_ms=made_ms,
+            namespace=namespace,
+            namespace_root=namespace_root,
+        )
         doomed = [key.decode() for each in step for key in each.keys]
         keys = removal_keys((bucket, key) for key in doomed)
         if len(doomed) > INLINE_ROWS:
@@ -199,17 +248,16 @@ class _Hiding:
         catalog: LmdbRemovals,
         bucket: str,
         targets: Sequence[Doomed],
+        run: Callable[[Sequence[Doomed]], Awaitable[list[Hidden]]],
         *,
-        reason: RemovalReason,
-        now_ms: int,
-        unpinned: bool,
         limit: int | None,
     ) -> None:
+        """`run` hides one step."""
         self.outcomes = [Hidden() for _ in targets]
         self._catalog = catalog
         self._bucket = bucket
         self._targets = targets
-        self._run = partial(catalog.hide_step, bucket, reason=reason, now_ms=now_ms, unpinned=unpinned)
+        self._run = run
         self._step_rows = _STEP_ROWS if limit is None else min(_STEP_ROWS, limit)
         self._steps = None if limit is None else -(-limit // _STEP_ROWS)
         self._step: list[tuple[int, Doomed]] = []

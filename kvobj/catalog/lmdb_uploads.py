@@ -47,10 +47,27 @@ class LmdbUploads(LmdbBase):
         return None if found is None else found.row
 
     async def put_part(
-        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+        self,
+        bucket: str,
+        key: str,
+        part: PartRow,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
     ) -> PartRow:
         """See `Catalog.put_part`."""
-        change = partial(PutPart, self._objects, self._uploads, bucket, key, part, now_ms, made_ms=made_ms)
+        change = partial(
+            PutPart,
+            self._objects,
+            self._uploads,
+            bucket,
+            key,
+            part,
+            now_ms,
+            made_ms=made_ms,
+            namespace_root=namespace_root,
+        )
         outcome = await self._write_fast(change, [flight_keys.upload_key(part.upload_id)], bucket=bucket)
         if isinstance(outcome, Refusal):
             raise outcome.error
@@ -73,9 +90,28 @@ class LmdbUploads(LmdbBase):
                 raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
             return self._uploads.parts(view, found)
 
-    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
+    async def abort_upload(
+        self,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
+    ) -> None:
         """See `Catalog.abort_upload`."""
-        change = partial(AbortUpload, self._objects, self._uploads, bucket, key, upload_id, now_ms)
+        change = partial(
+            AbortUpload,
+            self._objects,
+            self._uploads,
+            bucket,
+            key,
+            upload_id,
+            now_ms,
+            made_ms=made_ms,
+            namespace_root=namespace_root,
+        )
         await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket)
         self.unfinished.ended(upload_id)
 

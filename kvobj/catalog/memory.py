@@ -18,6 +18,7 @@ from kvobj.catalog.log_entries import BucketRemoved, LogEntry, UserRemoved
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, is_put_again, same_blobs
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
+from kvobj.catalog.namespace_changes import no_such_namespace
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
 from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
@@ -165,17 +166,19 @@ class MemoryCatalog(MemoryUploads):
         """See `Catalog.buckets`."""
         return tuple(self._buckets[name] for name in sorted(self._buckets, key=str.encode))
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
         """See `Catalog.update_bucket`."""
         self._require_bucket(name)
+        if self._is_anew(name, made_ms):
+            raise NoSuchBucketError("no such bucket", bucket=name)
         self._outbox.require_room()
         row = self._buckets[name] = msgspec.structs.replace(self._buckets[name], **changes_of(update))
         self._outbox.publish(row)
         return row
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """See `Catalog.delete_bucket`."""
-        self._require_bucket(name)
+        self._require_bucket(name, made_ms)
         uploads = [upload for upload in self._uploads.values() if upload.bucket == name]
         parts = sum(len(self._parts_of(upload.upload_id)) for upload in uploads)
         if self._live_names(name) or len(uploads) > _PENDING_MAX or parts > _PARTS_MAX:
@@ -220,6 +223,7 @@ class MemoryCatalog(MemoryUploads):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -239,6 +243,7 @@ class MemoryCatalog(MemoryUploads):
             quota=quota,
             parent_tokens=parent_tokens,
             made_ms=made_ms,
+            namespace_root=namespace_root,
         )
         if error is not None:
             self._enqueue(row.blob_ids, self._named(name, parts), name, volatile=is_memory, now_ms=now_ms)
@@ -274,11 +279,12 @@ class MemoryCatalog(MemoryUploads):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
         """See `Catalog.commit_at_once`: there is no database."""
-        del row, mode, condition, quota, parent_tokens, made_ms, now_ms, beside
+        del row, mode, condition, quota, parent_tokens, made_ms, namespace_root, now_ms, beside
         return None
 
     async def commit_chain(
@@ -288,6 +294,7 @@ class MemoryCatalog(MemoryUploads):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -306,6 +313,7 @@ class MemoryCatalog(MemoryUploads):
                     quota=quota,
                     parent_tokens=parent_tokens,
                     made_ms=made_ms,
+                    namespace_root=namespace_root,
                     now_ms=now_ms,
                     to_remote=to_remote,
                 )
@@ -450,12 +458,15 @@ class MemoryCatalog(MemoryUploads):
         quota: NamespaceQuota | None,
         parent_tokens: int,
         made_ms: int | None,
+        namespace_root: bytes,
     ) -> KvobjError | None:
         name = (row.bucket, row.key.encode())
         live = self._live(name)
         bucket = self._buckets.get(row.bucket)
         if bucket is None or self._is_anew(row.bucket, made_ms):
             return NoSuchBucketError("no such bucket", bucket=row.bucket)
+        if namespace_root and not self._namespaces.is_meant(row.bucket, row.namespace, namespace_root):
+            return no_such_namespace(row.bucket, row.namespace)
         if upload_id is not None and (*name, upload_id) not in self._uploads:
             return NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=upload_id)
         error = self._fenced(row.blobs, parts) or condition_error(live, condition)

@@ -9,7 +9,9 @@ from operator import eq
 import msgspec
 
 from kvobj.catalog.history_protocol import RemovalReason
+from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.memory_tables import MemoryTables, Name, condition_error, same_blobs
+from kvobj.catalog.namespace_changes import no_such_namespace
 from kvobj.catalog.rows import (
     BucketKind,
     ChunkName,
@@ -30,11 +32,19 @@ _RECALL_PAGE = 1000
 class MemoryChains(MemoryTables):
     """See the module's text and `protocol.Catalog`."""
 
+    _namespaces: MemoryNamespaces
+
     async def delete(
-        self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        *,
+        conditions: Sequence[WriteCondition | None] = (),
+        made_ms: int | None = None,
+        now_ms: int,
     ) -> list[DeleteOutcome]:
         """See `Catalog.delete`."""
-        self._require_bucket(bucket)
+        self._require_bucket(bucket, made_ms)
         outcomes = []
         for key, condition in zip(keys, conditions or [None] * len(keys), strict=True):
             live = self._live((bucket, key.encode()))
@@ -56,10 +66,14 @@ class MemoryChains(MemoryTables):
         to_ms: int | None = None,
         after: str = "",
         limit: int = 4000,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
     ) -> RecallPage:
         """See `Catalog.recall`."""
-        self._require_bucket(bucket)
+        self._require_bucket(bucket, made_ms)
+        if namespace_root and not self._namespaces.is_meant(bucket, namespace or "", namespace_root):
+            raise no_such_namespace(bucket, namespace or "")
         if self._buckets[bucket].kind is BucketKind.ORDINARY:
             return RecallPage((), None)
         names = sorted(name for name in {**self._durable, **self._volatile} if name[0] == bucket)

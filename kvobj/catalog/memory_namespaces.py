@@ -27,6 +27,11 @@ class MemoryNamespaces:
         self._usage_of = usage_of
         self._rows: dict[tuple[str, str], NamespaceRow] = {}
 
+    def is_meant(self, bucket: str, name: str, namespace_root: bytes) -> bool:
+        """Whether the namespace of this name has this root."""
+        row = self._rows.get((bucket, name))
+        return row is not None and row.root == namespace_root
+
     async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
         """See `Namespaces.declare`."""
         self._require_bucket(row.bucket)
@@ -59,10 +64,11 @@ class MemoryNamespaces:
         rows = [row for (where, name), row in self._rows.items() if where == bucket and name.encode() > after.encode()]
         return tuple(sorted(rows, key=lambda row: row.name.encode())[:limit])
 
-    async def remove(self, bucket: str, name: str) -> None:
+    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
         """See `Namespaces.remove`."""
         self._require_bucket(bucket)
-        if (bucket, name) not in self._rows:
+        existing = self._rows.get((bucket, name))
+        if existing is None or (namespace_root and existing.root != namespace_root):
             raise no_such_namespace(bucket, name)
         require_empty(self._usage_of(bucket, name), name)
         del self._rows[bucket, name]

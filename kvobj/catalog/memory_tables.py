@@ -132,8 +132,8 @@ class MemoryTables:
         position = next(self._numbers)
         self._queue[position] = msgspec.structs.replace(entry, position=position)
 
-    def _require_bucket(self, name: str) -> None:
-        if name not in self._buckets:
+    def _require_bucket(self, name: str, made_ms: int | None = None) -> None:
+        if name not in self._buckets or made_ms not in (None, self._buckets[name].created_ms):
             raise NoSuchBucketError("no such bucket", bucket=name)
 
 

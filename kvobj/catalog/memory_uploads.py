@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from kvobj.catalog.lease_protocol import LeaseLimits
 from kvobj.catalog.memory_chains import MemoryChains
+from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.memory_tables import blob_ids_of
+from kvobj.catalog.namespace_changes import no_such_namespace
 from kvobj.catalog.rows import BlobRef, Durability, PartRow, UploadPage, UploadRow
 from kvobj.catalog.unfinished import UnfinishedBytes
 from kvobj.errors import FencedError, KvobjError, NoSuchBucketError, NoSuchUploadError
@@ -15,6 +17,8 @@ from kvobj.ids import epoch_of
 
 class MemoryUploads(MemoryChains):
     """See the module's text and `protocol.Catalog`."""
+
+    _namespaces: MemoryNamespaces
 
     def __init__(self, limits: LeaseLimits, *, has_remote: bool = False) -> None:
         super().__init__(limits, has_remote=has_remote)
@@ -29,6 +33,8 @@ class MemoryUploads(MemoryChains):
         self._require_bucket(upload.bucket)
         if self._is_anew(upload.bucket, made_ms):
             raise NoSuchBucketError("no such bucket", bucket=upload.bucket)
+        if not self._is_namespace_meant(upload, upload.namespace_root):
+            raise no_such_namespace(upload.bucket, upload.namespace)
         place = (upload.bucket, upload.key.encode(), upload.upload_id)
         if not (upload.group_parts and place in self._uploads):
             self._uploads[place] = upload
@@ -38,23 +44,38 @@ class MemoryUploads(MemoryChains):
         row = self._buckets.get(bucket)
         return row is not None and made_ms is not None and row.created_ms != made_ms
 
+    def _is_namespace_meant(self, upload: UploadRow, namespace_root: bytes) -> bool:
+        """Whether the upload's namespace is the one of this root still. Empty: whichever."""
+        return not namespace_root or self._namespaces.is_meant(upload.bucket, upload.namespace, namespace_root)
+
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
         """See `Catalog.upload`."""
         return self._uploads.get((bucket, key.encode(), upload_id))
 
     async def put_part(
-        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+        self,
+        bucket: str,
+        key: str,
+        part: PartRow,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
     ) -> PartRow:
         """See `Catalog.put_part`."""
         name = (bucket, key.encode())
         is_anew = self._is_anew(bucket, made_ms)
         upload = None if is_anew else self._uploads.get((*name, part.upload_id))
+        if upload is not None and namespace_root and upload.namespace_root not in (b"", namespace_root):
+            upload = None
         is_memory = upload is not None and upload.durability is Durability.MEMORY
         error: KvobjError | None = self._fenced(part.blobs, ())
         if is_anew:
             error = NoSuchBucketError("no such bucket", bucket=bucket)
         elif upload is None:
             error = NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=part.upload_id)
+        elif not self._is_namespace_meant(upload, namespace_root):
+            error = no_such_namespace(bucket, upload.namespace)
         if error is not None:
             self._enqueue(part.blob_ids, set(), name, volatile=is_memory, now_ms=now_ms)
             raise error
@@ -73,9 +94,21 @@ class MemoryUploads(MemoryChains):
         """See `Catalog.parts`."""
         return self._parts_of(self._require_upload(bucket, key, upload_id).upload_id)
 
-    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
+    async def abort_upload(
+        self,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
+    ) -> None:
         """See `Catalog.abort_upload`."""
         upload = self._require_upload(bucket, key, upload_id)
+        is_other = bool(namespace_root) and upload.namespace_root != namespace_root
+        if is_other or self._is_anew(bucket, made_ms):
+            raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
         is_memory = upload.durability is Durability.MEMORY
         self._enqueue(
             blob_ids_of(self._parts_of(upload_id)), set(), (bucket, key.encode()), volatile=is_memory, now_ms=now_ms

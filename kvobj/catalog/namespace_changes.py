@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -46,6 +47,20 @@ def stored_usage(view: ReadView, root: bytes, name: str) -> NamespaceUsage:
     durable = view.counters(NAMESPACE_USAGE, place) or _NOTHING
     volatile = view.counters(NAMESPACE_USAGE_VOLATILE, place) or _NOTHING
     return NamespaceUsage(durable[0] + volatile[0], durable[1] + volatile[1])
+
+
+def is_namespace_meant(view: ReadView, root: bytes, name: str, namespace_root: bytes) -> bool:
+    """Whether the namespace of this name is the one that a writer was let into, and not one that was declared anew while the body
+    arrived: that may have another layout, and other users. Of the same key and declaration it is the same. Empty: whichever."""
+    if not namespace_root:
+        return True
+    value = view.get(NAMESPACES, _place(root, name))
+    return value is not None and _root_in(value) == namespace_root
+
+
+@lru_cache(maxsize=1024)
+def _root_in(value: bytes) -> bytes:
+    return decode_namespace(value).root
 
 
 def replay_namespace(view: WriteView, entry: NamespaceRow | NamespaceRemoved) -> None:
@@ -111,11 +126,13 @@ class RemoveNamespace:
 
     bucket: str
     name: str
+    namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
         root = require_root(view, self.bucket)
-        if stored_namespace(view, root, self.name) is None:
+        existing = stored_namespace(view, root, self.name)
+        if existing is None or (self.namespace_root and existing.root != self.namespace_root):
             raise no_such_namespace(self.bucket, self.name)
         require_empty(stored_usage(view, root, self.name), self.name)
         view.delete(NAMESPACES, _place(root, self.name))

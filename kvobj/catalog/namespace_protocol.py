@@ -71,8 +71,9 @@ class Namespaces(Protocol):
         """Rows in name order strictly after `after`. `NoSuchBucketError`."""
         ...
 
-    async def remove(self, bucket: str, name: str) -> None:
-        """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`; `BusyError` while it has live
+    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
+        """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`, also where it is another than
+        that of `namespace_root`; no commit that was let into it comes after that (`Catalog.commit`). `BusyError` while it has live
         chunks: one was stored since the recall."""
         ...
 

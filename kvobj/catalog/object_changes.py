@@ -18,6 +18,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.catalog_rows import CatalogRows, bucket_of, is_meant
 from kvobj.catalog.encoding import EPOCH, META, StoredBucket
 from kvobj.catalog.fresh_chunks import store_fresh
+from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace
 from kvobj.catalog.object_rows import NO_ROWS, RowPair
 from kvobj.catalog.remote_rows import RemoteRows, reason_to_queue
 from kvobj.catalog.rows import (
@@ -115,6 +116,7 @@ class CommitChange(msgspec.Struct, frozen=True):
     tells: bool = True
     """Whether to write the event; who commits many rows tells of them together."""
     to_remote: bool = False
+    namespace_root: bytes = b""
     keeps_live: bool = False
     """Whether the first writer wins without exception: no live row gives way but to `CommitMode.REPLACE`."""
 
@@ -134,6 +136,8 @@ class CommitChange(msgspec.Struct, frozen=True):
         if not is_meant(bucket, self.made_ms):
             # The parts of a chunk meet in an upload that is named by the key: these may be the next owner's, and stay.
             return self._refuse(view, before, parts, NoSuchBucketError("no such bucket", bucket=row.bucket))
+        if not is_namespace_meant(view, bucket.root, row.namespace, self.namespace_root):
+            return self._refuse(view, before, parts, no_such_namespace(row.bucket, row.namespace))
         if self.upload_id is not None and upload is None:
             missing = NoSuchUploadError("no such upload", bucket=row.bucket, key=row.key, upload_id=self.upload_id)
             return self._refuse(view, before, (), missing)
@@ -283,10 +287,16 @@ class CommitChainChange:
     parent_tokens: int = 0
     made_ms: int | None = None
     to_remote: bool = False
+    namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> list[CommitOutcome | KvobjError]:
         """Run it."""
-        if not self.durable and self.quota is None:
+        bucket = bucket_of(view, self.rows[0].bucket)
+        # All are of one namespace, and it is asked for once.
+        is_meant_here = bucket is None or is_namespace_meant(
+            view, bucket.root, self.rows[0].namespace, self.namespace_root
+        )
+        if not self.durable and self.quota is None and is_meant_here:
             with suppress(StoreFullError):  # each is refused by itself
                 fresh = store_fresh(self.tables, view, self.rows, now_ms=self.now_ms, made_ms=self.made_ms)
                 if fresh is not None:
@@ -306,6 +316,7 @@ class CommitChainChange:
                 made_ms=self.made_ms,
                 tells=False,
                 to_remote=self.to_remote,
+                namespace_root=b"" if is_meant_here else self.namespace_root,
             )
             try:
                 outcome = commit(view)

@@ -113,14 +113,15 @@ class Catalog(Protocol):
         """All buckets, by name."""
         ...
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
-        """Change what the update names, in one durable step, and return the new row. `NoSuchBucketError`. Who asks for the bucket
-        after this has returned sees the change."""
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
+        """Change what the update names, in one durable step, and return the new row. `NoSuchBucketError` (`made_ms` as of
+        `commit`). Who asks for the bucket after this has returned sees the change."""
         ...
 
-    async def delete_bucket(self, name: str) -> None:
-        """Remove an empty bucket. `NoSuchBucketError`; `BucketNotEmptyError` while it holds a live object. Uploads in progress end
-        with the bucket, chunks of which not all parts came among them, up to 1,000 with 10,000 parts; with more it is not empty."""
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
+        """Remove an empty bucket. `NoSuchBucketError` (`made_ms` as of `commit`); `BucketNotEmptyError` while it holds a live
+        object. Uploads in progress end with the bucket, chunks of which not all parts came among them, up to 1,000 with 10,000
+        parts; with more it is not empty."""
         ...
 
     async def bucket_usage(self, name: str) -> BucketUsage:
@@ -150,6 +151,7 @@ class Catalog(Protocol):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> CommitOutcome:
@@ -159,7 +161,8 @@ class Catalog(Protocol):
         `parent_tokens` tokens (`LayoutMismatchError`: `parent`); a parent that policy has condemned is rescued.
         A CONDEMNED row under the key is replaced, its blobs are queued. `quota` is checked against the usage of `row.namespace`
         (`QuotaExceededError`). `made_ms`: when the bucket was made that the writer was let into; another that has its name by now
-        is none of the writer's (`NoSuchBucketError`).
+        is none of the writer's (`NoSuchBucketError`). `namespace_root`: that of the namespace that the writer was let into, if it
+        is a declared one; another that is declared under its name by now, or none, takes nothing (`NoSuchNamespaceError`).
 
         REPLACE: a live row under the key goes, its blobs are queued (due at `now_ms`). FIRST_WRITER_WINS: a live row of
         the same size stays and the given blobs are queued; of another size: `ImmutableChunkError`. One with a lossy copy goes all
@@ -184,6 +187,7 @@ class Catalog(Protocol):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         beside: Callable[[WriteView], None],
     ) -> CommitOutcome | None:
@@ -200,6 +204,7 @@ class Catalog(Protocol):
         quota: NamespaceQuota | None = None,
         parent_tokens: int = 0,
         made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
         to_remote: bool = False,
     ) -> list[CommitOutcome | KvobjError]:
@@ -211,10 +216,16 @@ class Catalog(Protocol):
         ...
 
     async def delete(
-        self, bucket: str, keys: Sequence[str], *, conditions: Sequence[WriteCondition | None] = (), now_ms: int
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        *,
+        conditions: Sequence[WriteCondition | None] = (),
+        made_ms: int | None = None,
+        now_ms: int,
     ) -> list[DeleteOutcome]:
         """Hide the keys at once and queue their blobs, in one step. Absent is fine. At most 1,000 keys.
-        `NoSuchBucketError`. Durable before it returns wherever a hidden row was durable.
+        `NoSuchBucketError` (`made_ms` as of `commit`: of each step). Durable before it returns wherever a hidden row was durable.
 
         Descendants of a key are hidden with it, or, where they are more than one step takes, before it: no step leaves a hole.
         What a pin holds, and every ancestor of it that is hidden here, stays as a CONDEMNED row.
@@ -252,10 +263,14 @@ class Catalog(Protocol):
         to_ms: int | None = None,
         after: str = "",
         limit: int = 4000,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
         now_ms: int,
     ) -> RecallPage:
         """Hide every chunk that all given conditions fit (`modified_ms` in [from_ms, to_ms)), with all descendants, as DELETE
-        does; one bounded step in key order after `after`, which hides about `limit` rows. `NoSuchBucketError`."""
+        does; one bounded step in key order after `after`, which hides about `limit` rows. `NoSuchBucketError` (`made_ms` as of
+        `commit`); `NoSuchNamespaceError` where `namespace` is by now another than that of `namespace_root`: from then on nothing
+        is hidden, also of the same page."""
         ...
 
     async def drop_orphans(self, *, now_ms: int) -> int:
@@ -303,6 +318,7 @@ class Catalog(Protocol):
     # -- multipart uploads ---------------------------------------------------------------------------------------
     async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
         """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError` (`made_ms` as of `commit`);
+        `NoSuchNamespaceError` where its namespace is another than that of its `namespace_root`;
         `QuotaExceededError` where its owner's parts may hold no more (`unfinished`)."""
         ...
 
@@ -311,19 +327,37 @@ class Catalog(Protocol):
         ...
 
     async def put_part(
-        self, bucket: str, key: str, part: PartRow, *, made_ms: int | None = None, now_ms: int
+        self,
+        bucket: str,
+        key: str,
+        part: PartRow,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
     ) -> PartRow:
         """Record a part, replacing one of the same number (its blobs are queued), and return it. In an upload of `group_parts` the
-        first part of a number stands and is returned, the given blobs are queued. `NoSuchUploadError`, and `NoSuchBucketError`
-        where the bucket is another than that of `made_ms` (`commit`); the given blobs are queued then too."""
+        first part of a number stands and is returned, the given blobs are queued. `NoSuchUploadError`, also where the upload is one
+        of another namespace than that of `namespace_root`; `NoSuchNamespaceError` where none of that root stands any more, and
+        `NoSuchBucketError` where the bucket is another than that of `made_ms` (`commit`); the given blobs are queued then too."""
         ...
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
         """All parts of an upload by number (at most 10,000). `NoSuchUploadError`."""
         ...
 
-    async def abort_upload(self, bucket: str, key: str, upload_id: str, *, now_ms: int) -> None:
-        """Forget an upload and queue the blobs of its parts. `NoSuchUploadError`."""
+    async def abort_upload(
+        self,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        *,
+        made_ms: int | None = None,
+        namespace_root: bytes = b"",
+        now_ms: int,
+    ) -> None:
+        """Forget an upload and queue the blobs of its parts. `NoSuchUploadError`, also where the bucket is another than that of
+        `made_ms` (`commit`), or the upload, whose id may be another's by now, is none of the namespace of `namespace_root`."""
         ...
 
     async def list_uploads(

@@ -16,6 +16,7 @@ from kvobj.catalog import chain_rows
 from kvobj.catalog.batch_removal import BatchRemoval
 from kvobj.catalog.catalog_rows import CatalogRows, require_root, root_of
 from kvobj.catalog.history_protocol import RemovalReason
+from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace
 from kvobj.catalog.object_changes import AT_ONCE_MS, NeedsDurableError, failed_condition, same_blobs
 from kvobj.catalog.object_rows import NO_ROWS, ObjectRows, RowPair
 from kvobj.catalog.rows import DeleteOutcome, ObjectRow, ObjectState, WriteCondition
@@ -32,10 +33,11 @@ class DeleteChange:
     conditions: Sequence[WriteCondition | None]
     now_ms: int
     durable: bool
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> list[DeleteOutcome]:
         """Run it."""
-        root = require_root(view, self.bucket)
+        root = require_root(view, self.bucket, self.made_ms)
         outcomes: list[DeleteOutcome] = []
         hidden: dict[bytes, RowPair] = {}
         conditions = self.conditions or [None] * len(self.keys)
@@ -114,7 +116,8 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class HideChange:
-    """One step of `Catalog.delete` and its like in a KV bucket. `unpinned`: pins keep nothing (who held them lost the chain)."""
+    """One step of `Catalog.delete` and its like in a KV bucket. `unpinned`: pins keep nothing (who held them lost the chain).
+    `namespace_root`: nothing goes, and `NoSuchNamespaceError`, where `namespace` is another one by now (`is_namespace_meant`)."""
 
     tables: CatalogRows
     bucket: str
@@ -123,10 +126,15 @@ class HideChange:
     now_ms: int
     durable: bool
     unpinned: bool = False
+    made_ms: int | None = None
+    namespace: str = ""
+    namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> list[Hidden]:
         """Run it."""
-        root = require_root(view, self.bucket)
+        root = require_root(view, self.bucket, self.made_ms)
+        if not is_namespace_meant(view, root, self.namespace, self.namespace_root):
+            raise no_such_namespace(self.bucket, self.namespace)
         told: tuple[list[ObjectRow], list[ObjectRow]] = ([], [])
         removal = BatchRemoval(self.tables.objects, view, now_ms=self.now_ms)
         outcomes = [self._hide(view, root, doomed, told, removal) for doomed in self.doomed]

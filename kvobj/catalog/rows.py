@@ -218,6 +218,8 @@ class UploadRow(_Row, frozen=True, array_like=True):
     # What the object will have.
     acl: tuple[Grant, ...] | None = None
     tags: dict[str, str] = {}
+    namespace_root: bytes = b""
+    """That of `namespace` when the upload was begun: what is declared anew under its name is another. Empty: not known."""
 
 
 class PartRow(_Row, frozen=True, array_like=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvobj.catalog.catalog_rows import bucket_of, is_meant, root_of
+from kvobj.catalog.catalog_rows import bucket_of, is_meant
+from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace
 from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import Durability, PartRow, UploadRow
@@ -26,6 +27,8 @@ class CreateUpload:
         bucket = bucket_of(view, self.upload.bucket)
         if bucket is None or not is_meant(bucket, self.made_ms):
             raise NoSuchBucketError("no such bucket", bucket=self.upload.bucket)
+        if not is_namespace_meant(view, bucket.root, self.upload.namespace, self.upload.namespace_root):
+            raise no_such_namespace(self.upload.bucket, self.upload.namespace)
         if self.upload.group_parts:
             key = self.upload.key.encode()
             if self.uploads.find(view, bucket.root, key, self.upload.upload_id) is not None:
@@ -54,6 +57,7 @@ class PutPart:
     now_ms: int
     durable: bool
     made_ms: int | None = None
+    namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> PlacedPart | Refusal:
         """Run it."""
@@ -63,6 +67,9 @@ class PutPart:
         upload = None
         if bucket is not None and not is_anew:
             upload = self.uploads.find(view, bucket.root, self.key.encode(), part.upload_id)
+        if upload is not None and self.namespace_root and upload.row.namespace_root not in (b"", self.namespace_root):
+            # The parts of a chunk meet under its key: these are of a namespace that was declared anew under the same name.
+            upload = None
         if (upload is None or not upload.is_volatile) and not self.durable:
             raise NeedsDurableError("the upload is durable, or gone")
         refusal: KvobjError | None = fence(view, part.blobs)
@@ -70,6 +77,10 @@ class PutPart:
             refusal = NoSuchBucketError("no such bucket", bucket=self.bucket)
         elif upload is None:
             refusal = NoSuchUploadError("no such upload", bucket=self.bucket, key=self.key, upload_id=part.upload_id)
+        elif bucket is not None and not is_namespace_meant(
+            view, bucket.root, upload.row.namespace, self.namespace_root
+        ):
+            refusal = no_such_namespace(self.bucket, upload.row.namespace)
         if refusal is not None or upload is None:
             self._queue(view, part, upload, kept=set())
             return Refusal(refusal or NoSuchUploadError("no such upload"))
@@ -101,17 +112,23 @@ class AbortUpload:
     upload_id: str
     now_ms: int
     durable: bool
+    made_ms: int | None = None
+    namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
-        root = root_of(view, self.bucket)
-        upload = None if root is None else self.uploads.find(view, root, self.key.encode(), self.upload_id)
-        if root is None or upload is None:
+        bucket = bucket_of(view, self.bucket)
+        upload = None
+        if bucket is not None and is_meant(bucket, self.made_ms):
+            upload = self.uploads.find(view, bucket.root, self.key.encode(), self.upload_id)
+        if upload is not None and self.namespace_root and upload.row.namespace_root != self.namespace_root:
+            upload = None  # another writer has given up the one that is meant, and begun this one under its name
+        if bucket is None or upload is None:
             raise NoSuchUploadError("no such upload", bucket=self.bucket, key=self.key, upload_id=self.upload_id)
         if not upload.is_volatile and not self.durable:
             raise NeedsDurableError("the upload is durable")
         parts = self.uploads.parts(view, upload)
-        self.uploads.remove(view, root, upload, parts)
+        self.uploads.remove(view, bucket.root, upload, parts)
         spare = [blob.blob_id for part in parts for blob in part.blobs]
         self.objects.queue(
             view, spare, bucket=self.bucket, key=self.key, volatile=upload.is_volatile, now_ms=self.now_ms

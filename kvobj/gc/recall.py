@@ -65,6 +65,14 @@ class RecallReport:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """The bucket and the namespace that a recall began in: one made anew under its name is not recalled."""
+
+    made_ms: int
+    namespace_root: bytes
+
+
 class Recall:
     """See the module's text. `on_removed` is told of the rows that were hidden; `removed` is waited for, with the bucket, before
     the report says that it is done (`Store.removed`). Event-loop-only."""
@@ -95,13 +103,15 @@ class Recall:
         if bucket.kind is not BucketKind.KV:
             raise InvalidRequestError("only chunks of a KV bucket can be recalled", bucket=query.bucket)
         name = query.namespace or _DEFAULT
-        if name != _DEFAULT and await self._catalog.namespaces.namespace(query.bucket, name) is None:
+        namespace = None if name == _DEFAULT else await self._catalog.namespaces.namespace(query.bucket, name)
+        if namespace is None and name != _DEFAULT:
             raise NoSuchNamespaceError("no such namespace", bucket=query.bucket, namespace=name)
+        meant = _Meant(bucket.created_ms, b"" if namespace is None else namespace.root)
         total = (await self._catalog.bucket_usage(query.bucket)).objects
         if self._report.state == "running":
             raise ConflictError("a recall is running already", bucket=self._report.bucket)
         self._report = RecallReport("running", dry_run=dry_run, bucket=query.bucket, total_chunks=total)
-        self._task = asyncio.create_task(self._run(query, dry_run=dry_run), name="recall")
+        self._task = asyncio.create_task(self._run(query, meant, dry_run=dry_run), name="recall")
         return self._report
 
     def report(self) -> RecallReport:
@@ -124,9 +134,9 @@ class Recall:
             self._end_running("cancelled")
         return self._report
 
-    async def _run(self, query: RecallQuery, *, dry_run: bool) -> None:
+    async def _run(self, query: RecallQuery, meant: _Meant, *, dry_run: bool) -> None:
         try:
-            await (self._count(query) if dry_run else self._hide(query))
+            await (self._count(query) if dry_run else self._hide(query, meant))
             if self._removed is not None and not dry_run:
                 await self._removed(query.bucket)
             self._end_running("done")
@@ -160,7 +170,7 @@ class Recall:
             failure=failure,
         )
 
-    async def _hide(self, query: RecallQuery) -> None:
+    async def _hide(self, query: RecallQuery, meant: _Meant) -> None:
         after: str | None = ""
         while after is not None:
             started = self._clock.monotonic()
@@ -172,6 +182,8 @@ class Recall:
                 to_ms=query.to_ms,
                 after=after,
                 limit=PACE_FACTOR * self._pace.batch,
+                made_ms=meant.made_ms,
+                namespace_root=meant.namespace_root,
                 now_ms=self._clock.now_ms(),
             )
             self._on_removed(page.recalled)

@@ -17,7 +17,7 @@ from typing import Final
 
 from kvobj.background import BackgroundWorker
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BucketKind
+from kvobj.catalog.rows import BucketKind, BucketRow
 from kvobj.clock import Clock
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 from kvobj.gc.reaper import Reaper
@@ -166,18 +166,20 @@ class Sweep(BackgroundWorker):
                     break
                 for upload in page.rows:
                     if upload.initiated_ms < cutoff_ms:
-                        ended += await self._end_if_idle(bucket.name, upload.key, upload.upload_id, cutoff_ms)
+                        ended += await self._end_if_idle(bucket, upload.key, upload.upload_id, cutoff_ms)
                 if page.next_after is None:
                     break
                 after = page.next_after
         return ended
 
-    async def _end_if_idle(self, bucket: str, key: str, upload_id: str, cutoff_ms: int) -> int:
+    async def _end_if_idle(self, bucket: BucketRow, key: str, upload_id: str, cutoff_ms: int) -> int:
         try:
-            parts = await self._catalog.parts(bucket, key, upload_id)
+            parts = await self._catalog.parts(bucket.name, key, upload_id)
             if any(part.modified_ms >= cutoff_ms for part in parts):
                 return 0
-            await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+            await self._catalog.abort_upload(
+                bucket.name, key, upload_id, made_ms=bucket.created_ms, now_ms=self._clock.now_ms()
+            )
         except NoSuchUploadError:
             return 0
         return 1

@@ -91,6 +91,7 @@ class ChunkBatch:
         self._reached = reached
         self._is_inside = False
         self._bucket: BucketRow | None = None
+        self._namespace_root = b""
         self._asked: Durability | None = None
         self._size_bytes = size_bytes
         self._gate = gate
@@ -174,6 +175,7 @@ class ChunkBatch:
             raise InvalidRequestError(f"a batch has at most {MAX_CHUNKS} chunks, each once", limit=MAX_CHUNKS)
         self._keys.add(request.key)
         self._bucket, self._asked = request.bucket, request.durability
+        self._namespace_root = b"" if request.place is None else request.place.namespace_root
 
     async def _enter(self, request: PutRequest, started: PutTransfer) -> PutTransfer | None:
         transfer = await self._stack.enter_async_context(started)
@@ -297,6 +299,7 @@ class ChunkBatch:
             quota=quota,
             parent_tokens=parent_tokens,
             made_ms=self._bucket.created_ms,
+            namespace_root=self._namespace_root,
             now_ms=self._clock.now_ms(),
             to_remote=self._is_shared,
         )

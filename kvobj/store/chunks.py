@@ -16,7 +16,7 @@ from kvobj.catalog.chunk_list import ChunkList, KeyList
 from kvobj.catalog.chunk_records import ChunkRecords, EncodedChunks, encode_chunks
 from kvobj.catalog.lease_protocol import MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import SessionRow
-from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.catalog.namespace_protocol import NamespaceRow, NamespaceUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.clock import Clock, boot_ms
@@ -170,29 +170,39 @@ class ChunkStore:
             raise AccessDeniedError("only the bucket's owner removes namespaces", bucket=bucket.name)
         if name == DEFAULT_NAMESPACE:
             raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
-        await self._book.open(bucket, name, caller=caller)
-        removed = await self._recall(bucket, name)
+        meant = (await self._book.open(bucket, name, caller=caller)).row
+        removed = await self._recall(meant, made_ms=bucket.created_ms)
         for _ in range(_REMOVAL_ROUNDS):
             try:
-                await self._book.remove(bucket, name, caller=caller)
+                await self._book.remove(bucket, name, caller=caller, namespace_root=meant.root)
                 break
             except BusyError:  # chunks were committed meanwhile
-                removed += await self._recall(bucket, name)
+                removed += await self._recall(meant, made_ms=bucket.created_ms)
         else:
             raise BusyError("the namespace is being written", bucket=bucket.name, namespace=name)
-        # A chunk whose PUT had opened the namespace before it went may have been committed since.
-        removed += await self._recall(bucket, name)
         await self._catalog.history.tell_cleared(bucket.name, name, now_ms=self._clock.now_ms())
         await self._removed(bucket.name)
         return removed
 
-    async def _recall(self, bucket: BucketRow, name: str) -> int:
+    async def _recall(self, meant: NamespaceRow, *, made_ms: int) -> int:
+        """Hide the chunks of the namespace. `NoSuchNamespaceError` as soon as another is declared under its name, or none is: who
+        removes it beside this one is as far, and what is there is not this one's."""
+        bucket, name = meant.bucket, meant.name
         removed, after = 0, ""
         while True:
+            standing = await self._catalog.namespaces.namespace(bucket, name)
+            if standing is None or standing.root != meant.root:
+                raise NoSuchNamespaceError("no such namespace", bucket=bucket, name=name)
             started = self._clock.monotonic()
             limit = _REMOVAL_FACTOR * self._pace.batch
             page = await self._catalog.recall(
-                bucket.name, namespace=name, after=after, limit=limit, now_ms=self._clock.now_ms()
+                bucket,
+                namespace=name,
+                after=after,
+                limit=limit,
+                made_ms=made_ms,
+                namespace_root=meant.root,
+                now_ms=self._clock.now_ms(),
             )
             removed += len(page.recalled)
             self._on_removed(page.recalled)

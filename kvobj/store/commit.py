@@ -216,6 +216,7 @@ class CommitStep:
                 quota=None if request.place is None else request.place.quota,
                 parent_tokens=0 if request.place is None else request.place.parent_tokens,
                 made_ms=request.bucket.created_ms,
+                namespace_root=b"" if request.place is None else request.place.namespace_root,
                 now_ms=row.modified_ms,
                 to_remote=transfer.sharing is not Sharing.NONE,
             )
@@ -272,6 +273,7 @@ class CommitStep:
             quota=None if place is None else place.quota,
             parent_tokens=0 if place is None else place.parent_tokens,
             made_ms=request.bucket.created_ms,
+            namespace_root=b"" if place is None else place.namespace_root,
             now_ms=row.modified_ms,
             beside=beside,
         )
@@ -429,7 +431,12 @@ class CommitStep:
         transfer.hand_over()
         try:
             stands = await self._catalog.put_part(
-                request.bucket.name, request.key, part, made_ms=request.bucket.created_ms, now_ms=now_ms
+                request.bucket.name,
+                request.key,
+                part,
+                made_ms=request.bucket.created_ms,
+                namespace_root=b"" if request.place is None else request.place.namespace_root,
+                now_ms=now_ms,
             )
         finally:
             transfer.count_no_more()

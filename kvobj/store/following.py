@@ -100,7 +100,8 @@ class Following:
 
     async def find(self, bucket: BucketRow, key: str) -> Followed | None:
         """What somebody uploads under the key: the PUT that has come furthest, else parts, else the oldest multipart upload.
-        Nothing of another bucket than this one, which the reader was let into, whatever has its name by now."""
+        Nothing of another bucket than this one, which the reader was let into, whatever has its name by now; nor of a namespace
+        whose name is another's by now, who uses which is not who used that."""
         name = bucket.name
         arrivals = [
             each
@@ -108,7 +109,10 @@ class Following:
             if each.is_whole_chunk and each.is_alive and bucket.is_still(each.request.bucket)
         ]
         if arrivals:
-            return FollowedPut(self, max(arrivals, key=lambda each: each.filled))
+            arrival = max(arrivals, key=lambda each: each.filled)
+            place = arrival.request.place
+            if place is None or await self._is_standing(name, place.namespace.name, place.namespace_root):
+                return FollowedPut(self, arrival)
         upload = await self._catalog.upload(name, key, group_upload_id(name, key))
         if upload is None:
             page = await self._catalog.list_uploads(name, key_prefix=key, limit=_UPLOADS_LOOKED_AT)
@@ -116,7 +120,16 @@ class Following:
             upload = min(uploads, key=lambda each: each.initiated_ms, default=None)
         if upload is None or not bucket.is_still(await self._catalog.bucket(name)):
             return None
+        if not await self._is_standing(name, upload.namespace, upload.namespace_root):
+            return None
         return FollowedParts(self, self._catalog, bucket, upload)
+
+    async def _is_standing(self, bucket: str, name: str, namespace_root: bytes) -> bool:
+        """Whether the namespace of this root is still what its name means; of none told, and of `default`, it is."""
+        if not namespace_root:
+            return True
+        standing = await self._catalog.namespaces.namespace(bucket, name)
+        return standing is not None and standing.root == namespace_root
 
     def stop(self) -> None:
         """Let nobody wait any more for parts that are not on their way: the server drains. Idempotent."""

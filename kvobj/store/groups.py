@@ -63,6 +63,7 @@ def group_upload(
         namespace=place.namespace.name,
         tokens=place.tokens,
         tags=dict(request.tags),
+        namespace_root=place.namespace_root,
     )
 
 

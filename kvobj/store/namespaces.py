@@ -152,14 +152,14 @@ class NamespaceBook:
         listed.sort(key=lambda row: row.name)
         return tuple([self._opened(row, caller) for row in listed[:limit]])
 
-    async def remove(self, bucket: BucketRow, name: str, *, caller: Caller) -> None:
-        """Forget a namespace whose chunks have been recalled. For owners. `NoSuchNamespaceError`; `BusyError` while it has live
-        chunks; `AccessDeniedError`."""
+    async def remove(self, bucket: BucketRow, name: str, *, caller: Caller, namespace_root: bytes = b"") -> None:
+        """Forget a namespace whose chunks have been recalled. For owners. `NoSuchNamespaceError` (see `Namespaces.remove`);
+        `BusyError` while it has live chunks; `AccessDeniedError`."""
         _require_owner(bucket, caller)
         if name == DEFAULT_NAMESPACE:
             raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
         async with self._changing:
-            await self._namespaces.remove(bucket.name, name)
+            await self._namespaces.remove(bucket.name, name, namespace_root=namespace_root)
 
     def _fresh(
         self, bucket: BucketRow, name: str, declaration: Declaration, caller: Caller, key: bytes | None

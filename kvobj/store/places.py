@@ -47,6 +47,11 @@ class ChunkPlace(msgspec.Struct, frozen=True):
         return None if quota.chunks is None and quota.size_bytes is None else quota
 
     @property
+    def namespace_root(self) -> bytes:
+        """What tells the namespace from another that is declared under its name; empty for `default`."""
+        return self.namespace.root
+
+    @property
     def parent_tokens(self) -> int:
         """How many tokens a chunk needs to have children: only the last of a sequence is partial (`kv-api` §3)."""
         return self.namespace.chunk_tokens

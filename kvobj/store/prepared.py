@@ -159,6 +159,7 @@ class PreparedRooms:
                 quota=quota,
                 parent_tokens=parent_tokens,
                 made_ms=requests[0].bucket.created_ms,
+                namespace_root=b"" if requests[0].place is None else requests[0].place.namespace_root,
                 now_ms=now_ms,
             )
             tell(outcomes)

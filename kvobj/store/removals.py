@@ -39,16 +39,23 @@ class Removals:
         self._named_profiles = named_profiles
 
     async def delete(
-        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
     ) -> list[DeleteOutcome]:
         """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`.
         Parts of a chunk that is not whole yet are given up. A profile that a namespace names stays (`DeleteOutcome.kept`)."""
         kept = await self._named_profiles(bucket, keys) if any(key.startswith(KEY_PREFIX) for key in keys) else {}
         if kept:
-            return await self._delete_others(bucket, keys, conditions, kept)
-        outcomes = await self._catalog.delete(bucket, keys, conditions=conditions, now_ms=self._clock.now_ms())
+            return await self._delete_others(bucket, keys, conditions, kept, made_ms)
+        outcomes = await self._catalog.delete(
+            bucket, keys, conditions=conditions, made_ms=made_ms, now_ms=self._clock.now_ms()
+        )
         gone = [outcome.key for outcome in outcomes if not outcome.precondition_failed]
-        await self._uploads.give_up_parts(bucket, gone)
+        await self._uploads.give_up_parts(bucket, gone, made_ms=made_ms)
         if self._arriving.is_watched:
             for key in gone:
                 self._arriving.tell(bucket, key)
@@ -58,9 +65,9 @@ class Removals:
         await self.removed(bucket)
         return outcomes
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
-        await self._catalog.delete_bucket(name)
+        await self._catalog.delete_bucket(name, made_ms=made_ms)
         self._on_removed([])  # parts of uploads that ended with it
         await self.removed(name)
 
@@ -75,11 +82,14 @@ class Removals:
         keys: Sequence[str],
         conditions: Sequence[WriteCondition | None],
         kept: Mapping[str, str],
+        made_ms: int | None,
     ) -> list[DeleteOutcome]:
         """Delete all keys but those of profiles that namespaces name."""
         chosen = [index for index, key in enumerate(keys) if key not in kept]
         some = [conditions[index] for index in chosen] if conditions else []
-        others = iter(await self.delete(bucket, [keys[index] for index in chosen], some) if chosen else [])
+        others = iter(
+            await self.delete(bucket, [keys[index] for index in chosen], some, made_ms=made_ms) if chosen else []
+        )
         return [
             DeleteOutcome(key, None, kept=f"the namespace {kept[key]} names this profile")
             if key in kept

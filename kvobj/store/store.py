@@ -282,15 +282,20 @@ class Store:
 
     # -- removal -------------------------------------------------------------------------------------------------
     async def delete(
-        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
     ) -> list[DeleteOutcome]:
         """Hide the keys at once, of chunks with all that follows on them; their bytes go soon after. See `Catalog.delete`.
         Parts of a chunk that is not whole yet are given up. A profile that a namespace names stays (`DeleteOutcome.kept`)."""
-        return await self._removals.delete(bucket, keys, conditions)
+        return await self._removals.delete(bucket, keys, conditions, made_ms=made_ms)
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """Remove an empty bucket. Errors as `Catalog.delete_bucket`."""
-        await self._removals.delete_bucket(name)
+        await self._removals.delete_bucket(name, made_ms=made_ms)
 
     async def removed(self, bucket: str | None) -> None:
         """Before anybody is told that a bucket or something of it (None: a user) is gone: see `SharedWrites.removed`."""

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BlobRef,
@@ -120,7 +121,7 @@ class UploadEnds:
             assert place is not None
             assert place.parent
             parent = await self._catalog.upload(bucket, place.parent, group_upload_id(bucket, place.parent))
-            if parent is None or parent.namespace != place.namespace.name:
+            if parent is None or parent.namespace != place.namespace.name or not _is_of(parent, place.namespace):
                 raise
             if parent.tokens < place.parent_tokens:
                 raise LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",)) from None
@@ -144,6 +145,9 @@ class UploadEnds:
             if existing is not None:
                 return GroupStart(existing=existing)
             if upload is None:
+                continue
+            if not _is_of(upload, place.namespace):
+                await self._end_former(request.bucket, upload, place.namespace)
                 continue
             check_same_group(upload, place, group)
             try:
@@ -185,6 +189,7 @@ class UploadEnds:
             try:
                 parts = await self._catalog.parts(bucket.name, key, upload_id)
                 await self._require_same_bucket(bucket)
+                await self._require_same_namespace(place.namespace)
                 if len(parts) < upload.group_parts:
                     return GroupState(len(parts), upload.group_parts, None)
                 result = await self._commit(bucket, upload, parts, condition=None, checksums=())
@@ -193,6 +198,7 @@ class UploadEnds:
                 pass
         row = await self._live_chunk(bucket.name, key, None, Durability.MEMORY)
         await self._require_same_bucket(bucket)
+        await self._require_same_namespace(place.namespace)
         if row is None:
             raise NoSuchUploadError("the chunk was deleted while its parts arrived", bucket=bucket.name, key=key)
         check_same_part(row, group, request.size_bytes)
@@ -204,22 +210,47 @@ class UploadEnds:
             group.count, group.count, PutResult(row, existed=True, durability=row.durability), existed=True
         )
 
+    async def _end_former(self, bucket: BucketRow, upload: UploadRow, namespace: NamespaceRow) -> None:
+        """Give up parts of a namespace that is gone, for one that is declared anew under its name. Where the writer's own is gone,
+        `NoSuchNamespaceError`, and they stay."""
+        await self._require_same_namespace(namespace)
+        with suppress(NoSuchUploadError):  # another writer has given it up, and may have begun the next under its id
+            await self._catalog.abort_upload(
+                upload.bucket,
+                upload.key,
+                upload.upload_id,
+                made_ms=bucket.created_ms,
+                namespace_root=upload.namespace_root,
+                now_ms=self._clock.now_ms(),
+            )
+
+    async def _require_same_namespace(self, namespace: NamespaceRow) -> None:
+        """As `_require_same_bucket`, of a namespace. `default` is always the same."""
+        if namespace.root:
+            standing = await self._catalog.namespaces.namespace(namespace.bucket, namespace.name)
+            if standing is None or standing.root != namespace.root:
+                raise NoSuchNamespaceError("no such namespace", bucket=namespace.bucket, namespace=namespace.name)
+
     async def _require_same_bucket(self, bucket: BucketRow) -> None:
         """Called after a look-up: where the bucket is the same still, what was found is of it, and not its next owner's."""
         if not bucket.is_still(await self._catalog.bucket(bucket.name)):
             raise NoSuchBucketError("the bucket is gone", bucket=bucket.name)
 
-    async def give_up_parts(self, bucket: str, keys: Sequence[str]) -> None:
-        """Forget what came of these chunks, where they are not whole yet. In ordinary buckets there is nothing to forget. Parts of
-        what would follow on them stay: their writers may bring the parent again."""
+    async def give_up_parts(self, bucket: str, keys: Sequence[str], *, made_ms: int | None = None) -> None:
+        """Forget what came of these chunks, where they are not whole yet. In ordinary buckets there is nothing to forget, and none
+        of a bucket that is another than that of `made_ms` (`Catalog.commit`) by now. Parts of what would follow on them stay: their
+        writers may bring the parent again."""
         row = await self._catalog.bucket(bucket)
-        if row is None or row.kind is not BucketKind.KV:
+        if row is None or row.kind is not BucketKind.KV or made_ms not in (None, row.created_ms):
             return
         for number, key in enumerate(keys):
             upload_id = group_upload_id(bucket, key)
             if await self._catalog.upload(bucket, key, upload_id) is not None:
-                with suppress(NoSuchUploadError):  # it has become whole this moment
-                    await self._catalog.abort_upload(bucket, key, upload_id, now_ms=self._clock.now_ms())
+                # It has become whole this moment, or the bucket was made anew: the id, which the key gives, may be used there.
+                with suppress(NoSuchUploadError):
+                    await self._catalog.abort_upload(
+                        bucket, key, upload_id, made_ms=row.created_ms, now_ms=self._clock.now_ms()
+                    )
             if number % _KEYS_A_TURN == _KEYS_A_TURN - 1:
                 await asyncio.sleep(0)
 
@@ -282,6 +313,7 @@ class UploadEnds:
                 quota=None if place is None else place.quota,
                 parent_tokens=0 if place is None else place.parent_tokens,
                 made_ms=bucket.created_ms,
+                namespace_root=b"" if place is None else place.namespace_root,
                 now_ms=now_ms,
                 to_remote=sharing is not Sharing.NONE,
             )
@@ -302,7 +334,7 @@ class UploadEnds:
         if upload.namespace in ("", DEFAULT_NAMESPACE):
             return ChunkPlace(default_namespace(bucket.name), upload.parent, upload.tokens)
         namespace = await self._catalog.namespaces.namespace(bucket.name, upload.namespace)
-        if namespace is None:
+        if namespace is None or not _is_of(upload, namespace):
             raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=upload.namespace)
         return ChunkPlace(namespace, upload.parent, upload.tokens)
 
@@ -357,3 +389,9 @@ class UploadEnds:
             # No room at home for a second copy, or another writer's join has won and its parts' blobs go already: the commit of the
             # parts' own blobs succeeds, or says which.
             return None
+
+
+def _is_of(upload: UploadRow, namespace: NamespaceRow) -> bool:
+    """Whether the upload was begun in this namespace, and not in one that had its name before. An earlier version of kvobj wrote
+    none of it down: then it is taken to be."""
+    return upload.namespace_root in (b"", namespace.root)

@@ -364,7 +364,7 @@ class StoreCalls:
         raise NotImplementedError
 
     async def delete(
-        self, bucket: str, keys: list[str], conditions: list[WriteCondition | None]
+        self, bucket: str, keys: list[str], conditions: list[WriteCondition | None], made_ms: int | None
     ) -> list[DeleteOutcome]:
         """`Store.delete`."""
         raise NotImplementedError
@@ -374,11 +374,11 @@ class StoreCalls:
         """`Catalog.create_bucket`."""
         raise NotImplementedError
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+    async def update_bucket(self, name: str, update: BucketUpdate, made_ms: int | None) -> BucketRow:
         """`Catalog.update_bucket`."""
         raise NotImplementedError
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, made_ms: int | None) -> None:
         """`Store.delete_bucket`."""
         raise NotImplementedError
 

@@ -118,13 +118,13 @@ class WorkerCatalog:
         """See `Catalog.create_bucket`."""
         await self._calls.create_bucket(bucket)
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+    async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
         """See `Catalog.update_bucket`."""
-        return await self._calls.update_bucket(name, update)
+        return await self._calls.update_bucket(name, update, made_ms)
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """See `Catalog.delete_bucket`."""
-        await self._calls.delete_bucket(name)
+        await self._calls.delete_bucket(name, made_ms)
 
     async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
         """See `Catalog.create_upload`."""

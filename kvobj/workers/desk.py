@@ -311,7 +311,10 @@ class Desk(StoreCalls):
     ) -> list[ChainOutcome]:
         """See `StoreCalls.commit_chain`."""
         catalog, now_ms = self._parts.catalog, self._parts.clock.now_ms()
-        made_ms = self._transfers.get(handles[0]).transfer.request.bucket.created_ms if handles else None
+        request = self._transfers.get(handles[0]).transfer.request if handles else None
+        made_ms = None if request is None else request.bucket.created_ms
+        place = None if request is None else request.place
+        namespace_root = b"" if place is None else place.namespace_root
         outcomes = await self._transfers.commit_chain(
             handles,
             lambda rows: catalog.commit_chain(
@@ -319,6 +322,7 @@ class Desk(StoreCalls):
                 quota=quota,
                 parent_tokens=parent_tokens,
                 made_ms=made_ms,
+                namespace_root=namespace_root,
                 now_ms=now_ms,
                 to_remote=to_remote,
             ),
@@ -390,23 +394,23 @@ class Desk(StoreCalls):
         await self._parts.store.abort_upload(bucket, key, upload_id)
 
     async def delete(
-        self, bucket: str, keys: list[str], conditions: list[WriteCondition | None]
+        self, bucket: str, keys: list[str], conditions: list[WriteCondition | None], made_ms: int | None
     ) -> list[DeleteOutcome]:
         """See `StoreCalls.delete`. Descendants that went too are the store's business alone."""
-        return await self._parts.store.delete(bucket, keys, conditions)
+        return await self._parts.store.delete(bucket, keys, conditions, made_ms=made_ms)
 
     # -- the catalog ---------------------------------------------------------------------------------------------
     async def create_bucket(self, bucket: BucketRow) -> None:
         """See `StoreCalls.create_bucket`."""
         await self._parts.catalog.create_bucket(bucket)
 
-    async def update_bucket(self, name: str, update: BucketUpdate) -> BucketRow:
+    async def update_bucket(self, name: str, update: BucketUpdate, made_ms: int | None) -> BucketRow:
         """See `StoreCalls.update_bucket`."""
-        return await self._parts.catalog.update_bucket(name, update)
+        return await self._parts.catalog.update_bucket(name, update, made_ms=made_ms)
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, made_ms: int | None) -> None:
         """See `StoreCalls.delete_bucket`."""
-        await self._parts.store.delete_bucket(name)
+        await self._parts.store.delete_bucket(name, made_ms=made_ms)
 
     async def create_upload(self, upload: UploadRow, made_ms: int | None) -> None:
         """See `StoreCalls.create_upload`."""

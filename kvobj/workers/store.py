@@ -191,14 +191,19 @@ class WorkerStore:
 
     # -- removal and compositions --------------------------------------------------------------------------------
     async def delete(
-        self, bucket: str, keys: Sequence[str], conditions: Sequence[WriteCondition | None] = ()
+        self,
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
     ) -> list[DeleteOutcome]:
         """See `ObjectStore.delete`."""
-        return await self._calls.delete(bucket, list(keys), list(conditions))
+        return await self._calls.delete(bucket, list(keys), list(conditions), made_ms)
 
-    async def delete_bucket(self, name: str) -> None:
+    async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """See `ObjectStore.delete_bucket`."""
-        await self.catalog.delete_bucket(name)
+        await self.catalog.delete_bucket(name, made_ms=made_ms)
 
     async def abort_upload(self, bucket: str, key: str, upload_id: str) -> None:
         """See `ObjectStore.abort_upload`."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from blake3 import blake3
-from kv_driver import CHUNK_BYTES, FORMATS, JSON, MSGPACK, KvDriver, declaration, kv_node, payload, rows
-from s3_driver import BOB, ROOT, MeanwhileBody
+from kv_driver import CHUNK_BYTES, FORMATS, JSON, MSGPACK, KvDriver, declaration, kv_node, payload, rows, stream
+from s3_driver import BOB, ROOT, Answer, FakeBody, MeanwhileBody
 
 
 @pytest.fixture
@@ -192,3 +193,212 @@ async def test_removing_a_namespace_beside_requests_keeps_to_a_rate(kv: KvDriver
     assert len(kv.waits) >= 4
     assert max(kv.waits) <= 0.05
     assert not await rows(kv)
+
+
+OTHER_LAYOUT = {"kind": "kv", "dtype": "fp16", "layers": 4, "kv_heads": 2, "head_dim": 4}
+"""Of as many bytes a chunk as `declaration`'s."""
+
+
+async def redeclare(kv: KvDriver, part_axis: str | None = None) -> None:
+    """`n` is removed, and declared with another layout."""
+    assert (await kv.call("DELETE", "namespace=n")).status == 200
+    await kv.declare("n", layout=OTHER_LAYOUT, ids="foreign", part_axis=part_axis)
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+@pytest.mark.parametrize("is_declared_anew", [False, True])
+async def test_a_chunk_on_its_way_to_a_namespace_does_not_outlive_it(
+    kv: KvDriver,
+    durability: str,
+    is_declared_anew: bool,  # noqa: FBT001 - a test's parameter
+) -> None:
+    await kv.declare("n", ids="foreign")
+
+    async def removed() -> None:
+        if is_declared_anew:
+            await redeclare(kv)
+        else:
+            assert (await kv.call("DELETE", "namespace=n")).status == 200
+
+    late = await kv.driver.request(
+        "PUT",
+        "/cache/n/key",
+        body=MeanwhileBody(bytes(CHUNK_BYTES), removed),
+        headers={"x-kvobj-namespace": "n", "x-kvobj-durability": durability},
+        payload="UNSIGNED-PAYLOAD",
+    )
+    assert (late.status, late.code) == (404, "NoSuchNamespace")
+    assert await rows(kv) == []
+    if not is_declared_anew:
+        await kv.declare("n", ids="foreign", chunk_tokens=32)
+
+
+async def test_chunks_put_together_into_a_namespace_that_was_declared_anew_are_refused(kv: KvDriver) -> None:
+    await kv.declare("n", ids="foreign")
+    chunks: list[tuple[dict[str, object], bytes]] = [
+        ({"id": key, "namespace": "n"}, bytes(CHUNK_BYTES)) for key in ("a", "b")
+    ]
+
+    class BetweenChunks(FakeBody):
+        """Its second chunk comes after the namespace was declared anew."""
+
+        is_over = False
+
+        async def read_some(self, limit: int) -> bytes:
+            if self.unread_bytes < CHUNK_BYTES and not self.is_over:
+                self.is_over = True
+                await redeclare(kv)
+            return await super().read_some(limit)
+
+    body = BetweenChunks(stream(chunks), step=512)
+    late = await kv.mput(body, payload_hash="UNSIGNED-PAYLOAD")
+    assert body.is_over
+    assert late.status == 200
+    assert [each["error"]["code"] for each in late.value["items"]] == ["NoSuchNamespace"] * 2
+    assert await rows(kv) == []
+
+
+async def test_parts_of_a_namespace_that_was_declared_anew_are_no_parts_of_its_chunks(kv: KvDriver) -> None:
+    async def put_part(index: int, data: bytes) -> int:
+        answer = await kv.put("n/key", data, namespace="n", part=f"{index}/2")
+        return answer.status
+
+    half = CHUNK_BYTES // 2
+    await kv.declare("n", ids="foreign", part_axis="layer")
+    assert await put_part(0, b"a" * half) == 200
+    await redeclare(kv, part_axis="layer")
+    assert await put_part(1, b"b" * half) == 200
+    assert await rows(kv) == []
+    assert await put_part(0, b"c" * half) == 200
+    assert (await kv.driver.get("/cache/n/key")).body == b"c" * half + b"b" * half
+
+
+async def test_a_part_on_its_way_to_a_namespace_is_not_taken_by_the_next_of_its_name(kv: KvDriver) -> None:
+    half = CHUNK_BYTES // 2
+
+    async def put_part(index: int, body: MeanwhileBody) -> Answer:
+        named = {"x-kvobj-namespace": "n", "x-kvobj-part": f"{index}/2"}
+        return await kv.driver.request("PUT", "/cache/n/key", body=body, headers=named, payload="UNSIGNED-PAYLOAD")
+
+    async def replaced() -> None:
+        await redeclare(kv, part_axis="layer")
+        assert (await kv.put("n/key", b"b" * half, namespace="n", part="1/2")).status == 200
+
+    await kv.declare("n", ids="foreign", part_axis="layer")
+    late = await put_part(0, MeanwhileBody(b"a" * half, replaced))
+    assert (late.status, late.code) == (404, "NoSuchNamespace")
+    assert await rows(kv) == []
+    assert (await kv.put("n/key", b"c" * half, namespace="n", part="0/2")).status == 200
+    assert (await kv.driver.get("/cache/n/key")).body == b"c" * half + b"b" * half
+
+
+async def test_an_upload_begun_in_a_namespace_is_not_completed_in_the_next_of_its_name(kv: KvDriver) -> None:
+    await kv.declare("n", ids="foreign")
+    begun = await kv.driver.request("POST", "/cache/n/key?uploads", headers={"x-kvobj-namespace": "n"})
+    (upload_id,) = begun.texts("UploadId")
+    part = await kv.driver.request("PUT", f"/cache/n/key?partNumber=1&uploadId={upload_id}", body=bytes(CHUNK_BYTES))
+    assert part.status == 200
+    await redeclare(kv)
+    listed = f"<Part><PartNumber>1</PartNumber><ETag>{part.headers['etag']}</ETag></Part>"
+    document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>"
+    ended = await kv.driver.request("POST", f"/cache/n/key?uploadId={upload_id}", body=document.encode())
+    assert ended.code == "NoSuchNamespace"
+    assert await rows(kv) == []
+
+
+async def test_a_removal_that_is_late_leaves_the_next_namespace_of_the_name_alone(kv: KvDriver) -> None:
+    await kv.declare("n", ids="foreign")
+    assert (await kv.put("n/old", bytes(CHUNK_BYTES), namespace="n")).status == 200
+    assert kv.chunks is not None
+    pace = kv.chunks._pace
+    redone: list[bool] = []
+
+    class Paused:
+        """The first removal is passed by a second one between two of its steps."""
+
+        batch = 1
+
+        async def after(self, chunks: int, *, seconds: float) -> None:
+            if not redone:
+                redone.append(True)
+                await redeclare(kv)
+                assert (await kv.put("n/new", bytes(CHUNK_BYTES), namespace="n")).status == 200
+            await pace.after(chunks, seconds=seconds)
+
+    for number in range(12):
+        assert (await kv.put(f"n/old{number}", bytes(CHUNK_BYTES), namespace="n")).status == 200
+    kv.chunks._pace = Paused()
+    assert (await kv.call("DELETE", "namespace=n")).code == "NoSuchNamespace"
+    assert redone
+    assert (await kv.driver.get("/cache/n/new")).status == 200
+
+
+async def test_a_removal_that_is_late_within_a_page_leaves_the_next_namespace_of_the_name_alone(
+    kv: KvDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kv.declare("n", ids="foreign")
+    for number in range(3):
+        assert (await kv.put(f"n/key{number}", bytes(CHUNK_BYTES), namespace="n")).status == 200
+    catalog = kv.node.catalog
+    read = catalog._live_page
+    redone: list[bool] = []
+
+    async def passed(function: Callable[..., Any], *arguments: object) -> object:
+        """A second removal passes the first one, which has read its page and hidden nothing of it."""
+        result = function(*arguments)
+        if function == read and not redone:
+            redone.append(True)
+            await redeclare(kv)
+            assert (await kv.put("n/key1", b"x" * CHUNK_BYTES, namespace="n")).status == 200
+        return result
+
+    monkeypatch.setattr(catalog, "_on_thread", passed)
+    assert (await kv.call("DELETE", "namespace=n")).code == "NoSuchNamespace"
+    assert redone
+    assert (await kv.driver.get("/cache/n/key1")).body == b"x" * CHUNK_BYTES
+
+
+async def test_a_late_delete_of_chunks_leaves_the_parts_in_the_next_bucket_of_the_name(
+    kv: KvDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = CHUNK_BYTES // 2
+    await kv.declare("n", ids="foreign", part_axis="layer")
+    for key in ("n/a", "n/b"):
+        assert (await kv.put(key, b"a" * half, namespace="n", part="0/2")).status == 200
+    catalog = kv.node.catalog
+    abort = catalog.abort_upload
+    redone: list[bool] = []
+
+    async def passed(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 - handed on
+        """After the first one's parts the bucket goes, and is made anew with parts of the second one."""
+        await abort(*arguments, **keywords)
+        if not redone:
+            redone.append(True)
+            assert (await kv.driver.request("DELETE", "/cache")).status == 204
+            assert (await kv.driver.request("PUT", "/cache", headers={"x-kvobj-bucket-kind": "kv"})).status == 200
+            await kv.declare("n", ids="foreign", part_axis="layer")
+            assert (await kv.put("n/b", b"b" * half, namespace="n", part="0/2")).status == 200
+
+    monkeypatch.setattr(catalog, "abort_upload", passed)
+    body = b"<Delete><Object><Key>n/a</Key></Object><Object><Key>n/b</Key></Object></Delete>"
+    await kv.driver.request("POST", "/cache?delete", body=body)
+    assert redone
+    assert (await kv.put("n/b", b"c" * half, namespace="n", part="1/2")).status == 200
+    assert (await kv.driver.get("/cache/n/b")).body == b"b" * half + b"c" * half
+
+
+async def test_a_part_that_comes_after_its_namespace_was_removed_is_not_kept(kv: KvDriver) -> None:
+    async def gone() -> None:
+        assert (await kv.call("DELETE", "namespace=n")).status == 200
+
+    await kv.declare("n", ids="foreign", part_axis="layer")
+    late = await kv.driver.request(
+        "PUT",
+        "/cache/n/key",
+        body=MeanwhileBody(bytes(CHUNK_BYTES // 2), gone),
+        headers={"x-kvobj-namespace": "n", "x-kvobj-part": "0/2"},
+        payload="UNSIGNED-PAYLOAD",
+    )
+    assert (late.status, late.code) == (404, "NoSuchNamespace")
+    uploads = (await kv.node.catalog.list_uploads("cache", groups=True)).rows
+    assert [await kv.node.catalog.parts("cache", each.key, each.upload_id) for each in uploads] == [()] * len(uploads)

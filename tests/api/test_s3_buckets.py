@@ -1,16 +1,18 @@
 """Buckets as clients use them."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from s3_driver import ALICE, BOB, HOST, ROOT, Driver, MeanwhileBody, unsigned_chunks
 from s3_stores import STORES, driver_over
 
 from kvobj.api.exchange import S3Settings
 from kvobj.api.request import HostRules
-from kvobj.catalog.rows import BucketKind, Durability
-from kvobj.catalog.setting_rows import RemoteRule
+from kvobj.catalog.rows import BucketKind, BucketRow, DeleteOutcome, Durability, WriteCondition
+from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 
 
 @pytest.fixture(params=STORES)
@@ -246,6 +248,96 @@ async def test_who_owned_a_bucket_when_he_began_to_ask_may_do_nothing_with_its_n
         assert (await driver.get("/bucket")).status == 403
         if target not in {"/bucket?acl", "/bucket?delete"}:
             assert (await driver.request("GET", target, user=BOB)).status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "document"),
+    [
+        ("PUT", "/bucket?policy", POLICY),
+        ("DELETE", "/bucket?policy", b""),
+        ("PUT", "/bucket?acl", ACL),
+        ("PUT", "/bucket?lifecycle", LIFECYCLE),
+        ("DELETE", "/bucket?lifecycle", b""),
+        ("PUT", "/bucket?cors", CORS),
+        ("DELETE", "/bucket?cors", b""),
+        ("PUT", "/bucket?tagging", TAGS),
+        ("DELETE", "/bucket?tagging", b""),
+    ],
+)
+async def test_a_setting_that_is_being_written_down_is_none_of_the_next_owners_bucket(
+    fake_driver: Driver, method: str, target: str, document: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, catalog = fake_driver, fake_driver.fake.catalog
+    await driver.put("/bucket", b"")
+    for name, value in (("policy", POLICY), ("lifecycle", LIFECYCLE), ("cors", CORS), ("tagging", TAGS)):
+        assert (await driver.request("PUT", f"/bucket?{name}", body=value)).status in {200, 204}
+    before = catalog.bucket_rows["bucket"]
+    anew = msgspec.structs.replace(before, owner=BOB.id, created_ms=before.created_ms + 1, tags={"of": "Bob"})
+    update = catalog.update_bucket
+
+    async def update_late(name: str, change: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
+        catalog.bucket_rows[name] = anew  # deleted and made anew since the handler looked
+        return await update(name, change, made_ms=made_ms)
+
+    monkeypatch.setattr(catalog, "update_bucket", update_late)
+    late = await driver.request(method, target, body=document)
+    assert (late.status, late.code) == (404, "NoSuchBucket")
+    assert catalog.bucket_rows["bucket"] == anew
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("DELETE", "/bucket", {}),
+        ("PUT", "/bucket?acl", {"x-amz-acl": "public-read-write"}),
+        ("DELETE", "/bucket?tagging", {}),
+        ("POST", "/bucket/key?uploads", {}),
+        ("PUT", "/bucket/key", {}),
+    ],
+)
+async def test_what_is_asked_of_a_bucket_as_it_goes_does_nothing_to_the_next_owners(
+    tmp_path: Path, shm_path: Path, method: str, target: str, headers: dict[str, str]
+) -> None:
+    async with driver_over("node", data=tmp_path / "data", memory=shm_path) as driver:
+        await driver.put("/bucket", b"")
+        # The second and the third are begun while the first is being written down.
+        gone, made, late = await asyncio.gather(
+            driver.request("DELETE", "/bucket"),
+            driver.request("PUT", "/bucket", user=BOB),
+            driver.request(method, target, headers=headers),
+        )
+        assert (gone.status, made.status) == (204, 200)
+        assert (late.status, late.code) == (404, "NoSuchBucket")
+        assert (await driver.request("HEAD", "/bucket", user=BOB)).status == 200
+        assert (await driver.get("/bucket")).status == 403
+        assert b"AllUsers" not in (await driver.request("GET", "/bucket?acl", user=BOB)).body
+
+
+@pytest.mark.parametrize(("method", "target"), [("DELETE", "/bucket/key"), ("POST", "/bucket?delete")])
+async def test_a_removal_that_is_being_written_down_is_none_of_the_next_owners_bucket(
+    fake_driver: Driver, method: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, catalog = fake_driver, fake_driver.fake.catalog
+    await driver.put("/bucket", b"")
+    await driver.put("/bucket/key", b"stays")
+    before = catalog.bucket_rows["bucket"]
+    anew = msgspec.structs.replace(before, owner=BOB.id, created_ms=before.created_ms + 1)
+    delete = driver.fake.delete
+
+    async def delete_late(
+        bucket: str,
+        keys: Sequence[str],
+        conditions: Sequence[WriteCondition | None] = (),
+        *,
+        made_ms: int | None = None,
+    ) -> list[DeleteOutcome]:
+        catalog.bucket_rows[bucket] = anew  # deleted and made anew since the handler looked
+        return await delete(bucket, keys, conditions, made_ms=made_ms)
+
+    monkeypatch.setattr(driver.fake, "delete", delete_late)
+    late = await driver.request(method, target, body=DELETION if method == "POST" else b"")
+    assert (late.status, late.code) == (404, "NoSuchBucket")
+    assert ("bucket", "key") in catalog.objects
 
 
 async def test_who_owned_a_bucket_sets_nothing_in_the_next_owners_by_a_body_of_framing_alone(

@@ -221,6 +221,41 @@ class UsersAndBuckets:
         private = await catalog.update_bucket(BUCKET, BucketUpdate(acl=None, lifecycle=(), tags={}, policy=b""))
         assert private == before
 
+    async def test_an_update_of_a_bucket_of_before_changes_nothing_of_its_successor(self, catalog: Catalog) -> None:
+        made = BucketRow(BUCKET, BucketKind.KV, "main", 9, Durability.MEMORY)
+        await catalog.delete_bucket(BUCKET)
+        await catalog.create_bucket(made)
+        with pytest.raises(NoSuchBucketError):
+            await catalog.update_bucket(BUCKET, BucketUpdate(policy=b"{}", tags={"a": "b"}), made_ms=8)
+        assert await catalog.bucket(BUCKET) == made
+        assert (await catalog.update_bucket(BUCKET, BucketUpdate(tags={"a": "b"}), made_ms=9)).tags == {"a": "b"}
+
+    async def test_a_removal_of_a_bucket_of_before_leaves_its_successor(self, catalog: Catalog) -> None:
+        made = BucketRow(BUCKET, BucketKind.KV, "main", 9, Durability.MEMORY)
+        await catalog.delete_bucket(BUCKET)
+        await catalog.create_bucket(made)
+        with pytest.raises(NoSuchBucketError):
+            await catalog.delete_bucket(BUCKET, made_ms=8)
+        assert await catalog.bucket(BUCKET) == made
+        await catalog.delete_bucket(BUCKET, made_ms=9)
+        assert await catalog.bucket(BUCKET) is None
+
+    @pytest.mark.parametrize("durability", CLASSES)
+    @pytest.mark.parametrize("kind", list(BucketKind))
+    async def test_a_removal_from_a_bucket_of_before_leaves_what_its_successor_has(
+        self, catalog: Catalog, kind: BucketKind, durability: Durability
+    ) -> None:
+        await catalog.delete_bucket(BUCKET)
+        await catalog.create_bucket(BucketRow(BUCKET, kind, "main", 9, durability))
+        await put(catalog, row("k", 1, durability=durability))
+        with pytest.raises(NoSuchBucketError):
+            await catalog.delete(BUCKET, ["k"], made_ms=8, now_ms=5)
+        assert await found(catalog, "k") is not None
+        assert await queued(catalog) == []
+        (outcome,) = await catalog.delete(BUCKET, ["k"], made_ms=9, now_ms=5)
+        assert outcome.removed is not None
+        assert await found(catalog, "k") is None
+
     async def test_an_update_of_no_bucket_is_refused(self, catalog: Catalog) -> None:
         with pytest.raises(NoSuchBucketError):
             await catalog.update_bucket("missing", BucketUpdate(tags={"a": "b"}))
@@ -749,6 +784,20 @@ class Uploads:
         own = part("u1", 1, 2)
         assert await catalog.put_part(BUCKET, "k", own, made_ms=2, now_ms=5) == own
         assert await catalog.parts(BUCKET, "k", "u1") == (own,)
+
+    @pytest.mark.parametrize("durability", CLASSES)
+    async def test_an_upload_that_took_the_id_of_the_one_meant_is_not_aborted(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        bucket = await catalog.bucket(BUCKET)
+        assert bucket is not None
+        await catalog.create_upload(upload("u1", durability=durability))
+        for meant in ({"made_ms": bucket.created_ms + 1}, {"namespace_root": b"f" * 32}):
+            with pytest.raises(NoSuchUploadError):
+                await catalog.abort_upload(BUCKET, "k", "u1", now_ms=5, **meant)
+        assert await catalog.upload(BUCKET, "k", "u1") is not None
+        await catalog.abort_upload(BUCKET, "k", "u1", made_ms=bucket.created_ms, now_ms=5)
+        assert await catalog.upload(BUCKET, "k", "u1") is None
 
     @pytest.mark.parametrize("durability", CLASSES)
     async def test_a_part_of_another_epoch_is_fenced(self, catalog: Catalog, durability: Durability) -> None:

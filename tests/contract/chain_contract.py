@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 from catalog_contract import CLASSES, EPOCH, blob, numbers
+from namespace_contract import namespace
 
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.protocol import Catalog
@@ -35,6 +36,7 @@ from kvobj.errors import (
     InvalidRequestError,
     LayoutMismatchError,
     NoSuchBucketError,
+    NoSuchNamespaceError,
     ParentNotFoundError,
     PreconditionFailedError,
     QuotaExceededError,
@@ -777,6 +779,22 @@ class Recalls:
         assert await self.recalled(catalog) == ["a", "b"]
         assert await hidden_keys(catalog, "ab") == "ab"
         await unpin(catalog, session)
+
+    async def test_nothing_goes_of_a_bucket_or_a_namespace_that_took_the_name_of_the_one_meant(
+        self, catalog: Catalog
+    ) -> None:
+        bucket = await catalog.bucket(KV)
+        assert bucket is not None
+        standing = namespace("ns", KV)
+        await catalog.namespaces.declare(standing)
+        await put_chain(catalog, "abc", CLASSES)
+        with pytest.raises(NoSuchBucketError):
+            await self.recalled(catalog, made_ms=bucket.created_ms + 1)
+        with pytest.raises(NoSuchNamespaceError):
+            await self.recalled(catalog, namespace="ns", namespace_root=b"f" * 32)
+        assert await live_keys(catalog, "abc") == "abc"
+        meant = {"made_ms": bucket.created_ms, "namespace": "ns", "namespace_root": standing.root}
+        assert await self.recalled(catalog, **meant) == ["a", "b", "c"]
 
     async def test_everything_goes_in_steps(self, catalog: Catalog) -> None:
         for start in range(0, 6000, 1000):

@@ -393,6 +393,20 @@ async def test_what_is_on_its_way_into_a_bucket_of_before_is_nobodys_to_follow(w
         assert (await follower.end())[0] is False
 
 
+async def test_what_is_on_its_way_into_a_namespace_is_not_followed_in_the_next_of_its_name(world: World) -> None:
+    await world.kv.declare("n", ids="foreign")
+    async with world.putting(key="n/key", headers={"x-kvobj-namespace": "n"}) as (body, put):
+        body.send(DATA[:100])
+        follower = await world.follow(key="n/key")
+        await follower.has(100)
+        assert (await world.kv.call("DELETE", "namespace=n")).status == 200
+        await world.kv.declare("n", ids="foreign", access={"bob": "read"})
+        assert (await world.ask("/cache/n/key?follow", user=BOB)).status == 404
+        body.send(DATA[100:])
+        assert (await put).status == 404
+        assert (await follower.end())[0] is False
+
+
 # -- multipart uploads -------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ class Acls:
             await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.PUT_BUCKET_ACL
         )
         acl = await _asked_acl(exchange, row, owner=row.owner, on_bucket=True)
-        await self._store.catalog.update_bucket(operation.bucket, BucketUpdate(acl=acl))
+        await self._store.catalog.update_bucket(row.name, BucketUpdate(acl=acl), made_ms=row.created_ms)
         return exchange.reply(200)
 
     async def get_object(self, exchange: Exchange, operation: GetObjectAcl) -> Reply:

@@ -48,10 +48,10 @@ class CorsSettings:
     async def put(self, exchange: Exchange, operation: PutBucketCors) -> Reply:
         """Replace the bucket's rules."""
         catalog = self._store.catalog
-        exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_BUCKET_CORS)
+        row = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_BUCKET_CORS)
         announced = parse_announced(exchange.fields, exchange.authentication)
         rules = parse_cors(await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES))
-        await catalog.update_bucket(operation.bucket, BucketUpdate(cors=rules))
+        await catalog.update_bucket(row.name, BucketUpdate(cors=rules), made_ms=row.created_ms)
         return exchange.reply(200)
 
     async def delete(self, exchange: Exchange, operation: DeleteBucketCors) -> Reply:
@@ -59,7 +59,7 @@ class CorsSettings:
         catalog = self._store.catalog
         row = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_BUCKET_CORS)
         if row.cors:
-            await catalog.update_bucket(operation.bucket, BucketUpdate(cors=()))
+            await catalog.update_bucket(row.name, BucketUpdate(cors=()), made_ms=row.created_ms)
         return exchange.reply(204)
 
 

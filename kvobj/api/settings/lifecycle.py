@@ -43,13 +43,13 @@ class LifecycleSettings:
     async def put(self, exchange: Exchange, operation: PutBucketLifecycle) -> Reply:
         """Replace the bucket's rules."""
         catalog, fields = self._store.catalog, exchange.fields
-        exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_LIFECYCLE)
+        row = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_LIFECYCLE)
         minimum = fields.get(_MINIMUM_HEADER, _MINIMUMS[0])
         if minimum not in _MINIMUMS:
             raise S3Error("InvalidRequest", f"Invalid TransitionDefaultMinimumObjectSize found: {minimum}")
         announced = parse_announced(fields, exchange.authentication)
         rules = parse_lifecycle(await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES))
-        await catalog.update_bucket(operation.bucket, BucketUpdate(lifecycle=rules))
+        await catalog.update_bucket(row.name, BucketUpdate(lifecycle=rules), made_ms=row.created_ms)
         return exchange.reply(200, [(_MINIMUM_HEADER, minimum)])
 
     async def delete(self, exchange: Exchange, operation: DeleteBucketLifecycle) -> Reply:
@@ -57,5 +57,5 @@ class LifecycleSettings:
         catalog = self._store.catalog
         row = exchange.authorise(await catalog.bucket(operation.bucket), operation.bucket, Action.PUT_LIFECYCLE)
         if row.lifecycle:
-            await catalog.update_bucket(operation.bucket, BucketUpdate(lifecycle=()))
+            await catalog.update_bucket(row.name, BucketUpdate(lifecycle=()), made_ms=row.created_ms)
         return exchange.reply(204)

@@ -54,14 +54,14 @@ class Policies:
         for user_id in sorted(policy.named_users):
             if await exchange.users.with_id(user_id) is None:
                 raise S3Error("MalformedPolicy", "Invalid principal in policy", Principal=user_id)
-        await self._store.catalog.update_bucket(row.name, BucketUpdate(policy=document))
+        await self._store.catalog.update_bucket(row.name, BucketUpdate(policy=document), made_ms=row.created_ms)
         return exchange.reply(204)
 
     async def delete(self, exchange: Exchange, operation: DeleteBucketPolicy) -> Reply:
         """Take the policy away; there need be none."""
         row = await self._bucket(exchange, operation, Action.DELETE_BUCKET_POLICY)
         if row.policy:
-            await self._store.catalog.update_bucket(row.name, BucketUpdate(policy=b""))
+            await self._store.catalog.update_bucket(row.name, BucketUpdate(policy=b""), made_ms=row.created_ms)
         return exchange.reply(204)
 
     async def status(self, exchange: Exchange, operation: GetBucketPolicyStatus) -> Reply:

@@ -44,15 +44,15 @@ class Tagging:
 
     async def put_bucket(self, exchange: Exchange, operation: PutBucketTagging) -> Reply:
         """Replace the bucket's tags."""
-        await self._bucket(exchange, operation, Action.PUT_BUCKET_TAGGING)
+        row = await self._bucket(exchange, operation, Action.PUT_BUCKET_TAGGING)
         tags = await _document(exchange, tags_max=BUCKET_TAGS_MAX)
-        await self._store.catalog.update_bucket(operation.bucket, BucketUpdate(tags=tags))
+        await self._store.catalog.update_bucket(row.name, BucketUpdate(tags=tags), made_ms=row.created_ms)
         return exchange.reply(204)
 
     async def delete_bucket(self, exchange: Exchange, operation: DeleteBucketTagging) -> Reply:
         """Take the bucket's tags away."""
-        await self._bucket(exchange, operation, Action.PUT_BUCKET_TAGGING)
-        await self._store.catalog.update_bucket(operation.bucket, BucketUpdate(tags={}))
+        row = await self._bucket(exchange, operation, Action.PUT_BUCKET_TAGGING)
+        await self._store.catalog.update_bucket(row.name, BucketUpdate(tags={}), made_ms=row.created_ms)
         return exchange.reply(204)
 
     async def get_object(self, exchange: Exchange, operation: GetObjectTagging) -> Reply:
