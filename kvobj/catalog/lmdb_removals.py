@@ -18,6 +18,7 @@ from kvobj.catalog.encoding import BUCKETS, ROOT_BYTES, decode_object
 from kvobj.catalog.flight_keys import reliance_key, removal_keys, row_key
 from kvobj.catalog.history_protocol import RemovalReason
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
+from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace
 from kvobj.catalog.removal_changes import DeleteChange, Descent, Doomed, DropChange, Hidden, HideChange
 from kvobj.catalog.rows import (
     BucketKind,
@@ -76,6 +77,10 @@ class LmdbRemovals(LmdbBase):
         now_ms: int,
     ) -> RecallPage:
         """See `Catalog.recall`."""
+        with self._database.read() as view:
+            root = require_root(view, bucket, made_ms)
+            if not is_namespace_meant(view, root, namespace or "", namespace_root):
+                raise no_such_namespace(bucket, namespace or "")
         if self._kind(bucket) is BucketKind.ORDINARY:
             return RecallPage((), None)
         rows, following = await self._on_thread(self._live_page, bucket, after)

@@ -796,6 +796,14 @@ class Recalls:
         meant = {"made_ms": bucket.created_ms, "namespace": "ns", "namespace_root": standing.root}
         assert await self.recalled(catalog, **meant) == ["a", "b", "c"]
 
+    @pytest.mark.parametrize("kind", list(BucketKind))
+    async def test_a_recall_that_finds_nothing_is_refused_there_too(self, catalog: Catalog, kind: BucketKind) -> None:
+        await catalog.create_bucket(BucketRow("other", kind, USER, 9, Durability.MEMORY))
+        with pytest.raises(NoSuchBucketError):
+            await catalog.recall("other", made_ms=8, now_ms=8)
+        with pytest.raises(NoSuchNamespaceError):
+            await catalog.recall("other", namespace="gone", namespace_root=b"f" * 32, now_ms=8)
+
     async def test_everything_goes_in_steps(self, catalog: Catalog) -> None:
         for start in range(0, 6000, 1000):
             rows = [chunk(f"k{start + at:04}", start + at + 1) for at in range(1000)]

@@ -28,6 +28,7 @@ from kvobj.gc.expiry import Expiry
 from kvobj.gc.home_chunks import HomeChunks
 from kvobj.gc.home_loading import HomeLoading
 from kvobj.gc.lost import LostObjects
+from kvobj.gc.pacing import Pace
 from kvobj.gc.recall import Recall, RecallQuery, RecallReport
 from kvobj.gc.reconcile import Reconcile
 from kvobj.gc.state_files import StateFiles
@@ -168,6 +169,47 @@ async def test_a_dry_run_beside_requests_keeps_to_a_rate_too(world: GcWorld) -> 
     assert (report.state, report.chunks, removed) == ("done", 1000, [])
     # 1,000 rows looked at, twenty for each of the collector's 1,000 chunks a second.
     assert sum(world.slept) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("made_anew", ["bucket", "namespace"])
+async def test_a_recall_leaves_alone_what_is_made_anew_under_the_names_that_it_began_with(
+    world: GcWorld, made_anew: str
+) -> None:
+    def declared(root: bytes) -> NamespaceRow:
+        return NamespaceRow("cache", "mine", b"{}", b"f", b"", root, "foreign", 256, None, None, 0, "main")
+
+    keys = [f"mine/{number}" for number in range(10)]
+    catalog = world.catalog
+    await catalog.namespaces.declare(declared(b"r"))
+    for key in keys:
+        await world.commit(key, namespace="mine")
+    redone: list[bool] = []
+
+    async def passed(_seconds: float) -> None:
+        """Between two pages: everything goes, and the last key is stored in what has its name next."""
+        if redone:
+            return
+        redone.append(True)
+        assert await world.live() == set(keys[4:])
+        await catalog.delete("cache", keys, now_ms=0)
+        if made_anew == "bucket":
+            bucket = await catalog.bucket("cache")
+            assert bucket is not None
+            await catalog.delete_bucket("cache")
+            await catalog.create_bucket(msgspec.structs.replace(bucket, created_ms=bucket.created_ms + 1))
+        else:
+            await catalog.namespaces.remove("cache", "mine")
+            await catalog.namespaces.declare(declared(b"s"))
+        await world.commit(keys[-1], namespace="mine")
+
+    pace = Pace(world.clock, chunks_per_second=20, sleep=passed)  # four chunks a page
+    pace.note_request()
+    recall = Recall(catalog=catalog, clock=world.clock, pace=pace, on_removed=lambda _: None)
+    await recall.start(RecallQuery("cache", namespace="mine" if made_anew == "namespace" else None), dry_run=False)
+    report = await recall.finished()
+    assert redone
+    assert (report.state, report.chunks) == ("failed", 4)
+    assert await world.live() == {keys[-1]}
 
 
 async def test_only_one_recall_runs_and_only_over_chunks(world: GcWorld) -> None:
