@@ -12,6 +12,7 @@ from fuzz_targets import TARGETS
 from kvobj.api import aws_chunked, hot_kinds, hot_reads, multipart, object_headers, ranges, request, sigv4, xml
 from kvobj.api.access import policy_document
 from kvobj.api.http import chunked_framing, plain_head, request_body, request_head
+from kvobj.api.message import RequestHead
 from kvobj.wire.joined_chunks import JoinedChunks, native_joiner
 
 MOST_CASES = 4000
@@ -58,6 +59,29 @@ def lose_a_byte_of_joined_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(request_body, "native_joiner", lambda: join_wrongly)
 
 
+def overlook_that_the_calls_id_is_signed(patch: pytest.MonkeyPatch) -> None:
+    kind_of = hot_kinds.HotKinds._kind
+
+    def kind_wrongly(  # noqa: PLR0917 - as the one it stands for
+        kinds: hot_kinds.HotKinds,
+        head: RequestHead,
+        target: request.Target,
+        fields: dict[str, str],
+        tail: bytes,
+        put: hot_kinds.KindOfPut | None,
+        *,
+        is_presigned: bool,
+    ) -> hot_kinds.Kind | None:
+        kind = kind_of(kinds, head, target, fields, tail, put, is_presigned=is_presigned)
+        at = hot_kinds._call_id_at(tail)
+        if kind is None or at < 0:
+            return kind
+        pieces = hot_kinds._around(tail, hot_kinds._differing(kind.signed, at))
+        return dataclasses.replace(kind, call_id_at=at, pieces=pieces)
+
+    patch.setattr(hot_kinds.HotKinds, "_kind", kind_wrongly)
+
+
 def always(module: object, name: str, answer: object) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(module, name, lambda *_, **__: answer)
 
@@ -81,6 +105,8 @@ def always(module: object, name: str, answer: object) -> Callable[[pytest.Monkey
         ("repeated", always(hot_kinds.Kind, "is_of", True)),  # noqa: FBT003 - what it answers
         ("repeated", always(sigv4.SignatureVerifier, "holds", True)),  # noqa: FBT003 - what it answers
         ("repeated", always(hot_reads, "is_owners_alone", True)),  # noqa: FBT003 - what it answers
+        ("repeated", lambda patch: patch.setattr(hot_kinds, "_CALL_ID", re.compile(rb"(?s).{36}").match)),
+        ("repeated", overlook_that_the_calls_id_is_signed),
         ("service", lambda patch: patch.setattr(multipart, "checked_type", lambda _algorithm, kind: kind)),
     ],
 )  # fmt: skip

@@ -68,7 +68,14 @@ def test_a_holder_of_the_file_alone_is_respected(path: Path) -> None:
 
 def test_a_child_that_outlives_the_holder_does_not_hold_it(path: Path) -> None:
     with DataDirectory.open(path):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            close_fds=False,
+        )
+        assert child.stdout is not None
+        child.stdout.readline()  # it has begun, and so has let go of what it does not inherit
     try:
         DataDirectory.open(path).close()
         assert child.poll() is None
