@@ -190,9 +190,6 @@ class ChunkStore:
         bucket, name = meant.bucket, meant.name
         removed, after = 0, ""
         while True:
-            standing = await self._catalog.namespaces.namespace(bucket, name)
-            if standing is None or standing.root != meant.root:
-                raise NoSuchNamespaceError("no such namespace", bucket=bucket, name=name)
             started = self._clock.monotonic()
             limit = _REMOVAL_FACTOR * self._pace.batch
             page = await self._catalog.recall(
