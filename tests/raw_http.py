@@ -188,6 +188,10 @@ class RawConnection:
         """The client's own port."""
         return int(self._socket.getsockname()[1])
 
+    def limit(self, timeout_seconds: float) -> None:
+        """From here on every wait ends after so long."""
+        self._socket.settimeout(timeout_seconds)
+
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._socket.close()

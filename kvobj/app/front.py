@@ -23,6 +23,7 @@ from kvobj.clock import Clock
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
 from kvobj.workers.desk import StoreParts
+from kvobj.workers.kept_frames import Keeping
 from kvobj.workers.shared_words import SharedWords
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ def worker_processes(
         volatile_map_bytes=settings.catalog.volatile_map_bytes,
         wrapping_key=node.kv.wrapping_key,
         levels=None if same_host is None else same_host.levels,
+        keeping=Keeping.of(
+            dram_bytes=node.arena.capacity_bytes, grace_seconds=settings.gc.grace_seconds, workers=workers
+        ),
         upstreams=settings.upstreams,
     )
     hits, hit_bytes = node.instruments.gets.labels("dram", "hit"), node.instruments.bytes.labels("dram", "out")

@@ -134,6 +134,7 @@ class Worker(WorkerCalls):
             channel=self.channel,
             calls=calls,
             arena=MappedArena(orders.arena, huge_pages=orders.huge_pages),
+            keeping=orders.keeping,
             executor=self._executor,
         )
         chunks = WorkerChunks(
@@ -192,6 +193,7 @@ class Worker(WorkerCalls):
         await self._http.aclose()
         self._lines.flush()
         await self._upstreams.aclose()
+        self._store.frames.kept.clear()
         await self._store.later.drain()
         await self.channel.aclose()
         self._executor.shutdown(wait=False)

@@ -17,6 +17,7 @@ from kvobj.api.http import HttpSettings
 from kvobj.api.request import HostRules
 from kvobj.api.same_host.rights import Levels
 from kvobj.config.settings import LogSettings, TlsSettings, UpstreamSettings
+from kvobj.workers.kept_frames import Keeping
 from kvobj.workers.wire import decode_hook, encode_hook
 
 _LENGTH_BYTES: Final = 4
@@ -93,6 +94,7 @@ class WorkerOrders(msgspec.Struct, frozen=True):
     volatile_map_bytes: int
     wrapping_key: bytes
     levels: Levels | None
+    keeping: Keeping
     upstreams: tuple[UpstreamSettings, ...] = ()
 
 

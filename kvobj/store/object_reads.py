@@ -23,6 +23,15 @@ COPIED_BYTES_MAX: Final = 16 * 1024
 """Up to here a hot read copies: a pin, its frame and a reader over it cost more."""
 
 
+def plain_blob(row: ObjectRow, bucket: BucketRow) -> BlobRef | None:
+    """The blob of an object that is read at once where it lies in memory: not empty, in one blob, of plain bytes, and known by all
+    that a reply says of it. None for all else."""
+    if not row.size_bytes or len(row.blobs) != 1 or (bucket.kind is BucketKind.KV and row.digest is None):
+        return None
+    (blob,) = row.blobs
+    return blob if blob.codec == CODEC_RAW else None
+
+
 class ObjectReads:
     """Of one store. Event loop only."""
 
@@ -113,10 +122,8 @@ class ObjectReads:
         is_kv = bucket.kind is BucketKind.KV
         rows = at_once(self._catalog.lookup(bucket.name, [key], rescue=is_kv))
         row = rows[0] if rows else None
-        if row is None or not row.size_bytes or len(row.blobs) != 1 or (is_kv and row.digest is None):
-            return None
-        (blob,) = row.blobs
-        if blob.codec != CODEC_RAW:
+        blob = None if row is None else plain_blob(row, bucket)
+        if row is None or blob is None:
             return None
         body: bytes | ObjectReader | None
         if row.size_bytes <= COPIED_BYTES_MAX:

@@ -236,6 +236,10 @@ class StoreCalls:
         """Let go of frames."""
         raise NotImplementedError
 
+    def kept_hits(self, reads: int, size_bytes: int) -> None:
+        """So many reads, of so many bytes, were of frames that the worker had kept."""
+        raise NotImplementedError
+
     def use(self, use: int, blob_ids: list[bytes]) -> None:
         """Keep blobs from being reaped until `unuse`."""
         raise NotImplementedError

@@ -216,6 +216,11 @@ class Desk(StoreCalls):
         """See `StoreCalls.release`."""
         self._frames.release(handles)
 
+    def kept_hits(self, reads: int, size_bytes: int) -> None:
+        """See `StoreCalls.kept_hits`."""
+        self._hot_opens += reads
+        self._hot_bytes += size_bytes
+
     def use(self, use: int, blob_ids: list[bytes]) -> None:
         """See `StoreCalls.use`."""
         self._frames.use(use, blob_ids)

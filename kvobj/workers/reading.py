@@ -15,6 +15,7 @@ from kvobj.ids import BlobId
 from kvobj.tiers.protocol import ByteRange
 from kvobj.workers.calls import OpenFrame, StoreCalls
 from kvobj.workers.channel import Channel
+from kvobj.workers.kept_frames import Keeping, KeptFrames
 from kvobj.workers.mapped_arena import MappedArena
 
 _RELEASE_SECONDS: Final = 0.005
@@ -24,7 +25,10 @@ _RELEASE_SECONDS: Final = 0.005
 class RemoteFrames:
     """Opens frames and gives them back, many in one message."""
 
-    def __init__(self, channel: Channel, calls: StoreCalls, arena: MappedArena) -> None:
+    def __init__(self, channel: Channel, calls: StoreCalls, arena: MappedArena, keeping: Keeping) -> None:
+        self.kept = KeptFrames(
+            keeping, count_hits=lambda reads, size_bytes: channel.tell("kept_hits", reads, size_bytes)
+        )
         self._channel = channel
         self._calls = calls
         self._arena = arena

@@ -6,10 +6,12 @@ else the store does is done by the store. Event-loop-only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from kvobj.arena import PinnedFrame
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BucketRow,
@@ -20,17 +22,21 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.codec.checksums import Digester
+from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import KvobjError
+from kvobj.store.at_once import at_once
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.ingest import WholeSource
 from kvobj.store.multipart import CompletedPart
+from kvobj.store.object_reads import COPIED_BYTES_MAX, plain_blob
 from kvobj.store.places import ChunkPlace
-from kvobj.store.reader import HotRead, ObjectReader, slices_of
+from kvobj.store.reader import BlobSlice, HotRead, InUse, ObjectReader, slices_of
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls
 from kvobj.workers.channel import Channel
 from kvobj.workers.following import RemoteFollowing
+from kvobj.workers.kept_frames import Keeping
 from kvobj.workers.mapped_arena import MappedArena
 from kvobj.workers.reading import NOTHING_USED, RemoteFrames
 from kvobj.workers.writing import LaterHashes, WorkerTransfer
@@ -40,16 +46,24 @@ class WorkerStore:
     """See the module's text. `executor` hashes what is received."""
 
     def __init__(
-        self, *, catalog: Catalog, channel: Channel, calls: StoreCalls, arena: MappedArena, executor: Executor
+        self,
+        *,
+        catalog: Catalog,
+        channel: Channel,
+        calls: StoreCalls,
+        arena: MappedArena,
+        keeping: Keeping,
+        executor: Executor,
     ) -> None:
         self.catalog = catalog
         self.following = RemoteFollowing(channel, calls)
-        self.frames = RemoteFrames(channel, calls, arena)
+        self.frames = RemoteFrames(channel, calls, arena, keeping)
         self.later = LaterHashes(channel, executor)
         self._channel = channel
         self._calls = calls
         self._arena = arena
         self._executor = executor
+        self._loop = asyncio.get_running_loop()
         self._transfers: dict[int, WorkerTransfer] = {}
 
     # -- what the store process tells ----------------------------------------------------------------------------
@@ -157,20 +171,49 @@ class WorkerStore:
         """See `ObjectStore.represent`."""
         return await self._calls.represent(row, list(accepts))
 
-    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.read_hot`
-        """See `ObjectStore.read_hot`: what is in memory is told of by the store process, which has to be waited for."""
-        return None
+    def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
+        """See `ObjectStore.read_hot`: of what this worker has kept. For all else the store process has to be waited for."""
+        row, frame = self._find_kept(bucket, key)
+        blob = None if row is None else plain_blob(row, bucket)
+        if row is None or frame is None or blob is None:
+            return None
+        body: bytes | ObjectReader
+        if row.size_bytes <= COPIED_BYTES_MAX:
+            start = raw_payload_offset(row.size_bytes)
+            body = frame.pin.copy(start, start + row.size_bytes)
+        elif only_short:
+            return None
+        else:
+            body = self._reader([BlobSlice(blob, 0, row.size_bytes)], frame.share())
+        self.frames.kept.count(row.size_bytes)
+        return HotRead(row, body)
 
-    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:  # noqa: ARG002 - see `ObjectStore.look_up_hot`
-        """See `ObjectStore.look_up_hot`: the store process holds what is asked for, and has to be waited for."""
-        return None
+    def look_up_hot(self, bucket: BucketRow, key: str) -> HotRead | None:
+        """See `ObjectStore.look_up_hot`: of what this worker has kept. All else the store process holds, which is waited for."""
+        row, frame = self._find_kept(bucket, key)
+        if row is None or frame is None or plain_blob(row, bucket) is None:
+            return None
+        return HotRead(row, b"")
+
+    def _find_kept(self, bucket: BucketRow, key: str) -> tuple[ObjectRow | None, PinnedFrame | None]:
+        """The live row and its kept frame, whose pin stays where it is."""
+        kept = self.frames.kept
+        rows = at_once(self.catalog.lookup(bucket.name, [key])) if len(kept) else None
+        row = rows[0] if rows else None
+        return row, None if row is None else kept.find(row)
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """See `ObjectStore.open`."""
         slices = slices_of(row.blobs, start, stop)
         if not slices:
-            return ObjectReader(slices, None, tier=self.frames, in_use=NOTHING_USED)
+            return self._reader(slices, None)
+        kept = self.frames.kept
+        frame = kept.find(row)
+        if frame is not None:
+            kept.count(stop - start)
+            return self._reader(slices, frame.share())
         used = self.frames.use([part.blob.blob_id for part in slices]) if len(slices) > 1 else None
+        asked_at = self._loop.time()
         try:
             opened = await self._calls.open(row, start, stop)
         except BaseException:
@@ -181,7 +224,12 @@ class WorkerStore:
             if used is not None:
                 used.release()
             return None
-        return ObjectReader(slices, self.frames.frame(opened), tier=self.frames, in_use=used or NOTHING_USED)
+        frame = self.frames.frame(opened)
+        kept.note(row, frame, asked_at)
+        return self._reader(slices, frame, used or NOTHING_USED)
+
+    def _reader(self, slices: list[BlobSlice], frame: PinnedFrame | None, in_use: InUse = NOTHING_USED) -> ObjectReader:
+        return ObjectReader(slices, frame, tier=self.frames, in_use=in_use)
 
     async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
         """See `ObjectStore.settled`."""
