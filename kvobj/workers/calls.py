@@ -74,7 +74,8 @@ class OpenFrame(_Value, frozen=True, array_like=True, gc=False):
 
 class OpenTransfer(_Value, frozen=True, array_like=True):
     """What `start_put` found: a live chunk that answers, or room under a handle. `sizes` are the plain sizes of the body's blobs,
-    `room` is that of the first; `algorithms` of the digests that the commit needs; `hash_later`: after the acknowledgement."""
+    `room` is that of the first; `algorithms` of the digests that the commit needs; `hash_later`: after the acknowledgement;
+    `is_written_down`: while it arrives, so that each step of it is to be told."""
 
     existing: ObjectRow | None = None
     handle: int = 0
@@ -82,6 +83,7 @@ class OpenTransfer(_Value, frozen=True, array_like=True):
     room: Room | None = None
     algorithms: list[str] = []
     hash_later: bool = False
+    is_written_down: bool = False
 
 
 class WrittenRow(_Value, frozen=True, array_like=True):

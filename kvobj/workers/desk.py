@@ -275,7 +275,8 @@ class Desk(StoreCalls):
         hash_later = transfer.hash_later and not transfer.is_small and transfer.body_digester is None
         room, sizes = room_of(transfer.first_room), list(transfer.sizes)
         handle, held = await self._transfers.take(transfer)
-        return OpenTransfer(None, handle, sizes, room, sorted(held.algorithms), hash_later)
+        is_written_down = transfer.durability is not Durability.MEMORY or not transfer.single
+        return OpenTransfer(None, handle, sizes, room, sorted(held.algorithms), hash_later, is_written_down)
 
     def filled(self, handle: int, blob: int, filled: int) -> None:
         """See `StoreCalls.filled`."""

@@ -25,7 +25,9 @@ from kvobj.workers.channel import Channel
 from kvobj.workers.mapped_arena import MappedArena
 
 _TOLD_BYTES: Final = 1024 * 1024
-"""How far a body has come is told in steps of so much."""
+"""How far a body has come is told in steps of so much, where the store process writes it down meanwhile."""
+_TOLD_SECONDS: Final = 0.005
+"""Else it is told so often: only followers ask, and each message wakes the store process."""
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -115,6 +117,7 @@ class WorkerTransfer:
         self._calls = calls
         self._arena = arena
         self._later = later
+        self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         body = Digester(frozenset(opened.algorithms)) if opened.algorithms else None
         self._pipeline = HashPipeline(executor, body=body)
@@ -122,6 +125,7 @@ class WorkerTransfer:
         self._hashes: list[BlobHash] = []
         self._rooms: dict[int, Room] = {}
         self._more: asyncio.Future[None] | None = None
+        self._told_later: asyncio.TimerHandle | None = None
         self._error: KvobjError | None = None
         self._telling: list[asyncio.Task[None]] = []
         self._is_received = False
@@ -135,6 +139,7 @@ class WorkerTransfer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Undo the transfer unless it was committed."""
+        self._tell_no_more()
         if self.handle:
             self._on_end(self.handle)
             if not self._is_over:
@@ -176,6 +181,7 @@ class WorkerTransfer:
             if not plain_bytes:
                 continue
             await source.receive_into(payload, self._feeder(number, blob))
+            self._tell_no_more()
             self._channel.tell("filled", self.handle, number, plain_bytes)
             if not self._opened.hash_later:
                 if blob.finished:
@@ -195,19 +201,32 @@ class WorkerTransfer:
         return self._rooms[number]
 
     def _feeder(self, number: int, blob: BlobHash) -> Callable[[int], None]:
-        channel, handle, told = self._channel, self.handle, 0
+        told = 0
         pipeline = None if self._opened.hash_later else self._pipeline
-        size_bytes = len(blob.payload)
+        is_written_down, size_bytes = self._opened.is_written_down, len(blob.payload)
 
         def feed(available_bytes: int) -> None:
             nonlocal told
             if pipeline is not None:
                 pipeline.feed(blob, available_bytes)
-            if available_bytes - told >= _TOLD_BYTES and available_bytes < size_bytes:
+            if not is_written_down:
+                blob.available_bytes = available_bytes
+                if self._told_later is None:
+                    self._told_later = self._loop.call_later(_TOLD_SECONDS, self._tell_filled, number, blob)
+            elif available_bytes - told >= _TOLD_BYTES and available_bytes < size_bytes:
                 told = available_bytes
-                channel.tell("filled", handle, number, available_bytes)
+                self._channel.tell("filled", self.handle, number, available_bytes)
 
         return feed
+
+    def _tell_filled(self, number: int, blob: BlobHash) -> None:
+        self._told_later = None
+        self._channel.tell("filled", self.handle, number, blob.available_bytes)
+
+    def _tell_no_more(self) -> None:
+        if self._told_later is not None:
+            self._told_later.cancel()
+            self._told_later = None
 
     async def _tell_hash_later(self, number: int, blob: BlobHash) -> None:
         await blob.wait()

@@ -13,6 +13,8 @@ from raw_http import RawConnection
 from server_process import MIB, ServerProcess, wait_until
 from worker_server import lives, pid_behind, pids_of, wait_for_workers, worker_server, workers_of
 
+from kvobj.client import Credentials, KvClient
+
 REPLACED_SECONDS = 10.0
 """Of a loaded machine; alone it takes a fifth of a second."""
 
@@ -108,6 +110,31 @@ def test_parts_of_an_upload_may_come_through_different_workers(shared: ServerPro
         document = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         assert raw.request("POST", "/plain/joined", document, query={"uploadId": upload_id}).status == 200
         assert raw.request("GET", "/plain/joined").body == sized(5 * MIB, 1) + sized(5 * MIB, 2)
+
+
+@pytest.mark.parametrize("bucket", ["cache", "kept"])
+def test_what_has_come_of_a_chunk_is_followed_before_the_rest_comes(shared: ServerProcess, bucket: str) -> None:
+    """Where the store process writes it down meanwhile, and where nobody but the follower asks."""
+    size_bytes, half = 9 * MIB, 5 * MIB
+    body = sized(size_bytes, 5)
+    keys = shared.credentials()
+    credentials = Credentials(keys.access_key, keys.secret_key)
+    with (
+        RawConnection(shared.host, shared.port) as writer,
+        shared.raw() as signer,
+        KvClient(shared.endpoint, credentials, bucket, timeout_seconds=20.0) as client,
+    ):
+        writer.send(signer.head("PUT", f"/{bucket}/followed", headers={"content-length": str(size_bytes)}).head)
+        writer.send(body[:half])
+        coming = client.follow_chunk("followed", wait_seconds=20.0)
+        seen = bytearray()
+        while len(seen) < half - MIB:  # how far it has come is told in steps
+            seen += next(coming)
+        writer.send(body[half:])
+        seen += b"".join(coming)
+        assert writer.read_reply().status == 200
+        assert bytes(seen) == body
+        assert signer.request("DELETE", f"/{bucket}/followed").status == 204
 
 
 def test_nothing_is_held_when_nobody_asks(shared: ServerProcess) -> None:
