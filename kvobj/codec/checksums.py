@@ -4,8 +4,9 @@ Guarantees: every function releases the GIL over large inputs, so they run besid
 XXHash does neither: awscrt takes nothing but bytes there, so it is fed in small copies. Hardly a client asks for it.
 Does not decide where it runs: callers hash more than 64 KiB on a pool. This is the one module that imports awscrt.
 
-Seen on one core of an AMD EPYC server, GB/s over 32 MiB: crc32c 29 (20 when the bytes are not in the cache),
-crc64nvme 30, crc32 29 (57 in the cache; 3.0 without the native library), blake3 6.4, sha256 1.3, sha1 1.2, md5 0.7.
+Seen on one core of an AMD EPYC server, GB/s over 32 MiB: blake3 6.4, sha256 1.3, sha1 1.2, md5 0.7. CRCs of bytes in the cache, and
+of 32 MiB out of it: with AVX-512 crc32 57 and 29, and by awscrt crc32c 29 and 20, crc64nvme 30, crc32 3.0; without (Zen 3) crc32 25
+and 11, crc32c 31 and 13, crc64nvme 25 and 11, and by awscrt 2.5, 19 and 4.3, 11 and 7.7.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final, Protocol, Self
 from awscrt import checksums as _crt  # type: ignore[import-untyped]
 from blake3 import blake3
 
-from kvobj.codec.native_crc32 import native_crc32
+from kvobj.codec.native_crcs import Crc, CrcName, native_crc
 
 ALGORITHMS: Final = frozenset(
     {
@@ -41,6 +42,8 @@ ALGORITHMS: Final = frozenset(
 CRC_BYTES: Final = {"crc32": 4, "crc32c": 4, "crc64nvme": 8}
 """Width of each CRC, most significant byte first as S3 prints it."""
 
+_LONG_BYTES: Final[Mapping[CrcName, int]] = {"crc32": 8 * 1024, "crc32c": 64 * 1024, "crc64nvme": 32 * 1024}
+"""From here on the native library makes up for what it takes more to be called than awscrt: 1 to 4 µs."""
 _XXHASH_PIECE_BYTES: Final = 256 * 1024
 
 
@@ -49,13 +52,20 @@ def fast_algorithms() -> frozenset[str]:
     """Those that are made about as fast as memory is read: cheaper where the bytes arrive, while they are in the core's cache, than
     on another thread."""
     names = {"crc32c", "crc64nvme"}
-    return frozenset(names if native_crc32() is None else names | {"crc32"})
+    return frozenset(names if native_crc("crc32") is None else names | {"crc32"})
 
 
 def crc32c(view: memoryview, previous: int = 0) -> int:
     """CRC-32C (RFC 3720, Castagnoli) of `view`, going on from `previous`, the value for the bytes before it."""
-    value: int = _crt.crc32c(view, previous)
-    return value
+    crc: Crc = _crt.crc32c if view.nbytes < _LONG_BYTES["crc32c"] else _long_crc("crc32c")
+    return crc(view, previous)
+
+
+@cache
+def _long_crc(name: CrcName) -> Crc:
+    """For views from `_LONG_BYTES` on."""
+    of_awscrt: Crc = getattr(_crt, name)
+    return native_crc(name) or of_awscrt
 
 
 def blake3_digest(view: memoryview) -> bytes:
@@ -89,43 +99,23 @@ class _Hash(Protocol):
     def digest(self) -> bytes: ...
 
 
-class _Crc32:
-    __slots__ = ("_value",)
+class _Crc:
+    """One of `CRC_BYTES`."""
 
-    def __init__(self) -> None:
-        self._value: int = 0
+    __slots__ = ("_long", "_long_bytes", "_short", "_size_bytes", "_value")
 
-    def update(self, data: memoryview, /) -> None:
-        self._value = (native_crc32() or _crt.crc32)(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(4, "big")
-
-
-class _Crc32c:
-    __slots__ = ("_value",)
-
-    def __init__(self) -> None:
+    def __init__(self, name: CrcName) -> None:
+        self._short: Crc = getattr(_crt, name)
+        self._long = _long_crc(name)
+        self._long_bytes = _LONG_BYTES[name]
+        self._size_bytes = CRC_BYTES[name]
         self._value = 0
 
     def update(self, data: memoryview, /) -> None:
-        self._value = _crt.crc32c(data, self._value)
+        self._value = (self._short if data.nbytes < self._long_bytes else self._long)(data, self._value)
 
     def digest(self) -> bytes:
-        return self._value.to_bytes(4, "big")
-
-
-class _Crc64Nvme:
-    __slots__ = ("_value",)
-
-    def __init__(self) -> None:
-        self._value = 0
-
-    def update(self, data: memoryview, /) -> None:
-        self._value = _crt.crc64nvme(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(8, "big")
+        return self._value.to_bytes(self._size_bytes, "big")
 
 
 class _XxHash:
@@ -167,12 +157,8 @@ class _Computed:
 
 def _new_hash(algorithm: str) -> _Hash:
     match algorithm:
-        case "crc32":
-            return _Crc32()
-        case "crc32c":
-            return _Crc32c()
-        case "crc64nvme":
-            return _Crc64Nvme()
+        case "crc32" | "crc32c" | "crc64nvme":
+            return _Crc(algorithm)
         case "xxhash64" | "xxhash3" | "xxhash128":
             return _XxHash(algorithm)
         case "blake3":

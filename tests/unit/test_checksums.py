@@ -6,15 +6,16 @@ import base64
 import hashlib
 import random
 import zlib
+from collections.abc import Callable
 
 import pytest
 import xxhash
+from awscrt import checksums as awscrt  # type: ignore[import-untyped]
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.codec.checksums import ALGORITHMS, CRC_BYTES, Digester, blake3_digest, combine_crc, crc32c
-from kvobj.codec.native_crc32 import native_crc32
 
 CHECK = b"123456789"
 
@@ -72,18 +73,31 @@ def test_crc32c_goes_on_from_an_earlier_value(first: bytes, second: bytes) -> No
     assert crc32c(memoryview(second), crc32c(memoryview(first))) == crc32c(memoryview(first + second))
 
 
-@given(
-    size=st.one_of(st.integers(0, 1100), st.integers(1, 40).map(lambda blocks: 256 * blocks), st.integers(0, 70_000)),
-    start=st.integers(0, 63),
-    previous=st.integers(0, 2**32 - 1),
-    seed=st.integers(0, 255),
-)
-def test_crc32_is_that_of_zlib_for_any_length_start_and_earlier_value(
-    size: int, start: int, previous: int, seed: int
-) -> None:
-    crc32 = native_crc32() or zlib.crc32  # which is what is used where this machine has no instruction for it
-    content = random.Random(seed).randbytes(start + size)
-    assert crc32(memoryview(content)[start:], previous) == zlib.crc32(content[start:], previous)
+@pytest.mark.parametrize("algorithm", sorted(CRC_BYTES))
+def test_a_crc_of_long_views_and_short_is_that_of_the_whole(algorithm: str) -> None:
+    content = random.Random(3).randbytes(700_000)
+    of_awscrt: Callable[[bytes], int] = getattr(awscrt, algorithm)
+    digester, position = Digester(frozenset({algorithm})), 0
+    for size in (0, 1, 8191, 8192, 8193, 32_767, 32_768, 100, 65_535, 65_536, 65_537, 262_144):
+        digester.update(memoryview(content)[position : position + size])
+        position += size
+    expected = of_awscrt(content[:position])
+    assert digester.digest(algorithm) == expected.to_bytes(CRC_BYTES[algorithm], "big")
+
+
+@pytest.mark.parametrize("size", [0, 9, 65_535, 65_536, 300_000])
+def test_crc32c_of_a_long_view_and_a_short_one(size: int) -> None:
+    content = random.Random(4).randbytes(size)
+    assert crc32c(memoryview(content), 77) == awscrt.crc32c(content, 77)
+
+
+@pytest.mark.parametrize("algorithm", sorted(CRC_BYTES))
+def test_a_crc_of_a_view_of_larger_items_is_that_of_its_bytes(algorithm: str) -> None:
+    view = memoryview(random.Random(5).randbytes(160_000))
+    of_bytes, of_words = Digester(frozenset({algorithm})), Digester(frozenset({algorithm}))
+    of_bytes.update(view)
+    of_words.update(view.cast("Q"))
+    assert of_bytes.digest(algorithm) == of_words.digest(algorithm)
 
 
 def test_a_read_only_view_will_do() -> None:
