@@ -13,6 +13,7 @@ from functools import cache
 from kvobj.buffers import address_of
 from kvobj.codec.checksums import crc32c
 from kvobj.codec.frame import BLOCK_PLAIN_BYTES
+from kvobj.codec.native_crcs import native_crc
 from kvobj.native import library
 
 
@@ -56,10 +57,11 @@ def crcs_one_by_one(piece: memoryview, before: int, previous: int) -> list[int]:
 
 @cache
 def native_crcs() -> Callable[[memoryview, int, int], list[int]] | None:
-    """As `crcs_one_by_one`, without the interpreter's lock; None where there is no library, or no instruction for it."""
+    """As `crcs_one_by_one`, without the interpreter's lock; None where there is no library, or no instruction for it, or the CRC
+    is not right here."""
     native = library()
     has = getattr(native, "kvobj_has_block_crcs", None)  # absent in a library that was built from an older source
-    if native is None or has is None or not has():
+    if native is None or has is None or not has() or native_crc("crc32c") is None:
         return None
     function = native.kvobj_block_crcs
     size = ctypes.c_uint64
