@@ -16,7 +16,7 @@ from fakes import ManualClock
 
 from kvobj.catalog.encoding import CATALOG_TABLES, REMOTE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.log_entries import BucketRemoved, LogEntry, RowRemoved, UserRemoved
+from kvobj.catalog.log_entries import BucketRemoved, GoneBuckets, LogEntry, RowRemoved, UserRemoved
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, CommitMode, Durability, ObjectRow, UserRow
 from kvobj.database import Database
 from kvobj.errors import TierUnavailableError
@@ -201,6 +201,8 @@ async def told_by(folder: ManifestFolder, *, newest: int = 1) -> dict[tuple[str,
                     found["bucket", entry.name] = entry
                 case BucketRemoved():
                     found.pop(("bucket", entry.name), None)
+                case GoneBuckets():
+                    found["gone buckets",] = entry
                 case UserRow() | SealedUser():
                     found["user", entry.id] = entry
                 case UserRemoved():

@@ -325,7 +325,8 @@ class AdminService:
             remote=asked.remote,
         )
         await self._catalog.create_bucket(row)
-        return _bucket_document(row)
+        made = await self._catalog.bucket(row.name)  # its time may have been raised
+        return _bucket_document(made or row)
 
     async def _update_bucket(self, call: _Call) -> object:
         asked = call.request(_UpdateBucket)

@@ -9,7 +9,14 @@ from typing import Final
 
 import msgspec
 
-from kvobj.catalog.catalog_rows import CatalogRows, bucket_of, is_meant, require_root
+from kvobj.catalog.catalog_rows import (
+    CatalogRows,
+    bucket_of,
+    is_meant,
+    made_after,
+    newest_gone,
+    note_gone,
+)
 from kvobj.catalog.encoding import (
     BUCKETS,
     EPOCH,
@@ -25,7 +32,7 @@ from kvobj.catalog.encoding import (
     encode_stored_bucket,
     number_key,
 )
-from kvobj.catalog.log_entries import BucketRemoved, NamespaceRemoved, UserRemoved, encode_entry, tell
+from kvobj.catalog.log_entries import BucketRemoved, GoneBuckets, NamespaceRemoved, UserRemoved, encode_entry, tell
 from kvobj.catalog.namespace_changes import drop_namespaces
 from kvobj.catalog.object_changes import AT_ONCE_MS
 from kvobj.catalog.object_rows import NO_ROWS
@@ -113,9 +120,9 @@ class CreateBucket:
         if value is not None:
             existing = decode_stored_bucket(value).row
             raise BucketExistsError("the bucket exists", bucket=self.bucket.name, existing=existing)
-        stored = StoredBucket(number_key(self.allocate()), self.bucket)
-        view.put(BUCKETS, name, encode_stored_bucket(stored))
-        tell(view, self.bucket)
+        row = made_after(self.bucket, newest_gone(view))
+        view.put(BUCKETS, name, encode_stored_bucket(StoredBucket(number_key(self.allocate()), row)))
+        tell(view, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,10 @@ class DeleteBucket:
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
-        root = require_root(view, self.name, self.made_ms)
+        bucket = bucket_of(view, self.name)
+        if bucket is None or not is_meant(bucket, self.made_ms):
+            raise NoSuchBucketError("no such bucket", bucket=self.name)
+        root = bucket.root
         objects, uploads = self.tables.objects, self.tables.uploads
         rows = [
             decode_object(value)
@@ -183,4 +193,5 @@ class DeleteBucket:
         for namespace in drop_namespaces(view, self.name):
             view.publish(encode_entry(NamespaceRemoved(self.name, namespace)), topic=self.name)
         view.delete(BUCKETS, self.name.encode())
+        tell(view, GoneBuckets(note_gone(view, bucket.row.created_ms)))
         tell(view, BucketRemoved(self.name), removed_from=self.name)

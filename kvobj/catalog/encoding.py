@@ -67,6 +67,7 @@ REMOTE_TABLES: Final = (REMOTE_QUEUE, REMOTE_QUEUE_ROWS, REMOTE_QUEUE_BYTES)
 """What it needs beside them where the database is opened with an outbox."""
 
 EPOCH: Final = b"epoch"
+GONE_BUCKETS: Final = b"gone_buckets"
 INCARNATION: Final = b"incarnation"
 INCARNATION_SHIFT: Final = 40
 """Numbers (sequences, node ids, queue positions) are incarnation ‖ 40-bit count: a start draws no number again, and no

@@ -15,9 +15,9 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
-from kvobj.catalog.catalog_rows import CatalogRows, bucket_of
+from kvobj.catalog.catalog_rows import CatalogRows, bucket_of, newest_gone
 from kvobj.catalog.encoding import BUCKETS, USERS, decode_object, decode_user
-from kvobj.catalog.log_entries import encode_entry, encode_object_value
+from kvobj.catalog.log_entries import GoneBuckets, encode_entry, encode_object_value
 from kvobj.catalog.namespace_changes import stored_namespaces
 from kvobj.catalog.object_changes import same_blobs
 from kvobj.catalog.object_rows import ObjectRows
@@ -138,6 +138,9 @@ class LmdbOutbox:
                 page, start = await self._on_thread(self._shared_rows, bucket, start)
                 for content in page:
                     yield content
+        # Last: of a bucket that is in no page above, because it was removed beside this, the time is known here.
+        for content in await self._on_thread(self._gone_buckets):
+            yield content
         # Pages show what is committed, also while it is being flushed. A snapshot that told of what power loss then takes
         # back would never be put right: a row that was not SHARED after all goes without a word.
         await self._database.write(_wait_for_flush)
@@ -159,6 +162,11 @@ class LmdbOutbox:
             if bucket is None:
                 return []
             return [encode_entry(bucket.row), *map(encode_entry, stored_namespaces(view, bucket.root))]
+
+    def _gone_buckets(self) -> list[bytes]:
+        with self._database.read() as view:
+            gone = newest_gone(view)
+        return [] if gone is None else [encode_entry(GoneBuckets(gone))]
 
     def _buckets(self) -> list[str]:
         with self._database.read() as view:

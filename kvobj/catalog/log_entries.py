@@ -35,6 +35,7 @@ _UPLOAD_REMOVED: Final = 0x08
 _PART_PUT: Final = 0x09
 _NAMESPACE_PUT: Final = 0x0A
 _NAMESPACE_REMOVED: Final = 0x0B
+_GONE_BUCKETS: Final = 0x0C
 _LAST_KIND: Final = 0x3F
 
 
@@ -49,6 +50,12 @@ class BucketRemoved(msgspec.Struct, frozen=True, array_like=True):
     """The bucket is gone; it was empty."""
 
     name: str
+
+
+class GoneBuckets(msgspec.Struct, frozen=True, array_like=True):
+    """No bucket that is gone was made later than that: one that is made from here on is told from all of them by its time."""
+
+    made_ms: int
 
 
 class UserRemoved(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +96,7 @@ LogEntry = (
     | PartPut
     | RowRemoved
     | BucketRemoved
+    | GoneBuckets
     | UserRemoved
     | UploadRemoved
     | NamespaceRemoved
@@ -106,6 +114,7 @@ _KINDS: Final[dict[type[LogEntry], int]] = {
     PartPut: _PART_PUT,
     NamespaceRow: _NAMESPACE_PUT,
     NamespaceRemoved: _NAMESPACE_REMOVED,
+    GoneBuckets: _GONE_BUCKETS,
 }
 _REMOVED: Final = bytes([_ROW_REMOVED])
 _decode_row_removed = msgspec.msgpack.Decoder(RowRemoved).decode
@@ -114,6 +123,7 @@ _decode_user_removed = msgspec.msgpack.Decoder(UserRemoved).decode
 _decode_upload_removed = msgspec.msgpack.Decoder(UploadRemoved).decode
 _decode_part_put = msgspec.msgpack.Decoder(PartPut).decode
 _decode_namespace_removed = msgspec.msgpack.Decoder(NamespaceRemoved).decode
+_decode_gone_buckets = msgspec.msgpack.Decoder(GoneBuckets).decode
 _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
     _ROW_PUT: decode_object,
     _ROW_REMOVED: _decode_row_removed,
@@ -126,6 +136,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], LogEntry]]] = {
     _PART_PUT: _decode_part_put,
     _NAMESPACE_PUT: decode_namespace,
     _NAMESPACE_REMOVED: _decode_namespace_removed,
+    _GONE_BUCKETS: _decode_gone_buckets,
 }
 
 

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import msgspec
 
 from kvobj.catalog import chain_rows
+from kvobj.catalog.catalog_rows import made_after
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.lease_protocol import LeaseLimits, Leases
-from kvobj.catalog.log_entries import BucketRemoved, LogEntry, UserRemoved
+from kvobj.catalog.log_entries import BucketRemoved, GoneBuckets, LogEntry, UserRemoved
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.memory_tables import Name, blob_ids_of, condition_error, is_put_again, same_blobs
 from kvobj.catalog.memory_uploads import MemoryUploads, common_prefix
@@ -154,9 +155,9 @@ class MemoryCatalog(MemoryUploads):
         if existing is not None:
             raise BucketExistsError("the bucket exists", bucket=bucket.name, existing=existing)
         self._outbox.require_room()
-        self._buckets[bucket.name] = bucket
+        made = self._buckets[bucket.name] = made_after(bucket, self._gone_ms)
         self._born[bucket.name] = next(self._numbers)
-        self._outbox.publish(bucket)
+        self._outbox.publish(made)
 
     async def bucket(self, name: str) -> BucketRow | None:
         """See `Catalog.bucket`."""
@@ -191,7 +192,9 @@ class MemoryCatalog(MemoryUploads):
         for upload in uploads:
             await self.abort_upload(name, upload.key, upload.upload_id, now_ms=0)
         self._namespaces.forget_bucket(name)
-        del self._buckets[name]
+        made_ms = self._buckets.pop(name).created_ms
+        self._gone_ms = made_ms if self._gone_ms is None else max(self._gone_ms, made_ms)
+        self._outbox.publish(GoneBuckets(self._gone_ms))
         self._outbox.publish(BucketRemoved(name))
 
     async def bucket_usage(self, name: str) -> BucketUsage:

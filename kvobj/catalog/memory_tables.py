@@ -8,7 +8,7 @@ from itertools import count
 import msgspec
 
 from kvobj.catalog.lease_protocol import LeaseLimits
-from kvobj.catalog.log_entries import LogEntry
+from kvobj.catalog.log_entries import GoneBuckets, LogEntry
 from kvobj.catalog.memory_history import MemoryHistory
 from kvobj.catalog.memory_leases import MemoryLeases
 from kvobj.catalog.memory_remote import MemoryOutbox, MemoryRemoteQueue
@@ -36,6 +36,7 @@ class MemoryTables:
     def __init__(self, limits: LeaseLimits, *, has_remote: bool = False) -> None:
         self._buckets: dict[str, BucketRow] = {}
         self._born: dict[str, int] = {}
+        self._gone_ms: int | None = None
         self._durable: dict[Name, ObjectRow] = {}
         self._volatile: dict[Name, ObjectRow] = {}
         self._queue: dict[int, QueueEntry] = {}
@@ -58,6 +59,8 @@ class MemoryTables:
         """What a snapshot for the remote tells; who keeps users and namespaces adds them."""
         yield from self._buckets.values()
         yield from (row for row in self._durable.values() if row.durability is Durability.SHARED)
+        if self._gone_ms is not None:
+            yield GoneBuckets(self._gone_ms)
 
     def _born_at(self, bucket: str) -> int | None:
         return self._born.get(bucket) if bucket in self._buckets else None

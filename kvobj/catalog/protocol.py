@@ -102,7 +102,9 @@ class Catalog(Protocol):
 
     # -- buckets -------------------------------------------------------------------------------------------------
     async def create_bucket(self, bucket: BucketRow) -> None:
-        """Create a bucket. `BucketExistsError` (with `existing=BucketRow`) if the name is taken."""
+        """Create a bucket. `BucketExistsError` (with `existing=BucketRow`) if the name is taken. Its `created_ms` is raised where
+        that is needed to lie above those of all buckets that were ever removed here, whatever clocks, restarts and rebuilds did in
+        between: so the time tells it from every other that had its name (`made_ms` of `commit`)."""
         ...
 
     async def bucket(self, name: str) -> BucketRow | None:

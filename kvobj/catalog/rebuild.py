@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Final
 
-from kvobj.catalog.catalog_rows import root_of
+from kvobj.catalog.catalog_rows import note_gone, root_of
 from kvobj.catalog.encoding import (
     BUCKETS,
     INCARNATION,
@@ -27,6 +27,7 @@ from kvobj.catalog.encoding import (
 from kvobj.catalog.lease_changes import mark_unknown
 from kvobj.catalog.log_entries import (
     BucketRemoved,
+    GoneBuckets,
     LogEntry,
     NamespaceRemoved,
     PartPut,
@@ -79,6 +80,8 @@ class CatalogReplay:
             case BucketRemoved():
                 drop_namespaces(view, entry.name)
                 view.delete(BUCKETS, entry.name.encode())
+            case GoneBuckets():
+                note_gone(view, entry.made_ms)
             case NamespaceRow() | NamespaceRemoved():
                 replay_namespace(view, entry)
             case UserRow():

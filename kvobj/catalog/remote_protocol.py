@@ -30,7 +30,8 @@ class QueueReason(StrEnum):
 class OutboxEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One published change of a row. Positions ascend for ever, one store's over all its rebuilds; of two entries about one subject
     the one with the higher position counts. `content` is `log_entries.encode_entry` of an ObjectRow, RowRemoved, BucketRow,
-    BucketRemoved, NamespaceRow, NamespaceRemoved, UserRow (with its secret) or UserRemoved. `since_ms`: wall time, for people."""
+    BucketRemoved, GoneBuckets (one subject), NamespaceRow, NamespaceRemoved, UserRow (with its secret) or UserRemoved. `since_ms`:
+    wall time, for people."""
 
     position: int
     content: bytes

@@ -72,7 +72,8 @@ class UserRow(_Row, frozen=True, array_like=True):
 
 
 class BucketRow(_Row, frozen=True, array_like=True):
-    """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store.
+    """One bucket and its defaults. `owner` is a user id. Names are S3 bucket names, unique in the store; of buckets that have one
+    name after one another, no two have the same `created_ms` (`Catalog.create_bucket`).
 
     `acl` None: private, full control for the owner alone. `policy` is the document as it was put (b"": none), `tags`,
     `lifecycle` and `cors` are empty where nobody has set them. `Catalog.update_bucket` changes these five, and `remote`.
@@ -94,7 +95,7 @@ class BucketRow(_Row, frozen=True, array_like=True):
 
     def is_still(self, now: BucketRow | None) -> bool:
         """Whether `now`, what has this name by now, is the same bucket, and not one that was made anew."""
-        return now is not None and (now.created_ms, now.owner) == (self.created_ms, self.owner)
+        return now is not None and now.created_ms == self.created_ms
 
 
 class BlobRef(_Row, frozen=True, array_like=True, gc=False):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvobj.catalog.catalog_rows import newest_gone
 from kvobj.catalog.encoding import BUCKETS, USERS, decode_stored_bucket, decode_upload, decode_user
-from kvobj.catalog.log_entries import PartPut, encode_entry, encode_object_value
+from kvobj.catalog.log_entries import GoneBuckets, PartPut, encode_entry, encode_object_value
 from kvobj.catalog.namespace_changes import stored_namespaces
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.upload_rows import StoredUpload, UploadRows
@@ -29,6 +30,9 @@ def snapshot_entries(view: ReadView) -> Iterator[bytes]:
             yield encode_entry(upload.row)
             for part in uploads.parts(view, upload):
                 yield encode_entry(PartPut(upload.row.bucket, upload.row.key, part))
+    gone = newest_gone(view)
+    if gone is not None:
+        yield encode_entry(GoneBuckets(gone))
 
 
 def _no_numbers() -> int:

@@ -240,6 +240,46 @@ class UsersAndBuckets:
         await catalog.delete_bucket(BUCKET, made_ms=9)
         assert await catalog.bucket(BUCKET) is None
 
+    @pytest.mark.parametrize("clock_ms", [1, 0])
+    async def test_a_bucket_is_told_from_one_before_it_also_where_the_clock_stood_or_was_put_back(
+        self, catalog: Catalog, clock_ms: int
+    ) -> None:
+        before = await catalog.bucket(BUCKET)
+        assert before is not None
+        for number in range(3):
+            await catalog.delete_bucket(BUCKET)
+            await catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, f"owner-{number}", clock_ms, Durability.LOCAL))
+            anew = await catalog.bucket(BUCKET)
+            assert anew is not None
+            assert anew.created_ms > before.created_ms
+            assert not before.is_still(anew)
+            await self.refused(catalog, before.created_ms)
+            before = anew
+        await catalog.commit(row("k", 1), mode=CommitMode.REPLACE, made_ms=before.created_ms, now_ms=5)
+        assert await found(catalog, "k") is not None
+
+    async def refused(self, catalog: Catalog, made_ms: int) -> None:
+        """What was let into the bucket that was made then does nothing to the one that there is."""
+        there = await catalog.bucket(BUCKET)
+        for verb in (
+            catalog.commit(row("k", 1), mode=CommitMode.REPLACE, made_ms=made_ms, now_ms=5),
+            catalog.delete(BUCKET, ["k"], made_ms=made_ms, now_ms=5),
+            catalog.update_bucket(BUCKET, BucketUpdate(policy=b"{}"), made_ms=made_ms),
+            catalog.create_upload(upload("u1"), made_ms=made_ms),
+            catalog.put_part(BUCKET, "k", part("u1", 1, 1), made_ms=made_ms, now_ms=5),
+            catalog.recall(BUCKET, made_ms=made_ms, now_ms=5),
+            catalog.delete_bucket(BUCKET, made_ms=made_ms),
+        ):
+            with pytest.raises(NoSuchBucketError):
+                await verb
+        assert await catalog.bucket(BUCKET) == there
+
+    async def test_a_bucket_that_is_younger_than_all_before_keeps_its_time(self, catalog: Catalog) -> None:
+        await catalog.delete_bucket(BUCKET)
+        made = BucketRow(BUCKET, BucketKind.KV, "main", 2, Durability.MEMORY)
+        await catalog.create_bucket(made)
+        assert await catalog.bucket(BUCKET) == made
+
     @pytest.mark.parametrize("durability", CLASSES)
     @pytest.mark.parametrize("kind", list(BucketKind))
     async def test_a_removal_from_a_bucket_of_before_leaves_what_its_successor_has(

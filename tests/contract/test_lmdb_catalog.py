@@ -266,6 +266,25 @@ async def test_a_rebuild_from_the_log_is_equal(place: Place, compactions: int) -
     await place.close(catalog)
 
 
+@pytest.mark.parametrize("compactions", [0, 2])
+@pytest.mark.parametrize("after", ["a restart", "another boot", "a rebuild"])
+async def test_a_bucket_is_told_from_one_before_it_over(place: Place, after: str, compactions: int) -> None:
+    catalog = await place.open()
+    for name, made_ms in ((BUCKET, 70), ("another", 50)):
+        await catalog.create_bucket(BucketRow(name, BucketKind.KV, "main", made_ms, Durability.LOCAL))
+    for name in (BUCKET, "another"):
+        await catalog.delete_bucket(name)
+    for _ in range(compactions):
+        assert await catalog.compact_log()
+    await place.close(catalog)
+    catalog = await place.open(boot_id="boot" if after == "a restart" else "another", rebuild=after == "a rebuild")
+    await catalog.create_bucket(BucketRow(BUCKET, BucketKind.KV, "other", 70, Durability.LOCAL))
+    anew = await catalog.bucket(BUCKET)
+    assert anew is not None
+    assert anew.created_ms > 70
+    await place.close(catalog)
+
+
 async def test_an_unfinished_rebuild_is_refused(place: Place) -> None:
     catalog = await place.open()
     await prepared(catalog)

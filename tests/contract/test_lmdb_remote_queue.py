@@ -412,6 +412,34 @@ async def test_a_catalog_is_made_from_entries_alone(tmp_path: Path, *, asynchron
     await other.close(catalog)
 
 
+@pytest.mark.parametrize("told_by", ["a snapshot", "what was published"])
+async def test_a_bucket_is_told_from_one_before_it_over_a_rebuild_from_entries(tmp_path: Path, told_by: str) -> None:
+    place, other = Place(tmp_path / "one"), Place(tmp_path / "other")
+    catalog = await place.open()
+    gone = BucketRow("gone", BucketKind.KV, "main", 70, Durability.LOCAL)
+    await catalog.create_bucket(gone)
+    await catalog.delete_bucket("gone")
+    if told_by == "a snapshot":
+        contents = [content async for content in catalog.outbox.snapshot()]
+    else:  # the last word on each subject
+        contents = [entry.content for entry in catalog.outbox.entries()][1:]
+    await place.close(catalog)
+    entries = [entry for content in contents if (entry := decode_entry(content)) is not None]
+    assert gone not in entries
+    database = other.database_of(remote=True, rebuild=True)
+    assert other.log is not None
+    await rebuild_from_entries(entries, database, next_position=1000)
+    await database.finish_rebuild(other.log, log_is_whole=False)
+    other.log.close()
+    await other.close()
+    catalog = await other.open()
+    await catalog.create_bucket(gone)
+    anew = await catalog.bucket("gone")
+    assert anew is not None
+    assert anew.created_ms > gone.created_ms
+    await other.close(catalog)
+
+
 async def test_chunks_whose_ancestors_never_came_are_found_as_orphans(tmp_path: Path) -> None:
     place = Place(tmp_path)
     database = place.database_of(remote=True, rebuild=True)

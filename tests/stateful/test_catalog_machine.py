@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvobj.catalog.encoding import CATALOG_TABLES, REMOTE_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
-from kvobj.catalog.log_entries import BucketRemoved, RowRemoved, decode_entry
+from kvobj.catalog.log_entries import BucketRemoved, GoneBuckets, RowRemoved, decode_entry
 from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.remote_protocol import QueueReason
@@ -76,6 +76,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.model = MemoryCatalog(has_remote=True)
         # What those who are told by the outbox know: every subject as it was told of last.
         self.known: dict[tuple[str, ...], ObjectRow | BucketRow] = {}
+        self.gone_ms = 0
         self.boots = count(1)
         self.boot = next(self.boots)
         self.sequence = count(1)
@@ -339,6 +340,8 @@ class CatalogMachine(RuleBasedStateMachine):
                     self.known[(told.name,)] = told
                 case BucketRemoved():
                     self.known.pop((told.name,), None)
+                case GoneBuckets():
+                    self.gone_ms = max(self.gone_ms, told.made_ms)
                 case _:
                     raise AssertionError(f"nobody changed that: {told}")
         self.runner.run(outbox.discard(outbox.position))
@@ -346,6 +349,7 @@ class CatalogMachine(RuleBasedStateMachine):
         expected: dict[tuple[str, ...], object] = {(row.bucket, row.key): plain(row) for row in rows}
         expected.update({(name,): plain(row) for name, row in self.model._buckets.items()})
         assert {place: plain(row) for place, row in self.known.items()} == expected
+        assert self.gone_ms == (self.model._gone_ms or 0)
 
     @invariant()
     def both_hold_the_same(self) -> None:
