@@ -47,16 +47,16 @@ class LmdbNamespaces:
         self._require_room = require_room
         self._known: dict[tuple[str, str], NamespaceRow | None] = {}
 
-    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+    async def declare(self, row: NamespaceRow, *, made_ms: int | None = None) -> tuple[NamespaceRow, bool]:
         """See `Namespaces.declare`."""
         if await self.namespace(row.bucket, row.name) is None:
             self._require_room()
-        return await self._write(DeclareNamespace(row), row.bucket, row.name)
+        return await self._write(DeclareNamespace(row, made_ms), row.bucket, row.name)
 
-    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
+    async def change_settings(self, row: NamespaceRow, *, made_ms: int | None = None) -> NamespaceRow:
         """See `Namespaces.change_settings`."""
         self._require_room()
-        return await self._write(ChangeSettings(row), row.bucket, row.name)
+        return await self._write(ChangeSettings(row, made_ms), row.bucket, row.name)
 
     async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
         """See `Namespaces.namespace`."""
@@ -76,10 +76,11 @@ class LmdbNamespaces:
         with self._database.read() as view:
             return tuple(islice(stored_namespaces(view, require_root(view, bucket), after=after), limit))
 
-    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
+    async def remove(self, bucket: str, name: str, *, made_ms: int | None = None, namespace_root: bytes = b"") -> None:
         """See `Namespaces.remove`."""
         # Commits wait for the bucket's name: one that ran beside this would be in no count here, and find the namespace there.
-        await self._write(RemoveNamespace(bucket, name, namespace_root), bucket, name, [bucket_key(bucket)])
+        change = RemoveNamespace(bucket, name, made_ms, namespace_root)
+        await self._write(change, bucket, name, [bucket_key(bucket)])
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:
         """See `Namespaces.usage`."""

@@ -73,7 +73,7 @@ class MemoryCatalog(MemoryUploads):
         # Rows of a batch whose event is still to be written; None outside of one.
         self._untold: list[ObjectRow] | None = None
         self._namespaces = MemoryNamespaces(
-            self._buckets.__contains__, self._namespace_usage, self._outbox.publish, self._outbox.require_room
+            self._require_bucket, self._namespace_usage, self._outbox.publish, self._outbox.require_room
         )
 
     @property

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from kvobj.catalog.log_entries import NamespaceRemoved
 from kvobj.catalog.namespace_changes import equally_declared, no_such_namespace, require_empty, with_settings
 from kvobj.catalog.namespace_protocol import NAMESPACES_PER_BUCKET, NamespaceRow, NamespaceUsage
-from kvobj.errors import NoSuchBucketError, QuotaExceededError
+from kvobj.errors import QuotaExceededError
 
 
 class MemoryNamespaces:
-    """See `Namespaces`. `has_bucket` and `usage_of` (bucket, namespace) ask the catalog that it belongs to, `publish` tells its
-    outbox, `require_room` asks that for room."""
+    """See `Namespaces`. `require_bucket` (its name, and when it was made) and `usage_of` (bucket, namespace) ask the catalog that
+    this belongs to, `publish` tells its outbox, `require_room` asks that for room."""
 
     def __init__(
         self,
-        has_bucket: Callable[[str], bool],
+        require_bucket: Callable[[str, int | None], None],
         usage_of: Callable[[str, str], NamespaceUsage],
         publish: Callable[[NamespaceRow | NamespaceRemoved], None] = lambda _: None,
         require_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._require_room = require_room
-        self._has_bucket = has_bucket
+        self._require_bucket = require_bucket
         self._publish = publish
         self._usage_of = usage_of
         self._rows: dict[tuple[str, str], NamespaceRow] = {}
@@ -32,9 +32,9 @@ class MemoryNamespaces:
         row = self._rows.get((bucket, name))
         return row is not None and row.root == namespace_root
 
-    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+    async def declare(self, row: NamespaceRow, *, made_ms: int | None = None) -> tuple[NamespaceRow, bool]:
         """See `Namespaces.declare`."""
-        self._require_bucket(row.bucket)
+        self._require_bucket(row.bucket, made_ms)
         existing = self._rows.get((row.bucket, row.name))
         if existing is not None:
             return equally_declared(existing, row), False
@@ -45,9 +45,9 @@ class MemoryNamespaces:
         self._publish(row)
         return row, True
 
-    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
+    async def change_settings(self, row: NamespaceRow, *, made_ms: int | None = None) -> NamespaceRow:
         """See `Namespaces.change_settings`."""
-        self._require_bucket(row.bucket)
+        self._require_bucket(row.bucket, made_ms)
         self._require_room()
         changed = with_settings(self._rows.get((row.bucket, row.name)), row)
         self._rows[row.bucket, row.name] = changed
@@ -60,13 +60,13 @@ class MemoryNamespaces:
 
     async def page(self, bucket: str, *, after: str = "", limit: int = 1000) -> tuple[NamespaceRow, ...]:
         """See `Namespaces.page`."""
-        self._require_bucket(bucket)
+        self._require_bucket(bucket, None)
         rows = [row for (where, name), row in self._rows.items() if where == bucket and name.encode() > after.encode()]
         return tuple(sorted(rows, key=lambda row: row.name.encode())[:limit])
 
-    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
+    async def remove(self, bucket: str, name: str, *, made_ms: int | None = None, namespace_root: bytes = b"") -> None:
         """See `Namespaces.remove`."""
-        self._require_bucket(bucket)
+        self._require_bucket(bucket, made_ms)
         existing = self._rows.get((bucket, name))
         if existing is None or (namespace_root and existing.root != namespace_root):
             raise no_such_namespace(bucket, name)
@@ -80,7 +80,7 @@ class MemoryNamespaces:
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:
         """See `Namespaces.usage`."""
-        self._require_bucket(bucket)
+        self._require_bucket(bucket, None)
         return self._usage_of(bucket, name)
 
     def forget_bucket(self, bucket: str) -> None:
@@ -88,7 +88,3 @@ class MemoryNamespaces:
         for place in [place for place in self._rows if place[0] == bucket]:
             del self._rows[place]
             self._publish(NamespaceRemoved(*place))
-
-    def _require_bucket(self, bucket: str) -> None:
-        if not self._has_bucket(bucket):
-            raise NoSuchBucketError("no such bucket", bucket=bucket)

@@ -91,11 +91,12 @@ class DeclareNamespace:
     """`Namespaces.declare` as a change."""
 
     row: NamespaceRow
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> tuple[NamespaceRow, bool]:
         """Run it."""
         row = self.row
-        root = require_root(view, row.bucket)
+        root = require_root(view, row.bucket, self.made_ms)
         existing = stored_namespace(view, root, row.name)
         if existing is not None:
             return equally_declared(existing, row), False
@@ -110,10 +111,11 @@ class ChangeSettings:
     """`Namespaces.change_settings` as a change."""
 
     row: NamespaceRow
+    made_ms: int | None = None
 
     def __call__(self, view: WriteView) -> NamespaceRow:
         """Run it."""
-        root = require_root(view, self.row.bucket)
+        root = require_root(view, self.row.bucket, self.made_ms)
         existing = stored_namespace(view, root, self.row.name)
         changed = with_settings(existing, self.row)
         _write(view, root, changed)
@@ -126,11 +128,12 @@ class RemoveNamespace:
 
     bucket: str
     name: str
+    made_ms: int | None = None
     namespace_root: bytes = b""
 
     def __call__(self, view: WriteView) -> None:
         """Run it."""
-        root = require_root(view, self.bucket)
+        root = require_root(view, self.bucket, self.made_ms)
         existing = stored_namespace(view, root, self.name)
         if existing is None or (self.namespace_root and existing.root != self.namespace_root):
             raise no_such_namespace(self.bucket, self.name)
@@ -147,8 +150,8 @@ def equally_declared(existing: NamespaceRow, row: NamespaceRow) -> NamespaceRow:
 
 
 def with_settings(existing: NamespaceRow | None, row: NamespaceRow) -> NamespaceRow:
-    """The row that stands with the settings of the given one. `NoSuchNamespaceError`."""
-    if existing is None:
+    """The row that stands with the settings of the given one. `NoSuchNamespaceError`, also where it has another root."""
+    if existing is None or (row.root and existing.root != row.root):
         raise no_such_namespace(row.bucket, row.name)
     return msgspec.structs.replace(
         existing, codecs=row.codecs, lossy=row.lossy, access=row.access, quota=row.quota, profile=row.profile

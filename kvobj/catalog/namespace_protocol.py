@@ -53,14 +53,16 @@ class NamespaceUsage(msgspec.Struct, frozen=True, array_like=True):
 class Namespaces(Protocol):
     """See the module's text. Rows are values: who needs the key unwraps it (`store.namespaces`)."""
 
-    async def declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+    async def declare(self, row: NamespaceRow, *, made_ms: int | None = None) -> tuple[NamespaceRow, bool]:
         """Record a namespace durably: the row that stands, and whether it is new. The same declaration again changes nothing
         but is answered with the row that stands. `NamespaceConflictError` (another declaration; the caller finds what
-        differs in its `existing`), `QuotaExceededError` (as many as a bucket may have), `NoSuchBucketError`."""
+        differs in its `existing`), `QuotaExceededError` (as many as a bucket may have), `NoSuchBucketError` (`made_ms` as of
+        `Catalog.commit`)."""
         ...
 
-    async def change_settings(self, row: NamespaceRow) -> NamespaceRow:
-        """Replace codecs, lossy, access, quota and profile. `NoSuchNamespaceError`."""
+    async def change_settings(self, row: NamespaceRow, *, made_ms: int | None = None) -> NamespaceRow:
+        """Replace codecs, lossy, access, quota and profile. `NoSuchNamespaceError`, also where it is another than that of the row's
+        `root`; `NoSuchBucketError` (`made_ms` as of `Catalog.commit`)."""
         ...
 
     async def namespace(self, bucket: str, name: str) -> NamespaceRow | None:
@@ -71,10 +73,10 @@ class Namespaces(Protocol):
         """Rows in name order strictly after `after`. `NoSuchBucketError`."""
         ...
 
-    async def remove(self, bucket: str, name: str, *, namespace_root: bytes = b"") -> None:
+    async def remove(self, bucket: str, name: str, *, made_ms: int | None = None, namespace_root: bytes = b"") -> None:
         """Forget a namespace (its chunks are recalled first, by the caller). `NoSuchNamespaceError`, also where it is another than
-        that of `namespace_root`; no commit that was let into it comes after that (`Catalog.commit`). `BusyError` while it has live
-        chunks: one was stored since the recall."""
+        that of `namespace_root`; no commit that was let into it comes after that (`Catalog.commit`). `NoSuchBucketError` (`made_ms`
+        as of there). `BusyError` while it has live chunks: one was stored since the recall."""
         ...
 
     async def usage(self, bucket: str, name: str) -> NamespaceUsage:

@@ -25,6 +25,7 @@ from kvobj.errors import (
     BusyError,
     InvalidRequestError,
     NamespaceConflictError,
+    NoSuchBucketError,
     NoSuchNamespaceError,
 )
 from kvobj.store.batch import ChunkBatch, Reached, StartsTogether
@@ -137,7 +138,11 @@ class ChunkStore:
             raise AccessDeniedError("only the bucket's owner declares namespaces", bucket=bucket.name)
         if await self._catalog.namespaces.namespace(bucket.name, name) is None:
             await self._check_no_keys_below(bucket, name)
-        return await self._book.declare(bucket, name, declaration, caller=caller, key=key)
+        declared = await self._book.declare(bucket, name, declaration, caller=caller, key=key)
+        # Where it stood equally declared nothing was written that looked at the bucket, and its key is about to be told.
+        if not bucket.is_still(await self._catalog.bucket(bucket.name)):
+            raise NoSuchBucketError("the bucket is gone", bucket=bucket.name)
+        return declared
 
     async def _check_no_keys_below(self, bucket: BucketRow, name: str) -> None:
         """Keys `NAME/…` that were stored before NAME is declared are chunks of `default`: nobody could read them in NAME, and none

@@ -99,7 +99,7 @@ class NamespaceBook:
                 fresh = self._fresh(bucket, name, declaration, caller, key)
                 if fresh.profile:
                     await self._check_profile(fresh)
-                standing, is_new = await self._declare(fresh)
+                standing, is_new = await self._declare(fresh, made_ms=bucket.created_ms)
                 if is_new:
                     return self._opened(standing, caller), True
             if standing.declaration != declaration.canonical:
@@ -110,7 +110,7 @@ class NamespaceBook:
             if changed.profile and changed.profile != standing.profile:
                 await self._check_profile(changed)
             if changed != standing:
-                changed = await self._namespaces.change_settings(changed)
+                changed = await self._namespaces.change_settings(changed, made_ms=bucket.created_ms)
                 self._on_changed(changed)
             return self._opened(changed, caller), False
 
@@ -159,7 +159,7 @@ class NamespaceBook:
         if name == DEFAULT_NAMESPACE:
             raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
         async with self._changing:
-            await self._namespaces.remove(bucket.name, name, namespace_root=namespace_root)
+            await self._namespaces.remove(bucket.name, name, made_ms=bucket.created_ms, namespace_root=namespace_root)
 
     def _fresh(
         self, bucket: BucketRow, name: str, declaration: Declaration, caller: Caller, key: bytes | None
@@ -177,9 +177,9 @@ class NamespaceBook:
             now_ms=self._clock.now_ms(),
         )
 
-    async def _declare(self, row: NamespaceRow) -> tuple[NamespaceRow, bool]:
+    async def _declare(self, row: NamespaceRow, *, made_ms: int) -> tuple[NamespaceRow, bool]:
         try:
-            return await self._namespaces.declare(row)
+            return await self._namespaces.declare(row, made_ms=made_ms)
         except NamespaceConflictError as error:
             standing = error.data.get("existing")
             assert isinstance(standing, NamespaceRow)

@@ -12,6 +12,9 @@ from blake3 import blake3
 from kv_driver import CHUNK_BYTES, FORMATS, JSON, MSGPACK, KvDriver, declaration, kv_node, payload, rows, stream
 from s3_driver import BOB, ROOT, Answer, FakeBody, MeanwhileBody
 
+from kvobj.catalog.lmdb_namespaces import LmdbNamespaces
+from kvobj.catalog.namespace_protocol import NamespaceRow
+
 
 @pytest.fixture
 async def kv(tmp_path: Path, shm_path: Path) -> AsyncIterator[KvDriver]:
@@ -106,6 +109,37 @@ async def test_who_owned_a_bucket_when_he_began_to_ask_may_do_nothing_with_its_n
     assert late.status == 404
     assert msgspec.json.decode(late.body)["error"]["code"] == "NoSuchBucket"
     assert (await kv.call("GET", "namespace=n", user=BOB)).code == "NoSuchNamespace"
+
+
+@pytest.mark.parametrize("standing", [False, True])
+@pytest.mark.parametrize("access", [{}, {"alice": "write"}])
+async def test_a_declaration_that_waits_for_its_turn_tells_and_changes_nothing_of_the_next_owners_bucket(
+    kv: KvDriver, monkeypatch: pytest.MonkeyPatch, access: dict[str, str], *, standing: bool
+) -> None:
+    assert kv.chunks is not None
+    turn = kv.chunks._book._changing
+    asked = LmdbNamespaces.namespace
+    of_bob: list[str] = []
+
+    async def asked_late(self: LmdbNamespaces, bucket: str, name: str) -> NamespaceRow | None:
+        if not turn.locked():
+            return await asked(self, bucket, name)
+        monkeypatch.undo()
+        turn.release()  # as if the request had waited for it until here
+        assert (await kv.driver.request("DELETE", "/cache")).status == 204
+        made = await kv.driver.request("PUT", "/cache", user=BOB, headers={"x-kvobj-bucket-kind": "kv"})
+        assert made.status == 200
+        if standing:
+            of_bob.append((await kv.call("PUT", "namespace=n", declaration(), user=BOB)).value["key"])
+        await turn.acquire()
+        return await asked(self, bucket, name)
+
+    monkeypatch.setattr(LmdbNamespaces, "namespace", asked_late)
+    late = await kv.call("PUT", "namespace=n", declaration(access=access))
+    assert (late.status, late.code) == (404, "NoSuchBucket")
+    now = await kv.call("GET", "namespace=n", user=BOB)
+    assert now.code == (None if standing else "NoSuchNamespace")
+    assert [now.value["key"], now.value["access"]] == [*of_bob, {}] if standing else not of_bob
 
 
 async def test_only_owners_and_root_declare_and_remove(kv: KvDriver) -> None:

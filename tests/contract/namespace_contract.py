@@ -14,6 +14,8 @@ from kvobj.errors import BusyError, NamespaceConflictError, NoSuchBucketError, N
 
 BUCKET = "cache"
 OTHER = "other"
+MADE_MS = 3
+"""When the two were made."""
 
 
 class NamespacePlace(Protocol):
@@ -124,6 +126,35 @@ class NamespaceContract:
         )
         assert await place.namespaces.change_settings(wished) == changed
         assert await place.namespaces.namespace(BUCKET, "llama") == changed
+
+    async def test_what_was_let_into_a_bucket_of_before_declares_and_changes_nothing_in_the_next(
+        self, place: NamespacePlace
+    ) -> None:
+        row, other = namespace(), msgspec.structs.replace(namespace("other"), root=b"o" * 32)
+        assert await place.namespaces.declare(row, made_ms=MADE_MS) == (row, True)
+        changed = msgspec.structs.replace(row, access={"writer": "write"})
+        for verb in (
+            place.namespaces.declare(other, made_ms=MADE_MS - 1),
+            place.namespaces.declare(row, made_ms=MADE_MS - 1),
+            place.namespaces.change_settings(changed, made_ms=MADE_MS - 1),
+            place.namespaces.remove(BUCKET, row.name, made_ms=MADE_MS - 1, namespace_root=row.root),
+        ):
+            with pytest.raises(NoSuchBucketError):
+                await verb
+        assert await place.namespaces.page(BUCKET) == (row,)
+        assert await place.namespaces.change_settings(changed, made_ms=MADE_MS) == changed
+        await place.namespaces.remove(BUCKET, row.name, made_ms=MADE_MS)
+
+    async def test_settings_that_were_meant_for_a_namespace_of_before_change_nothing_of_its_successor(
+        self, place: NamespacePlace
+    ) -> None:
+        before, anew = namespace(), msgspec.structs.replace(namespace(), root=b"n" * 32)
+        await place.namespaces.declare(before)
+        await place.namespaces.remove(BUCKET, before.name)
+        await place.namespaces.declare(anew)
+        with pytest.raises(NoSuchNamespaceError):
+            await place.namespaces.change_settings(msgspec.structs.replace(before, access={"writer": "write"}))
+        assert await place.namespaces.namespace(BUCKET, before.name) == anew
 
     async def test_settings_of_what_is_not_declared_are_refused(self, place: NamespacePlace) -> None:
         with pytest.raises(NoSuchNamespaceError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from namespace_contract import BUCKET, OTHER, NamespaceContract, NamespacePlace, namespace
+from namespace_contract import BUCKET, MADE_MS, OTHER, NamespaceContract, NamespacePlace, namespace
 
 from kvobj.catalog.bucket_changes import CreateBucket
 from kvobj.catalog.encoding import BUCKETS, CATALOG_TABLES, NAMESPACE_USAGE, NAMESPACE_USAGE_VOLATILE, NAMESPACES
@@ -59,7 +59,7 @@ class LmdbPlace:
         self.open()
 
     async def create_bucket(self, bucket: str) -> None:
-        row = BucketRow(bucket, BucketKind.KV, "main", 1, Durability.MEMORY)
+        row = BucketRow(bucket, BucketKind.KV, "main", MADE_MS, Durability.MEMORY)
         await self.database.write(CreateBucket(row, self._numbers.__next__))
 
     async def delete_bucket(self, bucket: str) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from namespace_contract import BUCKET, OTHER, NamespaceContract, NamespacePlace
+from namespace_contract import BUCKET, MADE_MS, OTHER, NamespaceContract, NamespacePlace
 
 from kvobj.catalog.memory_namespaces import MemoryNamespaces
 from kvobj.catalog.namespace_protocol import Namespaces, NamespaceUsage
+from kvobj.errors import NoSuchBucketError
 
 
 class MemoryPlace:
     def __init__(self) -> None:
         self.buckets = {BUCKET, OTHER}
         self.usage: defaultdict[tuple[str, str], NamespaceUsage] = defaultdict(lambda: NamespaceUsage(0, 0))
-        self._namespaces = MemoryNamespaces(self.buckets.__contains__, lambda *place: self.usage[place])
+        self._namespaces = MemoryNamespaces(self._require_bucket, lambda *place: self.usage[place])
         self.namespaces: Namespaces = self._namespaces
+
+    def _require_bucket(self, bucket: str, made_ms: int | None) -> None:
+        if bucket not in self.buckets or made_ms not in (None, MADE_MS):
+            raise NoSuchBucketError("no such bucket", bucket=bucket)
 
     async def create_bucket(self, bucket: str) -> None:
         self.buckets.add(bucket)

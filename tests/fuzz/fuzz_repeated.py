@@ -174,9 +174,7 @@ class _World:
             ("chunks", "alice", BucketKind.KV, Durability.MEMORY),
         ):
             catalog.bucket_rows[name] = BucketRow(name, bucket_kind, owner, 0, durability)
-        vars(catalog)["namespaces"] = MemoryNamespaces(
-            catalog.bucket_rows.__contains__, lambda *_: NamespaceUsage(0, 0)
-        )
+        vars(catalog)["namespaces"] = MemoryNamespaces(lambda *_: None, lambda *_: NamespaceUsage(0, 0))
         self.service = S3Service(
             cast("ObjectStore", self.store),
             S3Settings(host_rules=RULES),

@@ -152,9 +152,7 @@ class ServiceTarget:
         ):
             catalog.bucket_rows[name] = BucketRow(name, BucketKind(kind), owner, 0, Durability.MEMORY)
         # The fakes know no chains (those are tested over the real store): nothing is declared, and neither parents nor pins are named.
-        vars(catalog)["namespaces"] = MemoryNamespaces(
-            catalog.bucket_rows.__contains__, lambda *_: NamespaceUsage(0, 0)
-        )
+        vars(catalog)["namespaces"] = MemoryNamespaces(lambda *_: None, lambda *_: NamespaceUsage(0, 0))
         ids = (f"UP{number}" for number in itertools.count(1))
         store = cast("ObjectStore", self._store)  # it has the verbs that the S3 layer uses
         self._service = S3Service(
