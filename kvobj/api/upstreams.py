@@ -243,7 +243,7 @@ class UpstreamStore:
             return ChunkPlace(default_namespace(bucket.name), upload.parent, upload.tokens)
         namespace = await self._inner.catalog.namespaces.namespace(bucket.name, upload.namespace)
         # Declared anew since the upload was completed, it is none that the chunk is of.
-        if namespace is None or upload.namespace_root not in (b"", namespace.root):
+        if namespace is None or upload.namespace_root != namespace.root:
             raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=upload.namespace)
         return ChunkPlace(namespace, upload.parent, upload.tokens)
 

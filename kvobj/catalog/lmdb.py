@@ -135,6 +135,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         catalog = cls(database, numbers, limits if limits is not None else LeaseLimits())
         now = boot_ms(SystemClock()) if now_boot_ms is None else now_boot_ms
         await catalog._leases.open(now_boot_ms=now)
+        await catalog._name_uploads()
         catalog._count_unfinished()
         catalog._history = await LmdbHistory.open(
             database, catalog._tables.history, numbers, executor=catalog._readers, max_events=max_events

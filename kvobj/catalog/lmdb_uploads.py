@@ -22,7 +22,7 @@ from kvobj.catalog.listing import list_page
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.object_changes import Refusal
 from kvobj.catalog.rows import Durability, PartRow, UploadPage, UploadRow
-from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, PutPart
+from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, NameUploads, PutPart, begun_unnamed
 from kvobj.errors import NoSuchUploadError
 
 
@@ -114,6 +114,13 @@ class LmdbUploads(LmdbBase):
         )
         await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket)
         self.unfinished.ended(upload_id)
+
+    async def _name_uploads(self) -> None:
+        """Write down of which namespaces uploads of an older version are: when the catalog is opened."""
+        with self._database.read() as view:
+            if next(begun_unnamed(view, self._uploads), None) is None:
+                return
+        await self._database.write(NameUploads(self._uploads))
 
     def _count_unfinished(self) -> None:
         """Count what the rows hold: when the catalog is opened."""

@@ -66,7 +66,7 @@ class MemoryUploads(MemoryChains):
         name = (bucket, key.encode())
         is_anew = self._is_anew(bucket, made_ms)
         upload = None if is_anew else self._uploads.get((*name, part.upload_id))
-        if upload is not None and namespace_root and upload.namespace_root not in (b"", namespace_root):
+        if upload is not None and namespace_root and upload.namespace_root != namespace_root:
             upload = None
         is_memory = upload is not None and upload.durability is Durability.MEMORY
         error: KvobjError | None = self._fenced(part.blobs, ())

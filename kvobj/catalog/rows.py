@@ -220,7 +220,8 @@ class UploadRow(_Row, frozen=True, array_like=True):
     acl: tuple[Grant, ...] | None = None
     tags: dict[str, str] = {}
     namespace_root: bytes = b""
-    """That of `namespace` when the upload was begun: what is declared anew under its name is another. Empty: not known."""
+    """That of `namespace` when the upload was begun: what is declared anew under its name is another. Empty: of no declared one.
+    Older versions did not write it down; a start adds what it can know (`upload_changes.begun_unnamed`)."""
 
 
 class PartRow(_Row, frozen=True, array_like=True):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from kvobj.catalog.catalog_rows import bucket_of, is_meant
-from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace
+from kvobj.catalog.encoding import BUCKETS, decode_stored_bucket
+from kvobj.catalog.namespace_changes import is_namespace_meant, no_such_namespace, stored_namespace
 from kvobj.catalog.object_changes import NeedsDurableError, Refusal, fence
 from kvobj.catalog.object_rows import ObjectRows
 from kvobj.catalog.rows import Durability, PartRow, UploadRow
 from kvobj.catalog.upload_rows import StoredUpload, UploadRows
-from kvobj.database import WriteView
+from kvobj.database import ReadView, WriteView
 from kvobj.errors import KvobjError, NoSuchBucketError, NoSuchUploadError
 
 
@@ -34,6 +39,33 @@ class CreateUpload:
             if self.uploads.find(view, bucket.root, key, self.upload.upload_id) is not None:
                 return  # the writers of a chunk's parts meet in the upload that the first of them began
         self.uploads.put(view, bucket.root, self.upload, volatile=self.upload.durability is Durability.MEMORY)
+
+
+def begun_unnamed(view: ReadView, uploads: UploadRows) -> Iterator[tuple[bytes, StoredUpload]]:
+    """Uploads that an older version began, which did not write down of which namespace they are, each with the root of its bucket
+    and what it should say: the namespace that has the name now, unless that was declared later than the upload was begun."""
+    for _, value in view.range(BUCKETS):
+        bucket = decode_stored_bucket(value)
+        for upload in uploads.first(view, bucket.root, sys.maxsize):
+            row = upload.row
+            if row.namespace_root or not row.namespace:
+                continue
+            namespace = stored_namespace(view, bucket.root, row.namespace)
+            if namespace is not None and namespace.created_ms <= row.initiated_ms:
+                named = msgspec.structs.replace(row, namespace_root=namespace.root)
+                yield bucket.root, StoredUpload(named, is_volatile=upload.is_volatile)
+
+
+@dataclass(frozen=True, slots=True)
+class NameUploads:
+    """Write down what `begun_unnamed` says, before anything can be declared anew."""
+
+    uploads: UploadRows
+
+    def __call__(self, view: WriteView) -> None:
+        """Run it."""
+        for root, upload in list(begun_unnamed(view, self.uploads)):
+            self.uploads.put(view, root, upload.row, volatile=upload.is_volatile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,7 @@ class PutPart:
         upload = None
         if bucket is not None and not is_anew:
             upload = self.uploads.find(view, bucket.root, self.key.encode(), part.upload_id)
-        if upload is not None and self.namespace_root and upload.row.namespace_root not in (b"", self.namespace_root):
+        if upload is not None and self.namespace_root and upload.row.namespace_root != self.namespace_root:
             # The parts of a chunk meet under its key: these are of a namespace that was declared anew under the same name.
             upload = None
         if (upload is None or not upload.is_volatile) and not self.durable:

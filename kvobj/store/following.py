@@ -125,9 +125,9 @@ class Following:
         return FollowedParts(self, self._catalog, bucket, upload)
 
     async def _is_standing(self, bucket: str, name: str, namespace_root: bytes) -> bool:
-        """Whether the namespace of this root is still what its name means; of none told, and of `default`, it is."""
+        """Whether the namespace of this root is still what its name means; `default`, which has no root, is."""
         if not namespace_root:
-            return True
+            return name in ("", DEFAULT_NAMESPACE)
         standing = await self._catalog.namespaces.namespace(bucket, name)
         return standing is not None and standing.root == namespace_root
 

@@ -392,6 +392,5 @@ class UploadEnds:
 
 
 def _is_of(upload: UploadRow, namespace: NamespaceRow) -> bool:
-    """Whether the upload was begun in this namespace, and not in one that had its name before. An earlier version of kvobj wrote
-    none of it down: then it is taken to be."""
-    return upload.namespace_root in (b"", namespace.root)
+    """Whether the upload was begun in this namespace, and not in one that had its name before."""
+    return upload.namespace_root == namespace.root

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from catalog_contract import (
     BUCKET,
@@ -22,6 +23,7 @@ from catalog_contract import (
     upload,
 )
 from chain_contract import ChainContract, with_chunks
+from remote_contract import namespace
 
 from kvobj.catalog.encoding import CATALOG_TABLES, OBJECTS, OBJECTS_VOLATILE, USAGE, USAGE_VOLATILE
 from kvobj.catalog.lmdb import LmdbCatalog
@@ -39,7 +41,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
 )
 from kvobj.database import Database
-from kvobj.errors import BucketNotEmptyError, CorruptionError, KvobjError
+from kvobj.errors import BucketNotEmptyError, CorruptionError, KvobjError, NoSuchUploadError
 from kvobj.record_log import RecordLog
 
 
@@ -282,6 +284,45 @@ async def test_a_bucket_is_told_from_one_before_it_over(place: Place, after: str
     anew = await catalog.bucket(BUCKET)
     assert anew is not None
     assert anew.created_ms > 70
+    await place.close(catalog)
+
+
+@pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.LOCAL])
+@pytest.mark.parametrize("declared_ms", [1, 2])
+async def test_an_upload_of_an_older_version_is_of_the_namespace_that_it_was_begun_in(
+    place: Place, declared_ms: int, durability: Durability
+) -> None:
+    """Older versions wrote its name down, and no root: at the start it is the one that stands, if that is as old."""
+    catalog = await place.open()
+    await prepared(catalog)
+    declared = msgspec.structs.replace(namespace(BUCKET, "ns"), created_ms=declared_ms)
+    await catalog.namespaces.declare(declared)
+    older = msgspec.structs.replace(upload("u1", durability=durability), namespace="ns")
+    of_default = msgspec.structs.replace(upload("u2", durability=durability), namespace="default")
+    for each in (older, of_default):
+        await catalog.create_upload(each)
+        await catalog.put_part(BUCKET, "k", part(each.upload_id, 1, int(each.upload_id[1])), now_ms=5)
+    catalog = await place.reopen(catalog)
+    is_its = declared_ms <= older.initiated_ms
+    named = msgspec.structs.replace(older, namespace_root=declared.root if is_its else b"")
+    assert await catalog.upload(BUCKET, "k", "u1") == named
+    assert await catalog.upload(BUCKET, "k", "u2") == of_default
+    assert len(await catalog.parts(BUCKET, "k", "u1")) == 1
+    if durability is Durability.LOCAL:
+        await place.close(catalog)
+        catalog = await place.open(rebuild=True)
+        assert await catalog.upload(BUCKET, "k", "u1") == named
+        await catalog.open_epoch(EPOCH)
+    for root in (declared.root, b"n" * 32):
+        if root != declared.root:
+            await catalog.namespaces.remove(BUCKET, "ns")
+            await catalog.namespaces.declare(msgspec.structs.replace(declared, root=root))
+        given = catalog.put_part(BUCKET, "k", part("u1", 2, 3), namespace_root=root, now_ms=5)
+        if is_its and root == declared.root:
+            assert (await given).number == 2
+        else:
+            with pytest.raises(NoSuchUploadError):
+                await given
     await place.close(catalog)
 
 
