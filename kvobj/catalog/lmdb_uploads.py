@@ -98,6 +98,7 @@ class LmdbUploads(LmdbBase):
         *,
         made_ms: int | None = None,
         namespace_root: bytes = b"",
+        if_empty: bool = False,
         now_ms: int,
     ) -> None:
         """See `Catalog.abort_upload`."""
@@ -111,9 +112,10 @@ class LmdbUploads(LmdbBase):
             now_ms,
             made_ms=made_ms,
             namespace_root=namespace_root,
+            if_empty=if_empty,
         )
-        await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket)
-        self.unfinished.ended(upload_id)
+        if await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket):
+            self.unfinished.ended(upload_id)
 
     async def _name_uploads(self) -> None:
         """Write down of which namespaces uploads of an older version are: when the catalog is opened."""

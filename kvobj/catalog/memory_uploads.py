@@ -102,6 +102,7 @@ class MemoryUploads(MemoryChains):
         *,
         made_ms: int | None = None,
         namespace_root: bytes = b"",
+        if_empty: bool = False,
         now_ms: int,
     ) -> None:
         """See `Catalog.abort_upload`."""
@@ -109,6 +110,8 @@ class MemoryUploads(MemoryChains):
         is_other = bool(namespace_root) and upload.namespace_root != namespace_root
         if is_other or self._is_anew(bucket, made_ms):
             raise NoSuchUploadError("no such upload", bucket=bucket, key=key, upload_id=upload_id)
+        if if_empty and self._parts_of(upload_id):
+            return
         is_memory = upload.durability is Durability.MEMORY
         self._enqueue(
             blob_ids_of(self._parts_of(upload_id)), set(), (bucket, key.encode()), volatile=is_memory, now_ms=now_ms

@@ -356,10 +356,12 @@ class Catalog(Protocol):
         *,
         made_ms: int | None = None,
         namespace_root: bytes = b"",
+        if_empty: bool = False,
         now_ms: int,
     ) -> None:
-        """Forget an upload and queue the blobs of its parts. `NoSuchUploadError`, also where the bucket is another than that of
-        `made_ms` (`commit`), or the upload, whose id may be another's by now, is none of the namespace of `namespace_root`."""
+        """Forget an upload and queue the blobs of its parts; `if_empty`: one that has a part stays. `NoSuchUploadError`, also where
+        the bucket is another than that of `made_ms` (`commit`), or the upload, whose id may be another's by now, is none of the
+        namespace of `namespace_root`."""
         ...
 
     async def list_uploads(

@@ -135,7 +135,7 @@ class PutPart:
 
 @dataclass(frozen=True, slots=True)
 class AbortUpload:
-    """`Catalog.abort_upload` as a change."""
+    """`Catalog.abort_upload` as a change. Whether the upload has ended."""
 
     objects: ObjectRows
     uploads: UploadRows
@@ -146,8 +146,9 @@ class AbortUpload:
     durable: bool
     made_ms: int | None = None
     namespace_root: bytes = b""
+    if_empty: bool = False
 
-    def __call__(self, view: WriteView) -> None:
+    def __call__(self, view: WriteView) -> bool:
         """Run it."""
         bucket = bucket_of(view, self.bucket)
         upload = None
@@ -160,8 +161,11 @@ class AbortUpload:
         if not upload.is_volatile and not self.durable:
             raise NeedsDurableError("the upload is durable")
         parts = self.uploads.parts(view, upload)
+        if parts and self.if_empty:
+            return False
         self.uploads.remove(view, bucket.root, upload, parts)
         spare = [blob.blob_id for part in parts for blob in part.blobs]
         self.objects.queue(
             view, spare, bucket=self.bucket, key=self.key, volatile=upload.is_volatile, now_ms=self.now_ms
         )
+        return True

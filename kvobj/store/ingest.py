@@ -19,6 +19,7 @@ from kvobj.codec.frame import HEADER_BYTES, raw_frame_bytes, raw_payload_offset,
 from kvobj.errors import IncompleteBodyError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import Arrival, ArrivingKeys
+from kvobj.store.group_writers import GroupWriter
 from kvobj.store.hashing import INLINE_BYTES, BlobHash, HashPipeline
 from kvobj.store.placement import EarlyPut
 from kvobj.store.remote_class import Sharing
@@ -164,6 +165,9 @@ class PutTransfer:
             self.arrival.end()  # a live chunk answers: nothing will come
         self.counted: Reservation | None = None
         """Of a part: its room among what its upload's owner may hold unfinished."""
+        self.group: GroupWriter | None = None
+        """Of a part of a chunk that arrives in parts: one of its writers."""
+        self._is_stored = False
         self.sharing = Sharing.NONE
         self.queue_room: QueueRoom | None = None
         """Where the object's size is counted among what is about to be queued for the remote, until its commit."""
@@ -212,6 +216,8 @@ class PutTransfer:
                 await self._committer.abandon(self)
         finally:
             self._release()
+            if self.group is not None:
+                await self.group.leave(is_stored=self._is_stored)
 
     def _release(self) -> None:
         if self.held is not None:
@@ -439,7 +445,9 @@ class PutTransfer:
         """
         if not self._received:
             raise IncompleteBodyError("the body has not been received")
-        return await self._committer.finish(self, checksums, want_digest=want_digest)
+        result = await self._committer.finish(self, checksums, want_digest=want_digest)
+        self._is_stored = True
+        return result
 
     async def place(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> ObjectRow:
         """Instead of `commit`, where several rows become visible together: the bytes lie where their class needs them, and this

@@ -122,6 +122,7 @@ class Store:
             start_whole=self._rooms.start_whole,
             on_removed=on_removed,
             on_whole=arriving.tell,
+            on_gone=arriving.tell,
             shared=shared,
         )
         self._removals = Removals(
@@ -202,6 +203,22 @@ class Store:
 
     async def _start_part(self, request: PutRequest, part: PartTarget) -> PutTransfer:
         """A part is of its upload's class, and counts for who began that."""
+        place = request.place
+        if place is None or place.group is None:
+            return await self._reserve_part(request, part)
+        writer = await self._uploads.writers.enter(request)
+        try:
+            if await self.catalog.upload(request.bucket.name, request.key, part.upload_id) is None:
+                # Who began it was refused, and took it away: its class and what else it says are this writer's then.
+                await self._uploads.start_part(request, self.durability_of(request.bucket, request.durability))
+            transfer = await self._reserve_part(request, part)
+        except BaseException:
+            await writer.leave(is_stored=False)
+            raise
+        transfer.group = writer
+        return transfer
+
+    async def _reserve_part(self, request: PutRequest, part: PartTarget) -> PutTransfer:
         upload = await self.catalog.upload(request.bucket.name, request.key, part.upload_id)
         if upload is None:
             raise NoSuchUploadError("no such upload", upload_id=part.upload_id)

@@ -42,6 +42,7 @@ from kvobj.errors import (
     UnavailableError,
 )
 from kvobj.store.commit import CommitStep, kv_etag
+from kvobj.store.group_writers import GroupWriters
 from kvobj.store.groups import GroupStart, GroupState, check_same_group, check_same_part, group_upload, group_upload_id
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
@@ -78,6 +79,7 @@ class UploadEnds:
         start_whole: Callable[[PutRequest, Durability], Awaitable[PutTransfer | None]],
         on_removed: Callable[[Sequence[ObjectRow]], None],
         on_whole: Callable[[str, str, tuple[PartRow, ...]], None] = lambda *_: None,
+        on_gone: Callable[[str, str], None] = lambda *_: None,
         shared: SharedWrites | None = None,
     ) -> None:
         self._catalog = catalog
@@ -89,6 +91,7 @@ class UploadEnds:
         self._on_removed = on_removed
         self._on_whole = on_whole
         self._shared = shared
+        self.writers = GroupWriters(catalog, clock, on_gone=on_gone)
 
     async def complete(
         self,
@@ -129,6 +132,15 @@ class UploadEnds:
 
     async def start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
         """The group's upload, begun if this is its first part. `LayoutMismatchError` where the writers do not agree."""
+        writer = await self.writers.enter(request)
+        start = GroupStart()
+        try:
+            start = await self._start_part(request, durability)
+        finally:
+            await writer.leave(is_stored=start.part is not None, goes_on=start.request is not None)
+        return start
+
+    async def _start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
         place = request.place
         assert place is not None
         assert place.group is not None

@@ -19,6 +19,9 @@ from kvobj.app.node import Node, flush
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import NamespaceQuota, UserRow
 from kvobj.clock import SystemClock, boot_ms
+from kvobj.errors import IncompleteBodyError
+from kvobj.store.ingest import PutTransfer
+from kvobj.store.requests import PutRequest
 
 MIB = 1 << 20
 ORDER = ("layer", "kv", "head", "token", "dim")
@@ -391,7 +394,9 @@ async def put_part(
     durability: str = "memory",
     tokens: int = TOKENS,
     user: UserRow = ALICE,
+    is_wrong: bool = False,
 ) -> Answer:
+    """`is_wrong`: with a checksum that is another body's."""
     return await chunks.put(
         key,
         data,
@@ -401,6 +406,7 @@ async def put_part(
         x_kvobj_part=f"{index}/{count}",
         x_kvobj_durability=durability,
         x_kvobj_tokens=str(tokens),
+        **({"x_amz_checksum_crc32": "AAAAAA=="} if is_wrong else {}),
     )
 
 
@@ -501,6 +507,110 @@ async def test_of_two_first_parts_that_race_one_says_how_many_there_are(chunks: 
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert [answer.xml.findtext("Differs") for answer in answers if answer.status == 409] == ["part"]
+
+
+async def begun(chunks: Chunks) -> int:
+    """How many uploads of chunks in parts there are."""
+    return len((await chunks.node.catalog.list_uploads("chunks", groups=True)).rows)
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+async def test_a_first_part_that_is_refused_leaves_no_upload_that_speaks_for_it(
+    chunks: Chunks, durability: str
+) -> None:
+    await chunks.declare("parted", axis="layer")
+    refused = await put_part(chunks, A, 0, 4, cut(body("a"), 4)[0], durability=durability, is_wrong=True)
+    assert detail(refused) == (400, "BadDigest")
+    assert await begun(chunks) == 0
+    for index, half in enumerate(cut(body("a"), 2)):
+        assert (await put_part(chunks, A, index, 2, half, durability="local")).status == 200
+    assert (await chunks.get(A)).body == body("a")
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+async def test_a_first_part_whose_body_breaks_off_leaves_no_upload(chunks: Chunks, durability: str) -> None:
+    await chunks.declare("parted", axis="layer")
+
+    async def broken() -> None:
+        assert await begun(chunks) == 1
+        raise IncompleteBodyError("the body ends early")
+
+    refused = await put_part(chunks, A, 0, 2, MeanwhileBody(cut(body("a"), 2)[0], broken), durability=durability)
+    assert refused.status == 400
+    assert await begun(chunks) == 0
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_a_part_that_is_refused_takes_nothing_from_one_that_is_on_its_way(
+    chunks: Chunks, durability: str, *, is_first: bool
+) -> None:
+    await chunks.declare("parted", axis="layer")
+    halves = cut(body("a"), 2)
+    good: list[Answer] = []
+
+    async def send_refused() -> None:
+        refused = await put_part(chunks, A, 1, 2, halves[1], durability=durability, is_wrong=True)
+        assert detail(refused) == (400, "BadDigest")
+
+    async def send_good() -> None:
+        good.append(await put_part(chunks, A, 0, 2, halves[0], durability=durability))
+
+    if is_first:
+        await put_part(chunks, A, 1, 2, MeanwhileBody(halves[1], send_good), durability=durability, is_wrong=True)
+    else:
+        late = MeanwhileBody(halves[0], send_refused)
+        good.append(await put_part(chunks, A, 0, 2, late, durability=durability))
+    assert good[0].headers["x-kvobj-parts"] == "1/2"
+    assert (await put_part(chunks, A, 1, 2, halves[1])).headers["x-kvobj-parts"] == "2/2"
+    assert (await chunks.get(A)).body == body("a")
+
+
+async def test_a_part_between_its_look_and_its_body_begins_the_upload_anew_that_another_took_away(
+    chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chunks.declare("parted", axis="layer")
+    halves, store = cut(body("a"), 2), chunks.node.store
+    start_put = store.start_put
+
+    async def start_late(request: PutRequest) -> PutTransfer:
+        monkeypatch.undo()
+        assert await begun(chunks) == 1
+        refused = await put_part(chunks, A, 1, 2, halves[1], durability="memory", is_wrong=True)
+        assert detail(refused) == (400, "BadDigest")
+        assert await begun(chunks) == 0
+        return await start_put(request)
+
+    monkeypatch.setattr(store, "start_put", start_late)
+    first = await put_part(chunks, A, 0, 2, halves[0], durability="local")
+    assert first.headers["x-kvobj-parts"] == "1/2"
+    assert (await put_part(chunks, A, 1, 2, halves[1])).headers["x-kvobj-parts"] == "2/2"
+    assert (await chunks.get(A)).body == body("a")
+
+
+@pytest.mark.parametrize("durability", ["memory", "local"])
+async def test_of_parts_that_come_and_are_refused_at_once_the_good_ones_stay(chunks: Chunks, durability: str) -> None:
+    await chunks.declare("parted", axis="layer")
+    quarters = cut(body("a"), 4)
+    for number in range(12):
+        key = chunk_id(f"race-{number}")
+
+        async def send(index: int, key: str, turns: int, *, is_wrong: bool) -> Answer:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            data = quarters[index]
+            return await put_part(chunks, key, index, 4, data, durability=durability, is_wrong=is_wrong)
+
+        answers = await asyncio.gather(
+            *(send(index, key, (number * (index + 1)) % 7, is_wrong=True) for index in (0, 1, 2, 3)),
+            *(send(index, key, (number + 3 * index) % 5, is_wrong=False) for index in (0, 1)),
+        )
+        assert [answer.status for answer in answers[4:]] == [200, 200]
+        later = [await put_part(chunks, key, index, 4, quarters[index]) for index in (2, 3)]
+        assert later[1].headers["x-kvobj-parts"] == "4/4"
+        assert (await chunks.get(key)).body == body("a")
+    assert await begun(chunks) == 0
+    assert not chunks.node.store._uploads.writers._inside
 
 
 async def test_parts_without_a_layout_stay_as_they_are(chunks: Chunks) -> None:

@@ -826,6 +826,20 @@ class Uploads:
         assert await catalog.parts(BUCKET, "k", "u1") == (own,)
 
     @pytest.mark.parametrize("durability", CLASSES)
+    async def test_an_upload_that_has_a_part_is_not_aborted_for_being_empty(
+        self, catalog: Catalog, durability: Durability
+    ) -> None:
+        await catalog.create_upload(upload("u1", durability=durability))
+        await catalog.put_part(BUCKET, "k", part("u1", 1, 1), now_ms=5)
+        await catalog.abort_upload(BUCKET, "k", "u1", if_empty=True, now_ms=5)
+        assert len(await catalog.parts(BUCKET, "k", "u1")) == 1
+        assert catalog.unfinished.of_users == {"main": 10}
+        await catalog.create_upload(upload("u2", durability=durability))
+        await catalog.abort_upload(BUCKET, "k", "u2", if_empty=True, now_ms=5)
+        assert await catalog.upload(BUCKET, "k", "u2") is None
+        assert await queued(catalog) == []
+
+    @pytest.mark.parametrize("durability", CLASSES)
     async def test_an_upload_that_took_the_id_of_the_one_meant_is_not_aborted(
         self, catalog: Catalog, durability: Durability
     ) -> None:
