@@ -2,7 +2,7 @@
 next one of its kind says too, whose bytes are the same but for what is of each request alone.
 
 That is the target; time and signature where they are in the header; a body's checksum that is announced there; and the id that
-SDKs give each call, where it is not signed, which nobody here looks at.
+SDKs give each call, which nobody here looks at: where it is signed, as by aws-sdk-cpp, it is put into what the signature is of.
 """
 
 from __future__ import annotations
@@ -71,6 +71,11 @@ class Cut(NamedTuple):
     text_at: int
     characters: int
 
+    def value(self, request: bytes, at: int) -> str:
+        """It, of fields that begin there. `UnicodeDecodeError` where it is no ASCII."""
+        begin = at + self.at
+        return request[begin : begin + self.characters].decode("ascii")
+
 
 @dataclass(frozen=True, slots=True)
 class Signed:
@@ -83,11 +88,22 @@ class Signed:
     signature_at: int = -1
     checksum: Cut | None = None
     """Where the body's checksum is, in the header's form."""
+    call_id: Cut | None = None
+    """Where the call's id is that is signed, in the header's form."""
 
     @property
     def is_in_header(self) -> bool:
         """Else it is in the target."""
         return self.stamp_at >= 0
+
+    def text_of(self, request: bytes, at: int, stamp: str) -> str:
+        """The canonical request from behind its query, of fields that begin there and are of this kind: with what they say where
+        kinds differ. In the header's form."""
+        front = self.text[0]
+        for cut in (self.checksum, self.call_id):
+            if cut is not None:
+                front = f"{front[: cut.text_at]}{cut.value(request, at)}{front[cut.text_at + cut.characters :]}"
+        return f"{front}{stamp}{self.text[1]}"
 
 
 @dataclass(slots=True)
@@ -99,7 +115,7 @@ class Kind:
     operation: str
     pieces: tuple[tuple[int, bytes], ...]
     call_id_at: int
-    """Where the call's id is; -1: it has none, or one that is to be the same."""
+    """Where the call's id is; -1: it has none, or one that is to be the same, since it is signed in a URL or of no known form."""
     fields: dict[str, str]
     body_bytes: int
     """Of what comes with it; -1: it is not answered from its bytes."""
@@ -191,7 +207,10 @@ class HotKinds:
             if in_header is None or target.raw_query:
                 return None
             signed = in_header
-        call_id_at = -1 if _CALL_ID_FIELD in credential.signer.signed_names else _call_id_at(tail)
+        call_id_at = _call_id_at(tail)
+        if call_id_at >= 0 and _CALL_ID_FIELD in credential.signer.signed_names:
+            signed = _with_call_id(signed, call_id_at, fields[_CALL_ID_FIELD])
+            call_id_at = -1 if signed.call_id is None else call_id_at
         return Kind(
             method=head.method,
             operation=(GetObject if put is None else PutObject).__name__,
@@ -254,6 +273,15 @@ def _with_checksum(signed: Signed, tail: bytes, announced: Announced) -> Signed 
                 return None
             return replace(signed, checksum=Cut(at, text_at + len(name) + 2, len(value)))
     return None
+
+
+def _with_call_id(signed: Signed, at: int, call_id: str) -> Signed:
+    """The same where the call's id differs, too, which is signed as it was sent. In a URL's form, whose kinds are of many signers,
+    it has to be the same."""
+    text_at = signed.text[0].find(f"\n{_CALL_ID_FIELD}:{call_id}\n") if signed.is_in_header else -1
+    if text_at < 0:
+        return signed
+    return replace(signed, call_id=Cut(at, text_at + len(_CALL_ID_FIELD) + 2, _CALL_ID_CHARACTERS))
 
 
 def _call_id_at(tail: bytes) -> int:

@@ -39,6 +39,7 @@ PLAIN_FIELDS: Final = frozenset(
         "host",
         "pragma",
         "user-agent",
+        "x-amz-api-version",
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-user-agent",

@@ -216,7 +216,7 @@ class HotRequests:
             return None
         announced, cut = put.announced, kind.signed.checksum
         if cut is not None and announced.algorithm is not None:
-            value = request[at + cut.at : at + cut.at + cut.characters].decode("ascii")
+            value = cut.value(request, at)
             check_value(announced.algorithm, value)
             announced = msgspec.structs.replace(announced, value=value)
         user = self._user(kind, target, request, at)
@@ -239,11 +239,7 @@ class HotRequests:
         stamp_at, signature_at = at + signed.stamp_at, at + signed.signature_at
         stamp = request[stamp_at : stamp_at + STAMP_CHARACTERS].decode("ascii")
         signature = request[signature_at : signature_at + DIGEST_DIGITS].decode("ascii")
-        front, cut = signed.text[0], signed.checksum
-        if cut is not None:
-            value = request[at + cut.at : at + cut.at + cut.characters].decode("ascii")
-            front = f"{front[: cut.text_at]}{value}{front[cut.text_at + cut.characters :]}"
-        canonical = f"{kind.method}\n{target.canonical_path}\n{front}{stamp}{signed.text[1]}"
+        canonical = f"{kind.method}\n{target.canonical_path}\n{signed.text_of(request, at, stamp)}"
         return (
             user if self._verifier.holds(signed.signer, user, stamp, canonical.encode("latin-1"), signature) else None
         )

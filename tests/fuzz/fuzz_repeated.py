@@ -220,6 +220,15 @@ class RepeatedTarget:
     def seeds(self) -> list[bytes]:
         """Each form, written and read until it comes from its bytes, and each thing that changes in between."""
         cases = []
+        cases.append(
+            SEPARATOR.join(
+                [
+                    _wire(method, "/bucket/object", body, call=((_CALL_ID_FIELD, call_id),), signed_id=call_id)
+                    for call_id in ("00112233-4455-6677-8899-AABBCCDDEEFF", str(UUID(int=1)), str(UUID(int=2)))
+                    for method, body in (("PUT", b"hello"), ("GET", b""))
+                ]
+            )
+        )
         for form in ("header", "query"):
             for change in (None, *_CHANGES):
                 for target in ("/bucket/object", "/chunks/live"):
@@ -253,7 +262,8 @@ class RepeatedTarget:
         target = random.choice(_TARGETS) if random.random() < 0.3 else random.choice(("/bucket/object", "/chunks/live"))
         # SDKs give each call an id of its own, which boto3's do not sign, and others do.
         has_id = random.random() < 0.5
-        signed_id = str(UUID(bytes=random.randbytes(16))) if has_id and random.random() < 0.4 else ""
+        signs_id, same_id = has_id and random.random() < 0.5, random.random() < 0.2
+        signed_id = _call_id(random) if signs_id else ""
         first = _call(random, has_id=has_id, signed_id=signed_id)
         pieces = [_wire("PUT", target, body, form=form, said=said, checksum=checksum, call=first, signed_id=signed_id)]
         for _ in range(random.randint(2, 6)):
@@ -268,6 +278,7 @@ class RepeatedTarget:
             asked = target if random.random() < 0.8 else random.choice(_TARGETS)
             stamp = random.choice(_STAMPS) if random.random() < 0.3 else STAMP
             more = said if random.random() < 0.9 else []
+            signed_id = _call_id(random) if signs_id and not same_id else signed_id
             call = _call(random, has_id=has_id, signed_id=signed_id)
             if method == "GET":
                 piece = _wire(method, asked, b"", form=form, said=more, stamp=stamp, call=call, signed_id=signed_id)
@@ -344,13 +355,22 @@ class RepeatedTarget:
             return None, b""
 
 
+def _call_id(random: Random) -> str:
+    """One call's id. Now and then it is of no known form, and may be signed so."""
+    call_id = str(UUID(bytes=random.randbytes(16)))
+    choice = random.random()
+    if choice < 0.1:
+        return call_id.upper()
+    return call_id if choice > 0.15 else random.choice(("0-1", "", call_id + "0", "x" * len(call_id), "-" * 36))
+
+
 def _call(random: Random, *, has_id: bool, signed_id: str) -> Sequence[tuple[str, str]]:
     """What an SDK says of a call. Now and then in place of its id what would end the field, and begin others; of the `signed_id`, if
     there is one, another, though that one is signed."""
     if not has_id:
         return ()
-    call_id = signed_id if signed_id and random.random() < 0.7 else str(UUID(bytes=random.randbytes(16)))
-    if random.random() < 0.25:
+    call_id = signed_id if signed_id and random.random() < 0.8 else _call_id(random)
+    if random.random() < (0.1 if signed_id else 0.25):
         call_id = random.choice(_NO_CALL_IDS)
     return ((_CALL_ID_FIELD, call_id), ("amz-sdk-request", "attempt=1"))
 
@@ -373,6 +393,7 @@ def _wire(
     fields = [_HOST, *dict(said).items()]
     if signed_id and form == "header":
         fields = [*((name, value) for name, value in fields if name != _CALL_ID_FIELD), (_CALL_ID_FIELD, signed_id)]
+        fields.append(("amz-sdk-request", "attempt=1"))
     name = f"x-amz-checksum-{checksum.lstrip('+')}"
     digest = digest_of(body, checksum.lstrip("+")) if checksum else ""
     mode = _UNSIGNED

@@ -12,7 +12,6 @@ from fuzz_targets import TARGETS
 from kvobj.api import aws_chunked, hot_kinds, hot_reads, multipart, object_headers, ranges, request, sigv4, xml
 from kvobj.api.access import policy_document
 from kvobj.api.http import chunked_framing, plain_head, request_body, request_head
-from kvobj.api.message import RequestHead
 from kvobj.wire.joined_chunks import JoinedChunks, native_joiner
 
 MOST_CASES = 4000
@@ -60,26 +59,12 @@ def lose_a_byte_of_joined_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def overlook_that_the_calls_id_is_signed(patch: pytest.MonkeyPatch) -> None:
-    kind_of = hot_kinds.HotKinds._kind
+    text_of = hot_kinds.Signed.text_of
 
-    def kind_wrongly(  # noqa: PLR0917 - as the one it stands for
-        kinds: hot_kinds.HotKinds,
-        head: RequestHead,
-        target: request.Target,
-        fields: dict[str, str],
-        tail: bytes,
-        put: hot_kinds.KindOfPut | None,
-        *,
-        is_presigned: bool,
-    ) -> hot_kinds.Kind | None:
-        kind = kind_of(kinds, head, target, fields, tail, put, is_presigned=is_presigned)
-        at = hot_kinds._call_id_at(tail)
-        if kind is None or at < 0:
-            return kind
-        pieces = hot_kinds._around(tail, hot_kinds._differing(kind.signed, at))
-        return dataclasses.replace(kind, call_id_at=at, pieces=pieces)
+    def text_wrongly(signed: hot_kinds.Signed, request: bytes, at: int, stamp: str) -> str:
+        return text_of(dataclasses.replace(signed, call_id=None), request, at, stamp)
 
-    patch.setattr(hot_kinds.HotKinds, "_kind", kind_wrongly)
+    patch.setattr(hot_kinds.Signed, "text_of", text_wrongly)
 
 
 def always(module: object, name: str, answer: object) -> Callable[[pytest.MonkeyPatch], None]:

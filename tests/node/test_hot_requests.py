@@ -327,17 +327,72 @@ async def test_where_a_calls_id_is_nothing_else_may_stand(wired: Wired) -> None:
     assert wired.answer(calling(plain, call_id)) is not None
 
 
-async def test_a_calls_id_that_is_signed_is_one_of_the_bytes_that_are_the_same(wired: Wired) -> None:
+def of_cpp(call_id: str, **more: str) -> dict[str, str]:
+    """What aws-sdk-cpp says of a call, and signs."""
+    return {
+        "amz-sdk-invocation-id": call_id,
+        "amz-sdk-request": "attempt=1",
+        "content-type": "application/xml",
+        "x-amz-api-version": "2006-03-01",
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+async def test_calls_whose_id_is_signed_are_known_too(wired: Wired, bucket: str) -> None:
+    for method in ("PUT", "GET"):
+        body = BODY if method == "PUT" else b""
+        first, second, third = (
+            wired.request(method, f"/{bucket}/{key}", body, headers=of_cpp(str(uuid.uuid4()).upper(), **more))
+            for more in ({} if method == "GET" else {"x_kvobj_durability": "memory"},)
+            for key in "abc"
+        )
+        assert wired.answer(first) is None
+        assert (await told(await wired.handle(first)))[0] == 200
+        for request in (second, third):
+            answer = wired.answer(request)
+            assert answer is not None
+            assert answer.body == (b"" if method == "PUT" else BODY)
+
+
+async def test_a_signed_id_that_is_another_calls_is_refused(wired: Wired) -> None:
     await stored(wired, "/cache/a", BODY)
     one, other = str(uuid.uuid4()), str(uuid.uuid4())
-    request = wired.request("GET", "/cache/a", headers={"amz-sdk-invocation-id": one})
+    request = wired.request("GET", "/cache/a", headers=of_cpp(one))
     await wired.known(request)
     forged = request.replace(one.encode(), other.encode())
     assert wired.answer(forged) is None
     assert (await wired.handle(forged)).status == 403
-    again = wired.request("GET", "/cache/a", headers={"amz-sdk-invocation-id": other})
-    assert wired.answer(again) is None
-    assert (await told(await wired.handle(again)))[2] == BODY
+    assert wired.answer(wired.request("GET", "/cache/a", headers=of_cpp(other))) is not None
+
+
+async def test_where_a_signed_id_is_nothing_else_may_stand(wired: Wired) -> None:
+    await stored(wired, "/cache/a", BODY)
+    call_id = str(uuid.uuid4())
+    await wired.known(wired.request("GET", "/cache/a", headers=of_cpp(call_id)))
+    for other in (*(call_id[:at] + "g" + call_id[at + 1 :] for at in range(len(call_id))), "g" * 36, call_id[1:]):
+        request = wired.request("GET", "/cache/a", headers=of_cpp(other))
+        assert wired.answer(request) is None, other
+        assert (await told(await wired.handle(request)))[2] == BODY
+    request = wired.request("GET", "/cache/a", headers=of_cpp(call_id))
+    for other in ("x\r\nrange: bytes=0-1\r\nuser-agent: xyz", "x\nrange: bytes=0-1\nuser-agent: 12345"):
+        assert wired.answer(request.replace(call_id.encode(), other.encode())) is None
+    assert wired.answer(request.replace(b"attempt=1", b"attempt=2")) is None
+    assert wired.answer(request) is not None
+
+
+async def test_calls_that_sign_their_id_and_calls_that_do_not_are_of_two_kinds(wired: Wired) -> None:
+    await stored(wired, "/cache/a", BODY)
+    signed = wired.request("GET", "/cache/a", headers=of_cpp(str(uuid.uuid4())))
+    await wired.known(signed)
+    said = of_cpp(str(uuid.uuid4()))
+    del said["amz-sdk-invocation-id"], said["amz-sdk-request"]
+    unsigned = calling(wired.request("GET", "/cache/a", headers=said), str(uuid.uuid4()))
+    assert wired.answer(unsigned) is None
+    await wired.known(unsigned)
+    for _ in range(2):
+        assert wired.answer(signed) is not None
+        assert wired.answer(unsigned) is not None
 
 
 async def test_a_put_twice_of_a_chunk_goes_the_way_of_all(wired: Wired) -> None:

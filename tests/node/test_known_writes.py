@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from awscrt import checksums  # type: ignore[import-untyped]
 from s3_driver import ALICE, BOB, FakeBody, sign, unsigned_chunks
-from test_hot_requests import BUCKETS, FORMS, MEMORY, Wired, calling, told, wired_node
+from test_hot_requests import BUCKETS, FORMS, MEMORY, Wired, calling, of_cpp, told, wired_node
 
 from kvobj.api.exchange import S3Settings
 from kvobj.api.hot_requests import KnownWrite
@@ -97,6 +97,21 @@ async def test_a_put_of_an_sdk_is_known_though_each_call_has_an_id_of_its_own(wi
         found = known(wired, request)
         assert (found is not None) is (key == "b")
         assert found is None or found.announced.value == crc64(body)
+        assert (await served(wired, request)).status == 200
+        assert (await wired.kv.driver.get(f"/cache/{key}")).body == body
+
+
+@pytest.mark.parametrize("says", [with_crc, lambda _: MEMORY], ids=["checksum", "no checksum"])
+async def test_a_put_that_signs_its_calls_id_is_known(wired: Wired, says: Callable[[bytes], dict[str, str]]) -> None:
+    for key, body in (("a", ONE), ("b", TWO)):
+        call_id, other = str(uuid.uuid4()).upper(), str(uuid.uuid4()).upper()
+        request = wired.request("PUT", f"/cache/{key}", body, headers=says(body) | of_cpp(call_id))
+        found = known(wired, request)
+        assert (found is not None) is (key == "b")
+        assert found is None or found.announced.value == says(body).get("x-amz-checksum-crc64nvme")
+        forged = request.replace(call_id.encode(), other.encode())
+        assert known(wired, forged) is None
+        assert (await served(wired, forged)).status == 403
         assert (await served(wired, request)).status == 200
         assert (await wired.kv.driver.get(f"/cache/{key}")).body == body
 
