@@ -28,7 +28,7 @@ from kvobj.catalog.rows import (
     WriteCondition,
     is_same_namespace,
 )
-from kvobj.errors import BusyError, NoSuchBucketError
+from kvobj.errors import BusyError, KvobjError, NoSuchBucketError
 
 _STEP_ROWS: Final = 1000
 _ROUNDS: Final = 16
@@ -101,6 +101,7 @@ class LmdbRemovals(LmdbBase):
             made_ms=made_ms,
             namespace=namespace or "",
             namespace_root=namespace_root,
+            tells_of_part=True,
         )
         recalled = tuple(row for outcome in outcomes for row in outcome.rows())
         done = [outcome.is_gone for outcome in outcomes]
@@ -173,9 +174,11 @@ class LmdbRemovals(LmdbBase):
         made_ms: int | None = None,
         namespace: str = "",
         namespace_root: bytes = b"",
+        tells_of_part: bool = False,
     ) -> list[Hidden]:
         """Hide the targets' keys with all below, in order; of those that are still live in the end `is_gone` is not set.
-        `limit` bounds the rows, about."""
+        `limit` bounds the rows, about. `tells_of_part`: where a step is refused, those before it are answered with, if they hid
+        anything, and who goes on is refused."""
         step = partial(
             self.hide_step,
             bucket,
@@ -191,6 +194,9 @@ class LmdbRemovals(LmdbBase):
             for _ in range(_ROUNDS):
                 if not await hiding.round():
                     break
+        except KvobjError:
+            if not tells_of_part or not any(each.rows() for each in hiding.outcomes):
+                raise
         finally:  # earlier steps stand where a later one finds that the bucket or the namespace is another by now
             self._marks.forget(bucket, [row.key for each in hiding.outcomes for row in each.rows()])
         return hiding.outcomes

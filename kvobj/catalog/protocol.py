@@ -272,7 +272,8 @@ class Catalog(Protocol):
         """Hide every chunk that all given conditions fit (`modified_ms` in [from_ms, to_ms)), with all descendants, as DELETE
         does; one bounded step in key order after `after`, which hides about `limit` rows. `NoSuchBucketError` (`made_ms` as of
         `commit`); `NoSuchNamespaceError` where `namespace` is by now another than that of `namespace_root`: from then on nothing
-        is hidden, also of the same page."""
+        is hidden, also of the same page. A page of which a part was hidden by then tells of that part, and the call that goes on
+        from it is refused."""
         ...
 
     async def drop_orphans(self, *, now_ms: int) -> int:

@@ -31,14 +31,15 @@ from chain_contract import (
     unpin,
     with_chunks,
 )
+from remote_contract import namespace
 from test_lmdb_catalog import Place
 
 from kvobj.catalog.encoding import EXPOSED
 from kvobj.catalog.lmdb import LmdbCatalog
 from kvobj.catalog.removal_changes import Descent
-from kvobj.catalog.rows import ChunkName, CommitOutcome, Durability, WriteCondition
+from kvobj.catalog.rows import ChunkName, CommitOutcome, Durability, ObjectRow, WriteCondition
 from kvobj.database import WriteView
-from kvobj.errors import BusyError, KvobjError, ParentNotFoundError
+from kvobj.errors import BusyError, KvobjError, NoSuchBucketError, NoSuchNamespaceError, ParentNotFoundError
 
 
 @pytest.fixture
@@ -264,6 +265,46 @@ async def test_a_delete_gives_up_where_children_come_faster(catalog: LmdbCatalog
     catalog.hide_step = step  # type: ignore[method-assign]
     (outcome,) = await catalog.delete(KV, ["a"], now_ms=5)
     assert outcome.removed is not None
+
+
+@pytest.mark.parametrize("anew", ["bucket", "namespace"])
+async def test_what_a_page_of_a_recall_hid_before_it_was_refused_is_told(
+    catalog: LmdbCatalog, monkeypatch: pytest.MonkeyPatch, anew: str
+) -> None:
+    monkeypatch.setattr("kvobj.catalog.lmdb_removals._STEP_ROWS", 2)
+    declared = namespace(KV, "ns")
+    await catalog.namespaces.declare(declared)
+    for at, key in enumerate("abcdef"):
+        await put(catalog, chunk(key, at + 1))
+    bucket = await catalog.bucket(KV)
+    assert bucket is not None
+    step = catalog.hide_step
+    rows: list[ObjectRow] = []
+
+    async def hide_step(*arguments: object, **options: object) -> object:
+        if rows:
+            catalog.hide_step = step  # type: ignore[method-assign]
+            await catalog.delete(KV, list("abcdef"), now_ms=5)
+            if anew == "bucket":
+                await catalog.delete_bucket(KV)
+                await catalog.create_bucket(bucket)
+            else:
+                await catalog.namespaces.remove(KV, "ns")
+                await catalog.namespaces.declare(msgspec.structs.replace(declared, root=b"f" * 32))
+            await put(catalog, chunk("d", 9))
+        hidden = await step(*arguments, **options)  # type: ignore[arg-type]
+        rows.extend(row for each in hidden for row in each.rows())
+        return hidden
+
+    catalog.hide_step = hide_step  # type: ignore[method-assign, assignment]
+    is_of = {"namespace": "ns", "namespace_root": declared.root} if anew == "namespace" else {}
+    page = await catalog.recall(KV, made_ms=bucket.created_ms, limit=6, now_ms=5, **is_of)  # type: ignore[arg-type]
+    assert [row.key for row in page.recalled] == ["a", "b"]
+    assert page.recalled == tuple(rows)
+    assert page.next_after == "b"
+    with pytest.raises(NoSuchNamespaceError if anew == "namespace" else NoSuchBucketError):
+        await catalog.recall(KV, after="b", made_ms=bucket.created_ms, now_ms=5, **is_of)  # type: ignore[arg-type]
+    assert await live_keys(catalog, "abcdef") == "d"
 
 
 @pytest.mark.parametrize("seed", range(6))
