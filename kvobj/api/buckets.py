@@ -31,6 +31,10 @@ from kvobj.errors import AccessDeniedError, BucketExistsError, InvalidRequestErr
 MAX_DOCUMENT_BYTES: Final = 64 * 1024
 _KIND_HEADER: Final = "x-kvobj-bucket-kind"
 _REMOTE_HEADER: Final = "x-kvobj-remote"
+_OWNERSHIP_HEADER: Final = "x-amz-object-ownership"
+_OWN: Final = "ObjectWriter"
+"""The ownership that buckets have here: who writes an object owns it, and ACLs count."""
+_OTHER_OWNERSHIPS: Final = ("BucketOwnerEnforced", "BucketOwnerPreferred")
 
 
 class Buckets:
@@ -155,6 +159,19 @@ def _parse_remote(value: str | None) -> RemoteRule:
 def _check_bucket_headers(fields: dict[str, str]) -> None:
     if fields.get("x-amz-bucket-object-lock-enabled", "false").lower() == "true":
         raise S3Error("NotImplemented", "Object lock is not implemented.", Header="x-amz-bucket-object-lock-enabled")
+    ownership = fields.get(_OWNERSHIP_HEADER, _OWN)
+    if ownership in _OTHER_OWNERSHIPS:
+        # Who asks for the first counts on ACLs that let nobody in: they would, here.
+        raise S3Error("NotImplemented", f"{ownership} is not implemented.", Header=_OWNERSHIP_HEADER)
+    if ownership != _OWN:
+        raise S3Error(
+            "InvalidArgument",
+            f"Invalid {_OWNERSHIP_HEADER} header: {ownership}",
+            ArgumentName=_OWNERSHIP_HEADER,
+            ArgumentValue=ownership,
+        )
+    if fields.get("x-amz-bucket-namespace", "global") != "global":
+        raise S3Error("NotImplemented", "Namespaces of accounts are not implemented.", Header="x-amz-bucket-namespace")
 
 
 def _parse_location(document: bytes, exchange: Exchange) -> str:

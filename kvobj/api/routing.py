@@ -1,7 +1,9 @@
 """From a request to its operation: parsed once, before any handler runs, so that handlers read no query string.
 
 What is a known feature of S3 but not built is refused here by its name (501), what no operation has by its method (405).
-Parameters that S3 ignores are ignored. Sources: Amazon S3 API reference; docs/kv-api.md for the calls of the KV API.
+Parameters that S3 ignores are ignored; but a write whose query names a sub-resource that nobody here knows is refused (501): it is
+of a feature that came to S3 later, and would otherwise store over, or delete, the object or bucket itself. Sources: Amazon S3 API
+reference; docs/kv-api.md for the calls of the KV API.
 """
 
 from __future__ import annotations
@@ -41,22 +43,29 @@ from kvobj.api.operations import (
 )
 from kvobj.api.parameters import integer_of, limit_of, name_of, part_number_of
 from kvobj.api.request import Target, check_bucket_name, check_key, decode
-from kvobj.api.sub_resources import bucket_setting, object_setting
+from kvobj.api.sub_resources import BUCKET_METHODS, OBJECT_METHODS, bucket_setting, object_setting
 from kvobj.catalog.rows import MAX_KEY_BYTES, MAX_PARTS
 
 MAX_BUCKETS: Final = 10_000
 _LAYERS: Final = re.compile(r"(\d{1,5})-(\d{1,5})\Z", re.ASCII).match
 _UPLOAD_ID: Final = re.compile(r"[A-Za-z0-9._~\-]{1,128}\Z").match
 
+_WRITES: Final = ("PUT", "POST", "DELETE")
+_MAY_BE_EMPTY: Final = frozenset({"uploadId", "partNumber", "versionId"})
 # Sub-resources of S3 and of our own that are not built, by where they may stand; a plain parameter is in none of these.
 _NOT_BUILT_BUCKET: Final = frozenset(
     {
+        "abac",
         "accelerate",
         "analytics",
         "encryption",
         "intelligent-tiering",
         "inventory",
         "logging",
+        "metadataAnnotationTable",
+        "metadataConfiguration",
+        "metadataInventoryTable",
+        "metadataJournalTable",
         "metadataTable",
         "metrics",
         "notification",
@@ -71,6 +80,8 @@ _NOT_BUILT_BUCKET: Final = frozenset(
 )
 _NOT_BUILT_OBJECT: Final = frozenset(
     {
+        "annotation",
+        "encryption",
         "legal-hold",
         "restore",
         "retention",
@@ -123,16 +134,18 @@ def _parse_service(query: dict[str, str]) -> ListBuckets:
 
 def _parse_bucket(method: str, target: Target) -> Operation:
     query, bucket = target.parameters, target.bucket
-    named = _parse_named(method, target) if query else None
-    if named is not None:
-        return named
+    if query:
+        named = _parse_named(method, target)
+        if named is not None:
+            return named
+        if "versioning" in query and method in _WRITES:
+            raise _not_built("versioning")
+        _check_sub_resources(method, query, BUCKET_METHODS)
     match method:
         case "GET":
             return _parse_bucket_read(target)
         case "HEAD":
             return HeadBucket(bucket)
-        case "PUT" | "DELETE" if "versioning" in query:
-            raise _not_built("versioning")
         case "PUT":
             return CreateBucket(bucket)
         case "DELETE":
@@ -198,6 +211,7 @@ def _parse_object(method: str, target: Target, fields: dict[str, str]) -> Operat
         setting = object_setting(method, bucket, key, query)
         if setting is not None:
             return setting
+        _check_sub_resources(method, query, OBJECT_METHODS)
     match method:
         case "GET" | "HEAD":
             return _parse_object_read(method, target)
@@ -289,6 +303,19 @@ def _check_headers(fields: dict[str, str]) -> None:
                 raise _not_built(name)
             if name == "x-amz-storage-class" and value not in ("STANDARD", "REDUCED_REDUNDANCY"):
                 raise S3Error("InvalidStorageClass", StorageClassRequested=value)
+
+
+def _check_sub_resources(method: str, query: dict[str, str], methods: dict[str, tuple[str, ...]]) -> None:
+    """Raise `S3Error` for a sub-resource that has not this method (MethodNotAllowed), and for a write with a name that stands
+    alone, as sub-resources do, and is none of those known (NotImplemented)."""
+    for name, value in query.items():
+        if name in methods:
+            if method not in methods[name] and method != "HEAD":
+                raise S3Error(
+                    "MethodNotAllowed", Method=method, ResourceType=name.upper(), Allow=", ".join(methods[name])
+                )
+        elif not value and method in _WRITES and name not in _MAY_BE_EMPTY and not name.lower().startswith("x-"):
+            raise _not_built(name)
 
 
 def _check_version(version_id: str | None) -> None:

@@ -23,6 +23,17 @@ OBJECT_SETTINGS: Final[dict[str, dict[str, type[ops.ObjectOperation]]]] = {
     "tagging": {"GET": ops.GetObjectTagging, "PUT": ops.PutObjectTagging, "DELETE": ops.DeleteObjectTagging},
 }
 
+BUCKET_METHODS: Final[dict[str, tuple[str, ...]]] = {
+    "delete": ("POST",),
+    "location": ("GET",),
+    "uploads": ("GET",),
+    "versioning": ("GET",),
+    "versions": ("GET",),
+}
+"""Methods of the sub-resources of a bucket that are no settings."""
+OBJECT_METHODS: Final[dict[str, tuple[str, ...]]] = {"attributes": ("GET",), "uploads": ("POST",)}
+"""Those of an object."""
+
 
 def bucket_setting(method: str, bucket: str, query: dict[str, str]) -> ops.BucketOperation | None:
     """The operation on a setting of a bucket, None where the query names none. `S3Error` MethodNotAllowed, InvalidArgument."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
-from s3_worlds import ALT, MAIN, World, client_of, put_keys, refused, status_of
+from s3_worlds import ALT, MAIN, World, body_of, client_of, put_keys, refused, status_of
 
 GOOD_NAMES = ("aaa", "a" * 63, "foo.bar", "foo-bar", "0ab", "foo.b-ar", "10.0.0")
 BAD_NAMES = (
@@ -153,6 +153,48 @@ def test_what_is_not_built_says_so(world: World, bucket: str, call: object) -> N
     assert callable(call)
     with refused(501, "NotImplemented"):
         call(world.main, bucket)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, bucket: client.put_object_annotation(
+            Bucket=bucket, Key="k", AnnotationName="a", AnnotationPayload=b"note"
+        ),
+        lambda client, bucket: client.delete_object_annotation(Bucket=bucket, Key="k", AnnotationName="a"),
+        lambda client, bucket: client.get_object_annotation(Bucket=bucket, Key="k", AnnotationName="a"),
+        lambda client, bucket: client.list_object_annotations(Bucket=bucket, Key="k"),
+        lambda client, bucket: client.update_object_encryption(
+            Bucket=bucket, Key="k", ObjectEncryption={"SSEKMS": {"KMSKeyArn": "arn:aws:kms:us-east-1:1:key/1"}}
+        ),
+        lambda client, bucket: client.get_bucket_abac(Bucket=bucket),
+        lambda client, bucket: client.put_bucket_abac(Bucket=bucket, AbacStatus={"Status": "Enabled"}),
+        lambda client, bucket: client.get_bucket_metadata_configuration(Bucket=bucket),
+    ],
+)
+def test_what_came_to_s3_later_says_so_and_touches_no_object(world: World, bucket: str, call: object) -> None:
+    assert callable(call)
+    put_keys(world.main, bucket, ["k"])
+    with refused(501, "NotImplemented"):
+        call(world.main, bucket)
+    assert body_of(world.main, bucket, "k") == b"k"
+
+
+def test_no_sub_resource_of_a_bucket_is_taken_for_the_bucket(world: World, bucket: str) -> None:
+    with refused(501, "NotImplemented"):
+        world.main.delete_bucket_metadata_configuration(Bucket=bucket)
+    assert world.raw("DELETE", f"/{bucket}", query={"tomorrows": ""}).status == 501
+    assert world.raw("DELETE", f"/{bucket}", query={"uploads": ""}).status == 405
+    assert status_of(world.main.head_bucket(Bucket=bucket)) == 200
+
+
+def test_an_ownership_that_acls_do_not_have_is_refused(world: World) -> None:
+    for ownership in ("BucketOwnerEnforced", "BucketOwnerPreferred"):
+        with refused(501, "NotImplemented"):
+            world.bucket(ObjectOwnership=ownership)
+    with refused(400, "InvalidArgument"):
+        world.bucket(ObjectOwnership="Nobody")
+    assert world.bucket(ObjectOwnership="ObjectWriter")
 
 
 def test_versioning_that_was_never_enabled_is_told_as_such(world: World, bucket: str) -> None:

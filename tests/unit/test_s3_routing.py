@@ -190,12 +190,56 @@ def test_a_copy_source_that_climbs_or_is_malformed_is_refused(source: str) -> No
         ("GET", "/bucket?inventory&id=1", "inventory"),
         ("POST", "/bucket", "POST object forms"),
         ("PUT", "/bucket/key?retention", "retention"),
+        ("PUT", "/bucket?abac", "abac"),
+        ("GET", "/bucket?metadataConfiguration", "metadataConfiguration"),
+        ("DELETE", "/bucket/key?annotation&annotationName=a", "annotation"),
+        ("GET", "/bucket/key?annotation", "annotation"),
+        ("PUT", "/bucket/key?encryption", "encryption"),
     ],
 )
 def test_a_known_feature_that_is_not_built_is_refused_by_name(method: str, target: str, feature: str) -> None:
     with pytest.raises(S3Error) as caught:
         operation(method, target)
     assert (caught.value.code, caught.value.data["Feature"]) == ("NotImplemented", feature)
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+@pytest.mark.parametrize("target", ["/bucket?tomorrows", "/bucket/key?tomorrows=", "/bucket/key?tomorrows&id=7"])
+def test_a_write_to_a_sub_resource_that_nobody_knows_is_refused(method: str, target: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        operation(method, target)
+    assert (caught.value.code, caught.value.data["Feature"]) == ("NotImplemented", "tomorrows")
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("GET", "/bucket/key?1732752000", ops.GetObject("bucket", "key")),
+        ("PUT", "/bucket/key?x-id=PutObject&x-amz-meta-a=", ops.PutObject("bucket", "key")),
+        ("PUT", "/bucket/key?nobodys=1", ops.PutObject("bucket", "key")),
+        ("DELETE", "/bucket/key?versionId=", ops.DeleteObject("bucket", "key")),
+    ],
+)
+def test_a_parameter_that_is_no_sub_resource_is_ignored(method: str, target: str, expected: ops.Operation) -> None:
+    assert operation(method, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "allowed"),
+    [
+        ("DELETE", "/bucket?uploads", "GET"),
+        ("DELETE", "/bucket?location", "GET"),
+        ("PUT", "/bucket?versions", "GET"),
+        ("PUT", "/bucket?delete", "POST"),
+        ("PUT", "/bucket/key?uploads", "POST"),
+        ("DELETE", "/bucket/key?uploads", "POST"),
+        ("DELETE", "/bucket/key?attributes", "GET"),
+    ],
+)
+def test_a_sub_resource_is_not_written_to_by_a_method_that_it_has_not(method: str, target: str, allowed: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        operation(method, target)
+    assert (caught.value.code, caught.value.data["Allow"]) == ("MethodNotAllowed", allowed)
 
 
 def test_a_setting_is_an_operation_by_its_name_and_method() -> None:
