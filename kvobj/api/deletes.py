@@ -10,6 +10,7 @@ from typing import Final
 
 from kvobj.api import xml
 from kvobj.api.access.actions import Action
+from kvobj.api.access.bucket_access import BucketAccess
 from kvobj.api.checksums import parse_announced
 from kvobj.api.conditions import delete_condition
 from kvobj.api.errors import S3Error
@@ -23,6 +24,7 @@ from kvobj.catalog.rows import DeleteOutcome, WriteCondition
 MAX_DELETE_BYTES: Final = 2 * 1024 * 1024
 MAX_DELETE_KEYS: Final = 1000
 _DENIED: Final = ("AccessDenied", "Access Denied")
+_ABSENT: Final = ("NoSuchKey", "The specified key does not exist.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +57,35 @@ class ObjectDeletes:
                 entry if rights.may(Action.DELETE_OBJECT, key=entry.key) else replace(entry, problem=_DENIED)
                 for entry in entries
             ]
+        if not rights.may_all:
+            entries = await self._comparable(rights, entries)
         wanted = [entry for entry in entries if entry.problem is None]
         outcomes: list[DeleteOutcome] = []
         if wanted:
             conditions = [entry.condition for entry in wanted] if any(entry.condition for entry in wanted) else ()
             bucket, keys = rights.bucket, [entry.key for entry in wanted]
             outcomes = await self._store.delete(bucket.name, keys, conditions, made_ms=bucket.created_ms)
-        nodes: list[xml.Node] = []
-        for entry, outcome in zip(wanted, outcomes, strict=True):
-            if outcome.precondition_failed:
-                nodes.append(_error(entry, "PreconditionFailed", "At least one of the preconditions did not hold."))
-            elif outcome.kept:
-                nodes.append(_error(entry, "ImmutableChunk", f"The object stays: {outcome.kept}."))
-            elif not is_quiet:
-                about: list[xml.Node] = [("Key", entry.key)]
-                if entry.version_id is not None:
-                    about.append(("VersionId", entry.version_id))
-                nodes.append(("Deleted", about))
+        nodes = [_told(rights, entry, outcome) for entry, outcome in zip(wanted, outcomes, strict=True)]
+        if is_quiet:
+            nodes = [node for node in nodes if node[0] != "Deleted"]
         nodes += [_error(entry, *entry.problem) for entry in entries if entry.problem is not None]
         return exchange.xml(xml.document("DeleteResult", nodes))
+
+    async def _comparable(self, rights: BucketAccess, entries: list[DeleteEntry]) -> list[DeleteEntry]:
+        """The entries, those denied that compare what the caller may not read: the answer would tell of it."""
+        comparing = [entry.key for entry in entries if entry.condition is not None and entry.condition.compares]
+        if not comparing:
+            return entries
+        rows = dict(zip(comparing, await self._store.catalog.lookup(rights.bucket.name, comparing), strict=True))
+        denied = {
+            key for key, row in rows.items() if row is not None and not rights.may(Action.GET_OBJECT, key=key, row=row)
+        }
+        return [
+            replace(entry, problem=_DENIED)
+            if entry.problem is None and entry.condition is not None and entry.key in denied
+            else entry
+            for entry in entries
+        ]
 
 
 def parse_delete(document: bytes) -> tuple[list[DeleteEntry], bool]:
@@ -102,6 +114,20 @@ def _parse_entry(element: xml.Element) -> DeleteEntry:
         except S3Error as error:
             problem = (error.code, error.message)
     return DeleteEntry(key, version_id, condition, problem)
+
+
+def _told(rights: BucketAccess, entry: DeleteEntry, outcome: DeleteOutcome) -> xml.Node:
+    """What the reply says of one entry."""
+    if outcome.precondition_failed:
+        return _error(entry, "PreconditionFailed", "At least one of the preconditions did not hold.")
+    if outcome.kept:
+        return _error(entry, "ImmutableChunk", f"The object stays: {outcome.kept}.")
+    if outcome.removed is None and entry.condition is not None and entry.condition.if_match is not None:
+        return _error(entry, *(_ABSENT if rights.may_know_absence(entry.key, Action.DELETE_OBJECT) else _DENIED))
+    about: list[xml.Node] = [("Key", entry.key)]
+    if entry.version_id is not None:
+        about.append(("VersionId", entry.version_id))
+    return ("Deleted", about)
 
 
 def _error(entry: DeleteEntry, code: str, message: str) -> xml.Node:

@@ -203,16 +203,24 @@ class ObjectWrites:
         return exchange.reply(200, headers)
 
     async def delete(self, exchange: Exchange, operation: DeleteObject) -> Reply:
-        """Hide the object, of a chunk with all that follows on it. Absent is fine; If-Match must hold."""
-        rights = exchange.access(await self._store.catalog.bucket(operation.bucket), operation.bucket)
-        rights.require(Action.DELETE_OBJECT, key=operation.key)
+        """Hide the object, of a chunk with all that follows on it. Absent is fine but under If-Match, which must hold."""
+        catalog, key = self._store.catalog, operation.key
+        rights = exchange.access(await catalog.bucket(operation.bucket), operation.bucket)
+        rights.require(Action.DELETE_OBJECT, key=key)
         condition = parse_delete_condition(exchange.fields)
+        if condition is not None and condition.compares and not rights.may_all:
+            # The answer would tell of the object: S3 wants the right to read it too.
+            (row,) = await catalog.lookup(operation.bucket, [key])
+            if row is not None:
+                rights.require(Action.GET_OBJECT, key=key, row=row)
         bucket, conditions = rights.bucket, (condition,) if condition else ()
         (outcome,) = await self._store.delete(bucket.name, [operation.key], conditions, made_ms=bucket.created_ms)
         if outcome.precondition_failed:
             raise PreconditionFailedError("the object is another", bucket=operation.bucket, key=operation.key)
         if outcome.kept:
             raise S3Error("ImmutableChunk", f"The object stays: {outcome.kept}.", Key=operation.key)
+        if outcome.removed is None and condition is not None and condition.if_match is not None:
+            rights.check_row(None, key, Action.DELETE_OBJECT)
         return exchange.reply(204)
 
 

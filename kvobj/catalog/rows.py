@@ -272,6 +272,16 @@ class WriteCondition(_Row, frozen=True, array_like=True):
     size_bytes: int | None = None
     modified_seconds: int | None = None
 
+    @property
+    def compares(self) -> bool:
+        """Whether its outcome tells something of a row that is there: its ETag, size or date."""
+        return (
+            self.if_match not in (None, "*")
+            or self.if_none_match not in (None, "*")
+            or self.size_bytes is not None
+            or self.modified_seconds is not None
+        )
+
     def describes(self, live: ObjectRow | None) -> bool:
         """Whether the live row is the very one, and of the size and date, that the condition names where it names them."""
         if self.sequence is not None and (live is None or live.sequence != self.sequence):

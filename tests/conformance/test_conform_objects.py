@@ -285,7 +285,10 @@ def test_conditional_deletes(world: World, bucket: str) -> None:
     assert body_of(client, bucket, "foo") == b"bar"
     exact = {"IfMatch": put["ETag"], "IfMatchSize": 3, "IfMatchLastModifiedTime": head["LastModified"]}
     assert status_of(client.delete_object(Bucket=bucket, Key="foo", **exact)) == 204
-    assert status_of(client.delete_object(Bucket=bucket, Key="foo", IfMatch='"badetag"')) == 204
+    for absent in ('"badetag"', put["ETag"], "*"):
+        with refused(404, "NoSuchKey"):
+            client.delete_object(Bucket=bucket, Key="foo", IfMatch=absent)
+    assert status_of(client.delete_object(Bucket=bucket, Key="foo", IfMatchSize=3)) == 204
     client.put_object(Bucket=bucket, Key="foo", Body=b"bar")
     assert status_of(client.delete_object(Bucket=bucket, Key="foo", IfMatch="*")) == 204
 
@@ -302,6 +305,7 @@ def test_conditions_of_a_deletion_of_many_count_key_by_key(world: World, bucket:
                 {"Key": "b", "ETag": '"bad"'},
                 {"Key": "c", "Size": 7},
                 {"Key": "d"},
+                {"Key": "e", "ETag": etag},
             ]
         },
     )
@@ -309,6 +313,7 @@ def test_conditions_of_a_deletion_of_many_count_key_by_key(world: World, bucket:
     assert [(row["Key"], row["Code"]) for row in reply["Errors"]] == [
         ("b", "PreconditionFailed"),
         ("c", "PreconditionFailed"),
+        ("e", "NoSuchKey"),
     ]
     assert [row["Key"] for row in client.list_objects_v2(Bucket=bucket)["Contents"]] == ["b", "c"]
 

@@ -433,3 +433,31 @@ def test_a_policy_makes_a_bucket_public_or_not(
     assert world.main.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"]["IsPublic"] is False
     put_policy(world.main, bucket, statement(bucket, "s3:ListBucket", BUCKET, **change))
     assert world.main.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"]["IsPublic"] is public
+
+
+def test_a_conditional_delete_tells_nothing_to_who_may_not_read(world: World, bucket: str) -> None:
+    put_keys(world.main, bucket, ("a", "b", "c"))
+    etag = world.main.head_object(Bucket=bucket, Key="a")["ETag"]
+    may_delete = statement(bucket, "s3:DeleteObject", Principal={"AWS": ALT_ARN})
+    put_policy(world.main, bucket, may_delete)
+    for compared in ({"IfMatch": etag}, {"IfMatch": '"other"'}, {"IfMatchSize": 1}, {"IfMatchSize": 7}):
+        with refused(403, "AccessDenied"):
+            world.alt.delete_object(Bucket=bucket, Key="a", **compared)
+    for absent in ("*", etag):
+        with refused(403, "AccessDenied"):
+            world.alt.delete_object(Bucket=bucket, Key="absent", IfMatch=absent)
+    entries = [{"Key": "a", "ETag": etag}, {"Key": "absent", "ETag": etag}, {"Key": "b"}]
+    reply = world.alt.delete_objects(Bucket=bucket, Delete={"Objects": entries})
+    assert sorted((row["Key"], row["Code"]) for row in reply["Errors"]) == [
+        ("a", "AccessDenied"),
+        ("absent", "AccessDenied"),
+    ]
+    assert [row["Key"] for row in reply["Deleted"]] == ["b"]
+    assert status_of(world.alt.delete_object(Bucket=bucket, Key="c", IfMatch="*")) == 204
+    may_list = statement(bucket, "s3:ListBucket", BUCKET, Principal={"AWS": ALT_ARN})
+    put_policy(world.main, bucket, may_delete | {"Action": ["s3:DeleteObject", "s3:GetObject"]}, may_list)
+    with refused(412, "PreconditionFailed"):
+        world.alt.delete_object(Bucket=bucket, Key="a", IfMatch='"other"')
+    with refused(404, "NoSuchKey"):
+        world.alt.delete_object(Bucket=bucket, Key="absent", IfMatch="*")
+    assert status_of(world.alt.delete_object(Bucket=bucket, Key="a", IfMatch=etag)) == 204

@@ -77,6 +77,11 @@ class BucketAccess:
         if not self.may(action, key=key, row=row, tags=tags):
             raise self._denied(action)
 
+    @property
+    def may_all(self) -> bool:
+        """Nobody need ask about a single action: there is no policy, and the caller is the owner or root."""
+        return self.is_owner and not self.bucket.policy
+
     def require_acl(self, acl: Acl, key: str) -> None:
         """Raise `AccessDeniedError` unless `may_state_acl`."""
         if not self.may_state_acl(acl, key):
@@ -96,13 +101,15 @@ class BucketAccess:
         that is there.
         """
         if row is None:
-            if not self._may_know_absence(key, action):
+            if not self.may_know_absence(key, action):
                 raise self._denied(action)
             raise NoSuchKeyError("no such key", bucket=self.bucket.name, key=key)
         self.require(action, key=key, row=row, tags=tags)
         return row
 
-    def _may_know_absence(self, key: str, action: Action) -> bool:
+    def may_know_absence(self, key: str, action: Action) -> bool:
+        """Whether the caller, who asked for the action on a key that is missing, may be told that it is: who may list, and is not
+        denied the key."""
         if not self.bucket.policy:
             return self.is_owner or self._is_granted(Action.LIST_BUCKET, None)
         of_key = self._judge(action, key=key, row=None, tags=None)
