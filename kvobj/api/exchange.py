@@ -126,6 +126,14 @@ class Exchange:
         head = self.head
         return head.is_tls or came_by_tls(head.remote, self.fields, self.settings.trusted_proxies)
 
+    @property
+    def url(self) -> str:
+        """Where the request was sent, without its query, as its client names the server; "" where it does not."""
+        host, path = self.fields.get("host", ""), self.head.target.partition("?")[0]
+        if not host or not path.startswith("/"):
+            return ""
+        return f"{'https' if self.is_secure else 'http'}://{host}{path}"
+
     def access(self, bucket: BucketRow | None, name: str, *, is_source: bool = False) -> BucketAccess:
         """The caller's rights in the bucket of this name. Raises `NoSuchBucketError`, as S3 does: bucket names are no secret; and
         `AccessDeniedError` where the bucket, or a copy's source (`is_source`), is not owned by whom the caller expects."""

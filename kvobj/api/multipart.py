@@ -43,8 +43,8 @@ from kvobj.api.settings.lifecycle_headers import abort_headers
 from kvobj.api.settings.new_object import acl_of_object, tags_of_object
 from kvobj.api.timestamps import iso_time
 from kvobj.api.upload_bound import UploadBound
-from kvobj.catalog.rows import MAX_PARTS, BucketKind, Checksum, Durability, ObjectRow, UploadRow
-from kvobj.errors import InvalidRequestError, NoSuchUploadError
+from kvobj.catalog.rows import MAX_PARTS, BucketKind, BucketRow, Checksum, Durability, ObjectRow, UploadRow
+from kvobj.errors import InvalidPartError, InvalidRequestError, NoSuchUploadError, PreconditionFailedError
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag
 
 MAX_COMPLETE_BYTES: Final = 4 * 1024 * 1024
@@ -149,26 +149,44 @@ class MultipartUploads:
         return Reply(reply.status, (*reply.headers, *headers), reply.body)
 
     async def complete(self, exchange: Exchange, operation: CompleteMultipartUpload) -> Reply:
-        """Make the object of the listed parts. Conditions are evaluated in the commit."""
-        catalog = self._store.catalog
+        """Make the object of the listed parts. Conditions are evaluated in the commit. Who completes again, be it while the first
+        request is still at work, is told again."""
         access, found = await self._look_up(exchange, operation, Action.PUT_OBJECT)
         try:
             upload = await access.check_upload(found, operation.upload_id)
         except NoSuchUploadError:
-            reply = await self._completed_before(exchange, operation, access)
-            if reply is None:
+            row = await self._own_object(exchange, operation, access)
+            if row is None or not _made_of(row, await _listed_parts(exchange)):
                 raise
-            return reply
-        bucket = access.bucket
-        fields = exchange.fields
-        # The x-amz-checksum headers of Complete tell of the object, not of this document.
-        announced = Announced(None, exchange.authentication.payload_sha256, None, None)
-        parts = parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
+            return _told_again(exchange, operation, access.bucket, row)
+        parts = await _listed_parts(exchange)
+        try:
+            return await self._completed(exchange, operation, access, upload, parts)
+        except (NoSuchUploadError, InvalidPartError, PreconditionFailedError) as error:
+            # The same request may have come twice, and the other have been faster.
+            if await self._store.catalog.upload(operation.bucket, operation.key, operation.upload_id) is not None:
+                raise
+            row = await self._own_object(exchange, operation, access)
+            if row is not None and _made_of(row, parts):
+                return _told_again(exchange, operation, access.bucket, row)
+            if isinstance(error, InvalidPartError):  # it was aborted, and its parts with it
+                raise NoSuchUploadError("no such upload", upload_id=operation.upload_id) from error
+            raise
+
+    async def _completed(
+        self,
+        exchange: Exchange,
+        operation: CompleteMultipartUpload,
+        access: ChunkAccess,
+        upload: UploadRow,
+        parts: Sequence[CompletedPart],
+    ) -> Reply:
+        bucket, fields = access.bucket, exchange.fields
         _check_part_checksums(upload, parts)
         upload, stated = _stated_checksum(fields, upload)
         checksums: tuple[Checksum, ...] = ()
         if upload.checksum_algorithm is not None:
-            uploaded = await catalog.parts(operation.bucket, operation.key, operation.upload_id)
+            uploaded = await self._store.catalog.parts(operation.bucket, operation.key, operation.upload_id)
             checksums = of_parts(upload, choose_parts(uploaded, parts))
         if stated is not None and (not checksums or checksums[0].value.partition("-")[0] != stated.partition("-")[0]):
             raise S3Error("BadDigest", "The checksum of the object did not match that of its parts.")
@@ -188,31 +206,15 @@ class MultipartUploads:
         headers = write_headers(row, bucket, existed=result.existed, durability=result.durability)
         return Reply(reply.status, (*reply.headers, *headers), reply.body)
 
-    async def _completed_before(
+    async def _own_object(
         self, exchange: Exchange, operation: CompleteMultipartUpload, access: ChunkAccess
-    ) -> Reply | None:
-        """The answer for who never saw the first one and completes again; None unless the object stands that these parts made.
-
-        Completed uploads are not remembered: the parts' ETags tell their object, to who owns it or its bucket.
-        """
-        bucket = access.bucket
+    ) -> ObjectRow | None:
+        """The object under the key of an upload that is gone, for who owns it or its bucket. Completed uploads are not remembered:
+        the parts' ETags tell whether this is the object that they made."""
         (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
-        if row is None or bucket.kind is BucketKind.KV:
+        if row is None or access.bucket.kind is BucketKind.KV:
             return None
-        if not access.is_owner and row.owner != exchange.authentication.user.id:
-            return None
-        announced = Announced(None, exchange.authentication.payload_sha256, None, None)
-        parts = parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
-        if [part.number for part in parts] != [part.number for part in row.parts]:
-            return None
-        try:
-            if multipart_etag([part.etag for part in parts]) != row.etag:
-                return None
-        except ValueError:  # an ETag that is none of a part
-            return None
-        reply = _completed_reply(exchange, operation, row, row.checksums)
-        headers = write_headers(row, bucket, existed=False, durability=row.durability)
-        return Reply(reply.status, (*reply.headers, *headers), reply.body)
+        return row if access.is_owner or row.owner == exchange.authentication.user.id else None
 
     async def abort(self, exchange: Exchange, operation: AbortMultipartUpload) -> Reply:
         """Give the upload up; its parts' bytes go."""
@@ -235,11 +237,33 @@ class MultipartUploads:
         return access, await catalog.upload(operation.bucket, operation.key, operation.upload_id)
 
 
+async def _listed_parts(exchange: Exchange) -> list[CompletedPart]:
+    """The parts of the request's document. Its x-amz-checksum headers tell of the object, not of this document."""
+    announced = Announced(None, exchange.authentication.payload_sha256, None, None)
+    return parse_complete(await exchange.read_document(announced, limit_bytes=MAX_COMPLETE_BYTES))
+
+
+def _made_of(row: ObjectRow, parts: Sequence[CompletedPart]) -> bool:
+    if [part.number for part in parts] != [part.number for part in row.parts]:
+        return False
+    try:
+        return multipart_etag([part.etag for part in parts]) == row.etag
+    except ValueError:  # an ETag that is none of a part
+        return False
+
+
+def _told_again(exchange: Exchange, operation: CompleteMultipartUpload, bucket: BucketRow, row: ObjectRow) -> Reply:
+    """The answer for who never saw the first one and completes again."""
+    reply = _completed_reply(exchange, operation, row, row.checksums)
+    headers = write_headers(row, bucket, existed=False, durability=row.durability)
+    return Reply(reply.status, (*reply.headers, *headers), reply.body)
+
+
 def _completed_reply(
     exchange: Exchange, operation: CompleteMultipartUpload, row: ObjectRow, checksums: Iterable[Checksum]
 ) -> Reply:
     nodes: list[xml.Node] = [
-        ("Location", f"/{operation.bucket}/{encode_key(operation.key)}"),
+        ("Location", exchange.url or f"/{operation.bucket}/{encode_key(operation.key)}"),
         ("Bucket", operation.bucket),
         ("Key", operation.key),
         ("ETag", f'"{row.etag}"'),

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from s3_worlds import PART, S3Client, World, body_of, put_keys, refused
+from s3_worlds import MAIN, PART, S3Client, World, body_of, client_of, put_keys, refused
 from server_process import MIB
 
 KIB = 1024
+WRITERS = 8
 SIZES = (1, PART, PART + 100 * KIB, 2 * PART + 600 * KIB)
 PAST = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 FUTURE = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -239,6 +241,38 @@ def test_a_completion_is_told_again_to_who_made_it(world: World, bucket: str) ->
     with refused(404, "NoSuchUpload"):
         client.complete_multipart_upload(**begun, MultipartUpload=listed)
     assert body_of(client, bucket, "foo") == b"new"
+
+
+@pytest.mark.parametrize("condition", [{}, {"IfNoneMatch": "*"}])
+@pytest.mark.parametrize("algorithm", [None, "SHA256"])
+def test_completions_that_come_at_once_are_all_told_of_the_object(
+    world: World, bucket: str, algorithm: str | None, condition: dict[str, str]
+) -> None:
+    client = client_of(world.server, MAIN, max_pool_connections=WRITERS)
+    for number in range(4):
+        place = {"Bucket": bucket, "Key": f"foo-{number}"}
+        kind = {"ChecksumAlgorithm": algorithm} if algorithm else {}
+        begun: Place = {**place, "UploadId": client.create_multipart_upload(**place, **kind)["UploadId"]}
+        part = client.upload_part(**begun, PartNumber=1, Body=b"bar", **kind)
+        sums = {f"Checksum{algorithm}": part[f"Checksum{algorithm}"]} if algorithm else {}
+        listed = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"], **sums}]}
+
+        def complete(_: int, begun: Place = begun, listed: Place = listed) -> str:
+            etag: str = client.complete_multipart_upload(**begun, MultipartUpload=listed, **condition)["ETag"]
+            return etag
+
+        with ThreadPoolExecutor(WRITERS) as writers:
+            assert set(writers.map(complete, range(2 * WRITERS))) == {client.head_object(**place)["ETag"]}
+    client.close()
+
+
+def test_a_completion_tells_where_the_object_is(world: World, bucket: str) -> None:
+    client, place = world.main, {"Bucket": bucket, "Key": "a b/c"}
+    begun: Place = {**place, "UploadId": client.create_multipart_upload(**place)["UploadId"]}
+    part = client.upload_part(**begun, PartNumber=1, Body=b"bar")
+    listed = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    reply = client.complete_multipart_upload(**begun, MultipartUpload=listed)
+    assert reply["Location"] == f"{world.server.endpoint}/{bucket}/a%20b/c"
 
 
 def test_an_upload_that_never_began_cannot_be_completed(world: World, bucket: str) -> None:
