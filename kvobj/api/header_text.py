@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]").search
+_NOT_LATIN_1: Final = re.compile(r"[^\t\x20-\x7e\xa0-\xff]").search
 
 Header = tuple[str, str]
 
@@ -14,6 +15,11 @@ Header = tuple[str, str]
 def is_plain(value: str) -> bool:
     """Whether a header may carry the text: no control characters, no line end."""
     return not _CONTROL(value)
+
+
+def is_latin_1(value: str) -> bool:
+    """Whether the text is of letters that a header carries as they are, one byte each; controls above ASCII are none."""
+    return _NOT_LATIN_1(value) is None
 
 
 def from_wire(value: str) -> str:

@@ -14,7 +14,7 @@ from kvobj.api.checksums import checksum_headers
 from kvobj.api.chunk_headers import chunk_headers
 from kvobj.api.conditions import http_date
 from kvobj.api.errors import S3Error
-from kvobj.api.header_text import Header, from_wire, is_plain, to_wire
+from kvobj.api.header_text import Header, from_wire, is_latin_1, is_plain, to_wire
 from kvobj.api.settings.lifecycle_headers import expiration_headers
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 
@@ -99,7 +99,7 @@ def object_headers(
         stored = dict(stored)
         for name, header in _OVERRIDES:
             if name in overrides:
-                stored[header] = to_wire(_checked(overrides[name]))
+                stored[header] = _override(name, overrides[name])
     if "content-type" not in stored:
         headers.append(("content-type", DEFAULT_CONTENT_TYPE))
     headers += stored.items()
@@ -127,6 +127,18 @@ def write_headers(row: ObjectRow, bucket: BucketRow, *, existed: bool, durabilit
         if row.digest is not None:
             headers.append(("x-kvobj-digest", row.digest.hex()))
     return headers
+
+
+def _override(name: str, value: str) -> str:
+    """A header of the reply as the query states it, byte for byte: RFC 2047 is no coding that browsers read file names by."""
+    if not is_latin_1(_checked(value)):
+        raise S3Error(
+            "InvalidArgument",
+            "Header value cannot be represented using ISO-8859-1.",
+            ArgumentName=name,
+            ArgumentValue=value,
+        )
+    return value
 
 
 def _checked(value: str) -> str:

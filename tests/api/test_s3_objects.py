@@ -267,6 +267,16 @@ async def test_response_overrides_are_taken_and_cannot_split_a_reply(driver: Dri
         assert (split.status, split.code) == (400, "InvalidArgument")
 
 
+async def test_a_response_override_is_sent_in_latin_1_or_refused(driver: Driver) -> None:
+    await driver.put("/bucket/key", DATA)
+    target = "/bucket/key?response-content-disposition="
+    got = await driver.get(f"{target}attachment%3B%20filename%3D%22gr%C3%BC%C3%9Fe.txt%22")
+    assert (got.status, got.headers["content-disposition"]) == (200, 'attachment; filename="grüße.txt"')
+    for value in ("%E6%96%87.txt", "%C2%85", "%E2%80%A8"):
+        refused = await driver.get(f"{target}{value}")
+        assert (refused.status, refused.code) == (400, "InvalidArgument")
+
+
 async def test_metadata_with_line_ends_is_refused(driver: Driver) -> None:
     fields = [
         (name, value.replace("MARK", "a\r\nb"))
