@@ -148,7 +148,7 @@ def _found(result: PutResult | None, source: ObjectRow) -> PutResult:
 
 def _replaces(fields: dict[str, str], what: str) -> bool:
     name = f"x-amz-{what}-directive"
-    directive = fields.get(name, "COPY").strip().upper()
+    directive = fields.get(name, "COPY")  # in capitals alone: policies compare the header as it came
     if directive not in ("COPY", "REPLACE"):
         raise S3Error("InvalidArgument", f"Unknown {what} directive.", ArgumentName=name)
     return directive == "REPLACE"

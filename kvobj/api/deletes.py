@@ -29,12 +29,19 @@ _ABSENT: Final = ("NoSuchKey", "The specified key does not exist.")
 
 @dataclass(frozen=True, slots=True)
 class DeleteEntry:
-    """One object of the document. `problem` is the code and message of one that cannot be deleted."""
+    """One object of the document. `problem` is the code and message of one that cannot be deleted, `etag` what the document says,
+    which is this entry's If-Match."""
 
     key: str
     version_id: str | None
     condition: WriteCondition | None
     problem: tuple[str, str] | None = None
+    etag: str | None = None
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """What it states as headers of DELETE do."""
+        return {} if self.etag is None else {"if-match": self.etag}
 
 
 class ObjectDeletes:
@@ -54,7 +61,9 @@ class ObjectDeletes:
         entries, is_quiet = parse_delete(document)
         if rights.bucket.policy:
             entries = [
-                entry if rights.may(Action.DELETE_OBJECT, key=entry.key) else replace(entry, problem=_DENIED)
+                entry
+                if rights.may(Action.DELETE_OBJECT, key=entry.key, stated=entry.stated)
+                else replace(entry, problem=_DENIED)
                 for entry in entries
             ]
         if not rights.may_all:
@@ -113,7 +122,7 @@ def _parse_entry(element: xml.Element) -> DeleteEntry:
             condition = delete_condition(etag, element.child_text("Size"), element.child_text("LastModifiedTime"))
         except S3Error as error:
             problem = (error.code, error.message)
-    return DeleteEntry(key, version_id, condition, problem)
+    return DeleteEntry(key, version_id, condition, problem, etag)
 
 
 def _told(rights: BucketAccess, entry: DeleteEntry, outcome: DeleteOutcome) -> xml.Node:

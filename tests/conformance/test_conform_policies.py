@@ -461,3 +461,52 @@ def test_a_conditional_delete_tells_nothing_to_who_may_not_read(world: World, bu
     with refused(404, "NoSuchKey"):
         world.alt.delete_object(Bucket=bucket, Key="absent", IfMatch="*")
     assert status_of(world.alt.delete_object(Bucket=bucket, Key="a", IfMatch=etag)) == 204
+
+
+def test_a_condition_on_if_match_is_about_each_entry_of_a_deletion_of_many(world: World, bucket: str) -> None:
+    put_keys(world.main, bucket, ("a", "b"))
+    etag = world.main.head_object(Bucket=bucket, Key="a")["ETag"]
+    unconditional = {"Null": {"s3:if-match": "true"}}
+    put_policy(
+        world.main,
+        bucket,
+        statement(bucket, ["s3:DeleteObject", "s3:GetObject"], Principal={"AWS": ALT_ARN}),
+        statement(bucket, "s3:DeleteObject", Effect="Deny", Condition=unconditional),
+    )
+    entries = {"Objects": [{"Key": "a", "ETag": etag}, {"Key": "b"}]}
+    with with_header(world.alt, "DeleteObjects", "If-Match", "*"):
+        reply = world.alt.delete_objects(Bucket=bucket, Delete=entries)
+    assert [row["Key"] for row in reply["Deleted"]] == ["a"]
+    assert [(row["Key"], row["Code"]) for row in reply["Errors"]] == [("b", "AccessDenied")]
+
+
+def test_a_directive_is_what_a_policy_sees_of_it(world: World, bucket: str) -> None:
+    source = world.bucket(world.alt)
+    put_keys(world.alt, source, ("foo",))
+    replacing = {"StringEquals": {"s3:x-amz-metadata-directive": "REPLACE"}}
+    put_policy(
+        world.main,
+        bucket,
+        statement(bucket, "s3:PutObject", Principal={"AWS": ALT_ARN}),
+        statement(bucket, "s3:PutObject", Effect="Deny", Condition=replacing),
+    )
+    copy = {"Bucket": bucket, "Key": "foo", "CopySource": {"Bucket": source, "Key": "foo"}}
+    with refused(403, "AccessDenied"):
+        world.alt.copy_object(**copy, MetadataDirective="REPLACE")
+    for name in ("MetadataDirective", "TaggingDirective"):
+        with refused(400, "InvalidArgument"):
+            world.alt.copy_object(**copy, **{name: "replace"})
+    assert status_of(world.alt.copy_object(**copy)) == 200
+
+
+def test_tags_that_a_copy_does_not_take_count_for_nothing(world: World, bucket: str) -> None:
+    source = world.bucket(world.alt)
+    put_keys(world.alt, source, ("foo",))
+    if_public = {"StringEquals": {"s3:RequestObjectTag/security": "public"}}
+    put_policy(world.main, bucket, statement(bucket, "s3:PutObject", Principal={"AWS": ALT_ARN}, Condition=if_public))
+    copy = {"Bucket": bucket, "Key": "foo", "CopySource": {"Bucket": source, "Key": "foo"}}
+    for directive in ({}, {"TaggingDirective": "COPY"}):
+        with refused(403, "AccessDenied"):
+            world.alt.copy_object(**copy, **directive, Tagging="security=public")
+    assert status_of(world.alt.copy_object(**copy, TaggingDirective="REPLACE", Tagging="security=public")) == 200
+    assert world.main.get_object_tagging(Bucket=bucket, Key="foo")["TagSet"] == tag_set(security="public")["TagSet"]

@@ -15,7 +15,7 @@ from kvobj.api.access.grants import acl_allows
 from kvobj.api.access.policy import Effect, allows_write_with_tags, judge
 from kvobj.api.access.request_facts import RequestFacts
 from kvobj.api.access.stated_acl import Acl
-from kvobj.api.settings.tags import tags_of_header
+from kvobj.api.settings.tags import replaces_tags, tags_of_header
 from kvobj.catalog.rows import BucketKind, BucketRow, ObjectRow
 from kvobj.catalog.setting_rows import Permission
 from kvobj.errors import AccessDeniedError, NoSuchKeyError
@@ -33,12 +33,18 @@ class BucketAccess:
         self._request = request
 
     def may(
-        self, action: Action, *, key: str = "", row: ObjectRow | None = None, tags: Mapping[str, str] | None = None
+        self,
+        action: Action,
+        *,
+        key: str = "",
+        row: ObjectRow | None = None,
+        tags: Mapping[str, str] | None = None,
+        stated: Mapping[str, str] | None = None,
     ) -> bool:
         """Whether the caller may do it, on the key or ("") on the bucket. `row`: the key's object, where its grants and tags
-        count (`ROW_ACTIONS`). `tags`: those that the request's document gives it; None: its headers say."""
+        count (`ROW_ACTIONS`). `tags`: those that the request's document gives it; None: its headers say. `stated`: see `Asked`."""
         if self.bucket.policy:
-            effect = self._judge(action, key=key, row=row, tags=tags)
+            effect = self._judge(action, key=key, row=row, tags=tags, stated=stated)
             if effect is not None:
                 return self._binds(effect, action)
         return self.is_owner or self._is_granted(action, row)
@@ -128,11 +134,18 @@ class BucketAccess:
         row: ObjectRow | None,
         tags: Mapping[str, str] | None,
         missing_key: str | None = None,
+        stated: Mapping[str, str] | None = None,
     ) -> Effect | None:
         request = self._request
-        request_tags = partial(tags_of_header, request.fields) if tags is None else lambda: tags
         return judge(
-            self.bucket, action, key=key, row=row, request=request, request_tags=request_tags, missing_key=missing_key
+            self.bucket,
+            action,
+            key=key,
+            row=row,
+            request=request,
+            request_tags=partial(_stated_tags, request) if tags is None else lambda: tags,
+            missing_key=missing_key,
+            stated=stated,
         )
 
     def _binds(self, effect: Effect, action: Action) -> bool:
@@ -158,3 +171,11 @@ class BucketAccess:
     def _denied(self, action: Action) -> AccessDeniedError:
         user_id = self._request.authentication.user.id
         return AccessDeniedError("not allowed", bucket=self.bucket.name, user_id=user_id, action=action.value)
+
+
+def _stated_tags(request: RequestFacts) -> Mapping[str, str]:
+    """The tags that the headers give the object: none where a copy takes those of its source, whatever else the headers say."""
+    fields = request.fields
+    if request.head.method == "PUT" and "x-amz-copy-source" in fields and not replaces_tags(fields):
+        return {}
+    return tags_of_header(fields)

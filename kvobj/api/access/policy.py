@@ -28,10 +28,11 @@ def judge(
     request: RequestFacts,
     request_tags: Callable[[], Mapping[str, str]],
     missing_key: str | None = None,
+    stated: Mapping[str, str] | None = None,
 ) -> Effect | None:
     """What the bucket's policy says of the action on the key ("": on the bucket itself); None: nothing.
 
-    `row`: the key's object, where its tags count; `request_tags` and `missing_key` as in `Asked`.
+    `row`: the key's object, where its tags count; `request_tags`, `missing_key` and `stated` as in `Asked`.
     """
     policy = policy_of(bucket)
     if policy is None:
@@ -39,7 +40,7 @@ def judge(
     statements = policy.by_action[action]
     if not statements:
         return None
-    asked = Asked(action, request.authentication.user.id, request, row, request_tags, missing_key)
+    asked = Asked(action, request.authentication.user.id, request, row, request_tags, missing_key, stated)
     resource = f"{bucket.name}/{key}" if key else bucket.name
     for statement in statements:
         if statement.speaks(asked, resource):

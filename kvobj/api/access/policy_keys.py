@@ -31,7 +31,8 @@ Values = tuple[str, ...] | None
 class Asked(msgspec.Struct, frozen=True):
     """What a policy is asked about. `user_id`: "" for who signs nothing; `request_tags`: those that a write gives the object.
     `missing_key`: the listing is not the request's own, but asked whether it may tell that this key is missing. Then the key is
-    what S3 takes for the prefix, and nothing in the query is about it."""
+    what S3 takes for the prefix, and nothing in the query is about it. `stated`: what an entry of the request's document states as
+    headers do; the request's own are not about it then."""
 
     action: Action
     user_id: str
@@ -39,6 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
     row: ObjectRow | None
     request_tags: Callable[[], Mapping[str, str]]
     missing_key: str | None = None
+    stated: Mapping[str, str] | None = None
 
     def one(self, name: str) -> str | None:
         """The value of the key, None where it is absent or may have several."""
@@ -119,7 +121,8 @@ def values_of(name: str, asked: Asked) -> Values:
     elif base in _OF_QUERY:
         value = _of_query(base, asked)
     elif base in _OF_HEADER:
-        value = asked.request.fields.get(base[3:]) if asked.action in _OF_HEADER[base] else None
+        fields = asked.request.fields if asked.stated is None else asked.stated
+        value = fields.get(base[3:]) if asked.action in _OF_HEADER[base] else None
     elif base == _EXISTING_TAG:
         value = None if asked.row is None else asked.row.tags.get(tag)
     elif base == _REQUEST_TAG and asked.action in _SETS_TAGS:

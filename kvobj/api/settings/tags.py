@@ -67,6 +67,11 @@ def tags_of_header(fields: Mapping[str, str]) -> dict[str, str]:
     return checked_tags(pairs, tags_max=OBJECT_TAGS_MAX)
 
 
+def replaces_tags(fields: Mapping[str, str]) -> bool:
+    """Whether a copy has the tags of x-amz-tagging, and not its source's."""
+    return fields.get("x-amz-tagging-directive") == "REPLACE"
+
+
 def checked_tags(pairs: list[tuple[str, str]], *, tags_max: int) -> dict[str, str]:
     """The tags by name. Raises `S3Error` InvalidTag for what no tag can be, and BadRequest for more than there may be."""
     tags: dict[str, str] = {}
