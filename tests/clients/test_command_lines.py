@@ -72,6 +72,16 @@ class TestAwsCommandLine:
         listing = self.aws(server, tmp_path, "s3api", "list-objects-v2", "--bucket", BUCKET, "--prefix", "aws/")
         assert "Contents" not in listing
 
+    def test_no_connection_stalls_behind_an_empty_file(self, server: ServerProcess, tmp_path: Path) -> None:
+        (tmp_path / ".aws").mkdir()
+        settings = "[default]\nmax_attempts = 1\ncli_read_timeout = 5\ns3 =\n  max_concurrent_requests = 1\n"
+        (tmp_path / ".aws" / "config").write_text(settings)  # one connection, and who is not answered in time fails
+        tree = {f"{number}": 0 if number % 2 else 10 for number in range(6)}
+        make_tree(tmp_path / "up", tree)
+        self.aws(server, tmp_path, "s3", "cp", "--recursive", "--no-progress", "up", f"s3://{BUCKET}/empty/")
+        listing = self.aws(server, tmp_path, "s3", "ls", "--recursive", f"s3://{BUCKET}/empty/")
+        assert [int(line.split()[2]) for line in listing.splitlines()] == list(tree.values())
+
     def test_a_range_is_read_and_its_end_respected(self, server: ServerProcess, tmp_path: Path) -> None:
         body = body_of(500_000)
         (tmp_path / "body").write_bytes(body)

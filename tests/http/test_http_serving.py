@@ -271,6 +271,21 @@ async def test_a_refused_expectation_gets_the_final_status_and_a_closed_connecti
         assert await peer.rest() == b""
 
 
+@pytest.mark.parametrize("status", [200, 403])
+async def test_who_asks_about_an_empty_body_is_told_to_continue_whatever_becomes_of_it(status: int) -> None:
+    async def handle(_head: RequestHead, _body: RequestBody) -> Reply:
+        return Reply(status)
+
+    async with serving(handle) as served:
+        peer = await served.connect()
+        for method in ("PUT", "POST"):
+            await peer.send(put(b"", "Expect: 100-continue").replace(b"PUT", method.encode(), 1))
+            assert (await peer.answer()).status == 100
+            assert (await peer.answer()).status == status
+        await peer.send(put(b"").replace(b"PUT", b"GET", 1).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert (await peer.answer()).status == status
+
+
 async def refuse(head: RequestHead, _body: RequestBody) -> Reply:
     return Reply(200 if head.target == "/next" else 403)
 

@@ -19,7 +19,7 @@ from kvobj.api.http.gathering import Gathering
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings, RequestGate
 from kvobj.api.http.reply_writer import ReplyWriter, content_length
-from kvobj.api.http.request_body import ChunkedBody, LengthBody
+from kvobj.api.http.request_body import CONTINUE, ChunkedBody, LengthBody
 from kvobj.api.http.request_head import HeadError, HeadReader, ParsedHead
 from kvobj.api.http.request_log import RequestLog
 from kvobj.api.message import Handler, HttpFault, Refusal, RenderRefusal, RepeatedRequests, Reply, RequestHead
@@ -32,6 +32,8 @@ _REPEATED_BYTES_MAX: Final = 4096
 _HOT_BYTES_MAX: Final = 32 * 1024
 """What is longer is not answered from its bytes. One as long as the wire's buffer would have reading paused, which only who takes
 it in has resumed."""
+
+_CONTINUED: Final = frozenset({"PUT", "POST"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +359,10 @@ class Connection:
         except ValueError:
             serving.log.exception("a reply that cannot be sent, request_id %s", request_id)
             head_bytes, reply = await self._replaced(head, reply, request_id, keep_alive=keep_alive)
+        if head.expects_continue and head.length == 0 and head.method in _CONTINUED:
+            # The body that the client asks about is empty, and need not be asked for. But boto3 asks about empty files too, and
+            # after a reply that came without this it misreads the next one on the connection, and waits a minute for its end.
+            head_bytes = CONTINUE + head_bytes
         sent_before = self.wire.bytes_out
         is_whole = await serving.writer.send(
             self.wire, reply, head_bytes, is_head=head.method == "HEAD", is_http_10=head.is_http_10
@@ -385,7 +391,7 @@ class Connection:
     def _body(self, head: ParsedHead) -> LengthBody | ChunkedBody:
         if head.length is None:
             return ChunkedBody(self.wire, expects_continue=head.expects_continue)
-        return LengthBody(self.wire, head.length, expects_continue=head.expects_continue)
+        return LengthBody(self.wire, head.length, expects_continue=head.expects_continue and head.length > 0)
 
     async def _answer(
         self, head: ParsedHead, body: LengthBody | ChunkedBody, request_id: str, *, waited_ms: int

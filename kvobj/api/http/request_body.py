@@ -14,7 +14,7 @@ from kvobj.errors import IncompleteBodyError, InvalidRequestError
 from kvobj.wire.body_handover import Wire
 from kvobj.wire.joined_chunks import NO_LIMIT, JoinChunks, JoinedChunks, Sift, is_cut_off, native_joiner
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # How much of many short chunks is received at once: enough for few calls, and still in the cache when its gaps are closed.
 _WINDOW_BYTES = 1024 * 1024
 # The end of one chunk, the size line of the next, and some: these bytes are moved.
@@ -39,7 +39,7 @@ class _Body:
             raise IncompleteBodyError("the request of this body is over")
         if self._awaits_continue:
             self._awaits_continue = False
-            self._wire.write(_CONTINUE)
+            self._wire.write(CONTINUE)
 
     def expire(self) -> None:
         """End the handler's use of it: the request is over."""

@@ -60,7 +60,8 @@ class HeadError(InvalidRequestError):
 
 
 class ParsedHead(msgspec.Struct, frozen=True):
-    """One request head. `length` is None under Transfer-Encoding: chunked, and 0 where there is no body."""
+    """One request head. `length` is None under Transfer-Encoding: chunked, and 0 where there is no body. `expects_continue`: the
+    client asks to be told to continue, be it with an empty body."""
 
     method: str
     target: str
@@ -163,7 +164,7 @@ class HeadReader:
             if not value.isdigit():
                 return None
             length = _length(value)
-        expects_continue = "expect" in fields and length != 0 and fields["expect"].lower() == "100-continue"
+        expects_continue = "expect" in fields and fields["expect"].lower() == "100-continue"
         return ParsedHead(
             method=method,
             target=target,
@@ -252,7 +253,7 @@ class HeadReader:
             headers=tuple(headers),
             length=length,
             keep_alive=not message.should_close,
-            expects_continue=expects_continue and not is_http_10 and length != 0,
+            expects_continue=expects_continue and not is_http_10,
             is_http_10=is_http_10,
         )
 
