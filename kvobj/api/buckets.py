@@ -22,6 +22,7 @@ from kvobj.api.operations import (
 )
 from kvobj.api.routing import encode_token
 from kvobj.api.settings.acls import acl_of_bucket
+from kvobj.api.settings.tags import BUCKET_TAGS_MAX, tags_of_elements
 from kvobj.api.timestamps import iso_time
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability
 from kvobj.catalog.setting_rows import RemoteRule
@@ -76,7 +77,7 @@ class Buckets:
         acl = await acl_of_bucket(exchange, kind)
         announced = parse_announced(fields, exchange.authentication)
         document = await exchange.read_document(announced, limit_bytes=MAX_DOCUMENT_BYTES)
-        region = _parse_location(document, exchange)
+        region, tags = _parse_configuration(document, exchange)
         default = Durability.MEMORY if kind is BucketKind.KV else Durability.LOCAL
         durability, remote = parse_durability(fields) or default, _parse_remote(fields.get(_REMOTE_HEADER))
         if not exchange.settings.has_remote and (durability is Durability.SHARED or remote is not RemoteRule.NEVER):
@@ -90,6 +91,7 @@ class Buckets:
             region=region,
             acl=acl,
             remote=remote,
+            tags=tags,
         )
         try:
             await self._store.catalog.create_bucket(row)
@@ -174,17 +176,22 @@ def _check_bucket_headers(fields: dict[str, str]) -> None:
         raise S3Error("NotImplemented", "Namespaces of accounts are not implemented.", Header="x-amz-bucket-namespace")
 
 
-def _parse_location(document: bytes, exchange: Exchange) -> str:
+def _parse_configuration(document: bytes, exchange: Exchange) -> tuple[str, dict[str, str]]:
+    """The region and the tags that CreateBucket's document asks for."""
     if not document.strip():
-        return exchange.settings.region
+        return exchange.settings.region, {}
     try:
         root = xml.parse(document, root="CreateBucketConfiguration")
     except xml.XmlSyntaxError as error:
         raise S3Error("MalformedXML") from error
+    if root.child("Bucket") is not None or root.child("Location") is not None:
+        raise S3Error("NotImplemented", "Directory buckets are not implemented.", Feature="Directory buckets")
     region = (root.child_text("LocationConstraint") or "").strip()
     if region and region not in exchange.settings.regions:
         raise S3Error("InvalidLocationConstraint", LocationConstraint=region)
-    return region or exchange.settings.region
+    listed = root.child("Tags")
+    tags = {} if listed is None else tags_of_elements(listed.children, tags_max=BUCKET_TAGS_MAX)
+    return region or exchange.settings.region, tags
 
 
 def _check_same_bucket(error: BucketExistsError, row: BucketRow) -> None:

@@ -197,5 +197,14 @@ def test_an_ownership_that_acls_do_not_have_is_refused(world: World) -> None:
     assert world.bucket(ObjectOwnership="ObjectWriter")
 
 
+def test_a_directory_bucket_is_not_made(world: World) -> None:
+    directory = {
+        "Location": {"Type": "AvailabilityZone", "Name": "use1-az4"},
+        "Bucket": {"Type": "Directory", "DataRedundancy": "SingleAvailabilityZone"},
+    }
+    with refused(501, "NotImplemented"):
+        world.bucket(CreateBucketConfiguration=directory)
+
+
 def test_versioning_that_was_never_enabled_is_told_as_such(world: World, bucket: str) -> None:
     assert "Status" not in world.main.get_bucket_versioning(Bucket=bucket)

@@ -36,6 +36,15 @@ def test_a_buckets_tags_are_put_got_and_deleted(world: World, bucket: str) -> No
         client.get_bucket_tagging(Bucket=bucket)
 
 
+def test_a_bucket_is_made_with_tags(world: World) -> None:
+    bucket = world.bucket(CreateBucketConfiguration={"Tags": tag_set([("team", "a"), ("cost", "")])["TagSet"]})
+    told = world.main.get_bucket_tagging(Bucket=bucket)["TagSet"]
+    assert {tag["Key"]: tag["Value"] for tag in told} == {"team": "a", "cost": ""}
+    for tags, code in ((numbered(51), "BadRequest"), ([("aws:a", "b")], "InvalidTag")):
+        with refused(400, code):
+            world.bucket(CreateBucketConfiguration={"Tags": tag_set(tags)["TagSet"]})
+
+
 def test_an_object_without_tags_has_an_empty_set(world: World, place: dict[str, str]) -> None:
     assert world.main.get_object_tagging(**place)["TagSet"] == []
     assert "x-amz-tagging-count" not in world.main.head_object(**place)["ResponseMetadata"]["HTTPHeaders"]

@@ -6,7 +6,7 @@ Source: S3 User Guide, "Categorizing your storage using tags", and its tag restr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import unquote_plus
 
@@ -33,8 +33,13 @@ def parse_tagging(document: bytes, *, tags_max: int) -> dict[str, str]:
     sets = [child for child in root.children if child.name == "TagSet"]
     if len(sets) != 1 or len(root.children) != 1:
         raise S3Error("MalformedXML")
+    return tags_of_elements(sets[0].children, tags_max=tags_max)
+
+
+def tags_of_elements(elements: Iterable[xml.Element], *, tags_max: int) -> dict[str, str]:
+    """The tags of Tag elements. Raises `S3Error` as `parse_tagging`."""
     pairs: list[tuple[str, str]] = []
-    for tag in sets[0].children:
+    for tag in elements:
         names = [child.name for child in tag.children]
         if tag.name != "Tag" or sorted(names) != ["Key", "Value"]:
             raise S3Error("MalformedXML")
