@@ -385,15 +385,16 @@ def _another_day(stamp: str, signer: Signer, *, is_presigned: bool) -> S3Error:
 
 
 def _check_signed_headers(signer: Signer, fields: dict[str, str], *, is_presigned: bool) -> None:
-    # Unsigned, any of these could be added in flight and would change what the request does. A presigned URL's user
-    # cannot know them when it is signed, which is why only its Content-Type and Content-MD5 may be free.
+    # Unsigned, any of these could be added in flight and would change what the request does. Content-Type is none of them, as S3
+    # has it: Amazon's SDKs for JavaScript (version 2) and PHP leave it out, and so does minio-go where it signs chunks; and
+    # x-amz-content-sha256 is part of what is signed anyway. A presigned URL's user cannot know Content-MD5 when it is signed.
     unsigned = [
         name
         for name in fields.keys() - signer.signed_names
-        if name.startswith("x-amz-")
+        if (name.startswith("x-amz-") and (is_presigned or name != "x-amz-content-sha256"))
         or name in _IDENTITY_HEADERS
         or name == "host"
-        or (not is_presigned and name in ("content-type", "content-md5"))
+        or (not is_presigned and name == "content-md5")
     ]
     if unsigned:
         raise S3Error(

@@ -403,6 +403,23 @@ async def test_a_mismatch_is_explained_only_where_that_is_configured() -> None:
 # 8: time and scope
 
 
+async def test_a_digest_whose_header_is_not_named_is_signed_all_the_same(driver: Driver) -> None:
+    digest = hashlib.sha256(DATA).hexdigest()
+    stamp = dict(sign("GET", "/bucket"))["x-amz-date"]
+    names, scope = "host;x-amz-date", f"{stamp[:8]}/us-east-1/s3/aws4_request"
+    canonical = f"PUT\n/bucket/key\n\nhost:{HOST}\nx-amz-date:{stamp}\n\n{names}\n{digest}"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    signature = hmac.digest(chunk_key(ALICE, stamp), text.encode(), "sha256").hex()
+    authorization = f"AWS4-HMAC-SHA256 Credential=AKALICE/{scope},SignedHeaders={names},Signature={signature}"
+    fields = [("host", HOST), ("x-amz-date", stamp), ("authorization", authorization)]
+    fields.append(("content-length", str(len(DATA))))
+    stored = await driver.send("PUT", "/bucket/key", [*fields, ("x-amz-content-sha256", digest)], DATA)
+    assert stored.status == 200
+    for other in (UNSIGNED, hashlib.sha256(b"other").hexdigest()):
+        spoiled = await driver.send("PUT", "/bucket/key", [*fields, ("x-amz-content-sha256", other)], DATA)
+        assert spoiled.code == "SignatureDoesNotMatch"
+
+
 @pytest.mark.parametrize(
     "shape", ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y", "%Y%m%dT%H%M%SZ"]
 )

@@ -109,7 +109,6 @@ def test_header_values_are_trimmed_and_folded() -> None:
         "x-amz-meta-a",
         "x-amz-decoded-content-length",
         "content-md5",
-        "content-type",
         "x-kvobj-namespace",
         "x-kvobj-parent",
         "x-kvobj-bucket-kind",
@@ -117,6 +116,13 @@ def test_header_values_are_trimmed_and_folded() -> None:
 )
 def test_a_header_added_in_flight_is_refused(name: str) -> None:
     assert code_of("PUT", "/bucket/key", [*sign("PUT", "/bucket/key"), (name, "x")]) == "AccessDenied"
+
+
+def test_a_content_type_may_be_unsigned_and_holds_where_it_is_signed() -> None:
+    field = ("content-type", "text/plain")
+    assert verify("PUT", "/bucket/key", [*sign("PUT", "/bucket/key"), field]) is not None
+    signed = sign("PUT", "/bucket/key", headers=dict([field]))
+    assert code_of("PUT", "/bucket/key", changed(signed, "content-type", "text/html")) == "SignatureDoesNotMatch"
 
 
 def test_durability_and_want_may_ride_unsigned() -> None:
