@@ -79,7 +79,7 @@ class Listings:
         return exchange.xml(xml.document("ListVersionsResult", nodes))
 
     async def uploads(self, exchange: Exchange, operation: ListMultipartUploads) -> Reply:
-        """ListMultipartUploads: in (key, upload id) order."""
+        """ListMultipartUploads: in (key, upload id) order, which of one key is that of their beginning (`new_upload_id`)."""
         exchange.authorise(await self._store.catalog.bucket(operation.bucket), operation.bucket, Action.LIST_UPLOADS)
         rows: tuple[UploadRow, ...] = ()
         common_prefixes: tuple[str, ...] = ()

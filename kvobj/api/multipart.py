@@ -55,7 +55,7 @@ _CHECKSUM_ELEMENTS: Final = {f"Checksum{algorithm}": algorithm for algorithm in 
 class MultipartUploads:
     """Handlers of CreateMultipartUpload, ListParts, CompleteMultipartUpload and AbortMultipartUpload."""
 
-    def __init__(self, store: ObjectStore, *, new_upload_id: Callable[[], str]) -> None:
+    def __init__(self, store: ObjectStore, *, new_upload_id: Callable[[int], str]) -> None:
         self._store = store
         self._new_upload_id = new_upload_id
         self._bound = UploadBound(store.catalog)
@@ -79,11 +79,12 @@ class MultipartUploads:
         can_share = settings.has_remote or operation.bucket in settings.upstream_buckets
         if durability is Durability.SHARED and not can_share:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
+        now_ms = exchange.clock.now_ms()
         upload = UploadRow(
             bucket=operation.bucket,
             key=operation.key,
-            upload_id=self._new_upload_id(),
-            initiated_ms=exchange.clock.now_ms(),
+            upload_id=self._new_upload_id(now_ms),
+            initiated_ms=now_ms,
             owner=exchange.authentication.user.id,
             durability=durability,
             headers=parse_stored_headers(fields),

@@ -82,7 +82,7 @@ class S3Service:
     `chunks` is behind the KV API, `read_events` behind its ?events, `same_host` behind its ?same-host (where grants come from, and
     who gets them); without them their calls are not implemented. `renews`: who has the sessions, where that is this process:
     then `repeated` answers renewals at once. `hot` answers small objects at once. `executor` runs hashes of large signed chunks.
-    `upload_ids` draws the ids of multipart uploads.
+    `upload_ids` draws the ids of multipart uploads, which begin now (in milliseconds).
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class S3Service:
         same_host: tuple[Granting, Levels] | None = None,
         renews: RenewsAtOnce | None = None,
         executor: Executor | None = None,
-        upload_ids: Callable[[], str] = new_upload_id,
+        upload_ids: Callable[[int], str] = new_upload_id,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -279,7 +279,7 @@ class S3Service:
         return self._verifier.verify(credential, user, method=method, target=target, fields=fields)
 
 
-def _handlers(store: ObjectStore, writes: ObjectWrites, upload_ids: Callable[[], str]) -> dict[type, _Handle]:
+def _handlers(store: ObjectStore, writes: ObjectWrites, upload_ids: Callable[[int], str]) -> dict[type, _Handle]:
     """Which handler answers which operation: complete, or a request of that operation is a defect."""
     buckets, reads = Buckets(store), ObjectReads(store)
     copies, listings, deletes = ObjectCopies(store), Listings(store), ObjectDeletes(store)

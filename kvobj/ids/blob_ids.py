@@ -18,6 +18,9 @@ _PAIR: Final = struct.Struct(">QQ")
 
 BLOB_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
+_STAMP_DIGITS: Final = 12
+_STAMP_MASK: Final = 16**_STAMP_DIGITS - 1
+"""Milliseconds up to the year 10889."""
 
 RandomBytes = Callable[[int], bytes]
 
@@ -65,9 +68,10 @@ def new_epoch(random_bytes: RandomBytes = os.urandom) -> int:
             return epoch
 
 
-def new_upload_id(random_bytes: RandomBytes = os.urandom) -> str:
-    """Draw an unguessable multipart upload id of 32 hex digits."""
-    return random_bytes(16).hex()
+def new_upload_id(now_ms: int, random_bytes: RandomBytes = os.urandom) -> str:
+    """Draw an unguessable multipart upload id of 32 hex digits. Ids sort by when they were drawn: of one key's uploads S3 lists the
+    oldest first, and catalogs list them by their ids."""
+    return f"{max(now_ms, 0) & _STAMP_MASK:0{_STAMP_DIGITS}x}{random_bytes(10).hex()}"
 
 
 def new_request_id(random_bytes: RandomBytes = random.randbytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from typing import Any
 
 import pytest
@@ -153,6 +154,15 @@ def test_uploads_are_listed_by_key_and_in_pages(world: World, bucket: str) -> No
             break
         more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
     assert seen == [row["UploadId"] for row in listed]
+
+
+def test_uploads_of_one_key_are_listed_as_they_were_begun(world: World, bucket: str) -> None:
+    client, begun = world.main, []
+    for _ in range(8):
+        begun.append(client.create_multipart_upload(Bucket=bucket, Key="foo")["UploadId"])
+        time.sleep(0.002)  # a millisecond each
+    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, PaginationConfig={"PageSize": 3})
+    assert [row["UploadId"] for page in pages for row in page["Uploads"]] == begun
 
 
 def test_parts_are_listed_in_pages(world: World, bucket: str) -> None:

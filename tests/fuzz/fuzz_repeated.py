@@ -180,7 +180,7 @@ class _World:
             S3Settings(host_rules=RULES),
             clock=clock,
             log=log,
-            upload_ids=lambda: "UP1",
+            upload_ids=lambda _: "UP1",
         )
         if not learns:
             self.service.hot._kinds._by_length = _Forgetful()

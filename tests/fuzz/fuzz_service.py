@@ -156,7 +156,7 @@ class ServiceTarget:
         ids = (f"UP{number}" for number in itertools.count(1))
         store = cast("ObjectStore", self._store)  # it has the verbs that the S3 layer uses
         self._service = S3Service(
-            store, S3Settings(host_rules=RULES), clock=clock, log=log, upload_ids=lambda: next(ids)
+            store, S3Settings(host_rules=RULES), clock=clock, log=log, upload_ids=lambda _: next(ids)
         )
         for method, target, headers in _BEFORE:
             fields = tuple((name.encode(), value.encode()) for name, value in {"host": "127.0.0.1", **headers}.items())
