@@ -136,6 +136,20 @@ def test_a_header_of_amazons_that_nobody_knows_is_left_alone(world: World, bucke
     assert body_of(world.main, bucket, "foo") == b"bar"
 
 
+def test_there_is_one_storage_class(world: World, bucket: str) -> None:
+    client = world.main
+    for storage_class in ("STANDARD", "REDUCED_REDUNDANCY"):
+        client.put_object(Bucket=bucket, Key="foo", Body=b"bar", StorageClass=storage_class)
+        assert client.list_objects_v2(Bucket=bucket)["Contents"][0]["StorageClass"] == "STANDARD"
+    for storage_class in ("STANDARD_IA", "GLACIER", "INTELLIGENT_TIERING", "standard"):
+        with refused(400, "InvalidStorageClass"):
+            client.put_object(Bucket=bucket, Key="other", Body=b"bar", StorageClass=storage_class)
+        with refused(400, "InvalidStorageClass"):
+            client.create_multipart_upload(Bucket=bucket, Key="other", StorageClass=storage_class)
+        with refused(400, "InvalidStorageClass"):
+            client.copy_object(Bucket=bucket, Key="other", CopySource=f"{bucket}/foo", StorageClass=storage_class)
+
+
 def test_metadata_beyond_its_bound_is_refused_and_stores_nothing(world: World, bucket: str) -> None:
     with refused(400, "MetadataTooLarge"):
         world.main.put_object(Bucket=bucket, Key="foo", Body=b"bar", Metadata={"a": "v" * 2048})
