@@ -45,7 +45,7 @@ class DeleteChange:
             encoded = key.encode()
             before = NO_ROWS if encoded in hidden else self.objects.pair(view, root, encoded)
             live = before.live
-            # A DELETE whose key is absent succeeds whatever its If-Match says (S3 reference, DeleteObject).
+            # Of a key that is absent nothing is judged: the outcome says that nothing was there, which is for the caller to judge.
             if live is not None and failed_condition(live, condition) is not None:
                 outcomes.append(DeleteOutcome(key, None, precondition_failed=True))
                 continue
@@ -157,7 +157,7 @@ class HideChange:
         live = self.tables.objects.live(view, root, name)
         if live is None or (doomed.lost is not None and not same_blobs(live, doomed.lost)):
             return Hidden(is_gone=True)
-        # A DELETE whose key is absent succeeds whatever its If-Match says (S3 reference, DeleteObject).
+        # Of a key that is absent nothing is judged: the outcome says that nothing was there, which is for the caller to judge.
         if failed_condition(live, doomed.condition) is not None:
             return Hidden(precondition_failed=True, is_gone=True)
         outcome = Hidden()
