@@ -6,6 +6,7 @@ so a caller sees nothing of either but the time. Bytes are hashed where their di
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -40,6 +41,7 @@ class ChunkBytes:
     ) -> ChunkView | None:
         """See `KvClient.view_chunk`."""
         key = namespace.key_of(name)
+        until = self._until(timeout_seconds)
         held = self._same_host.open([key], pins=_pins(pin), timeout_seconds=timeout_seconds)
         if held is not None:
             if held.size_of(0) is None:
@@ -49,7 +51,8 @@ class ChunkBytes:
                 return ChunkView(
                     memory, digest=extent.digest, tier=extent.tier, lane=held.lane, on_release=held.release
                 )
-        found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=timeout_seconds, wants_digest=True)
+        left = until - time.monotonic()
+        found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=left, wants_digest=True)
         if found is None:
             return None
         data, digest = found
@@ -68,15 +71,16 @@ class ChunkBytes:
     ) -> memoryview | None:
         """See `KvClient.get_chunk`."""
         key = namespace.key_of(name)
-        held = None
         if self._same_host.is_wanted:
+            until = self._until(timeout_seconds)
             held = self._same_host.open([key], layers=layers, pins=_pins(pin), timeout_seconds=timeout_seconds)
-        if held is not None:
-            if held.size_of(0) is None:
-                return None
-            view = self._copied(held, 0, into)
-            if view is not None:
-                return view
+            if held is not None:
+                if held.size_of(0) is None:
+                    return None
+                view = self._copied(held, 0, into)
+                if view is not None:
+                    return view
+            timeout_seconds = until - time.monotonic()
         found = self._http.get(
             key, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds, wants_digest=self._verify
         )
@@ -111,7 +115,9 @@ class ChunkBytes:
             raise ValueError(f"{len(names)} chunks and {len(rooms)} rooms")
         sizes: list[int | None] = [None] * len(names)
         left = list(range(len(names)))
+        until = self._until(None)
         while left:
+            until = self._until(None)
             some, left = left[:KEYS_MAX], left[KEYS_MAX:]
             keys = [namespace.key_of(names[index]) for index in some]
             held = self._same_host.take_ahead(keys) if pin is None else None
@@ -126,7 +132,7 @@ class ChunkBytes:
             # What the store had no room to pin is asked for again, now that the others are released.
             left = behind + left
         if left:
-            self._get_rest(left, names, rooms, sizes, namespace, pin)
+            self._get_rest(left, names, rooms, sizes, namespace, pin, until)
         return sizes
 
     def open_ahead(self, names: Sequence[Name], namespace: Namespace, *, seconds: float) -> None:
@@ -171,12 +177,16 @@ class ChunkBytes:
         sizes: list[int | None],
         namespace: Namespace,
         pin: bytes | None,
+        until: float,
     ) -> None:
+        """Over HTTP. `until`: when the first answer is due, of `time.monotonic`; those behind it have the client's timeout each."""
+        first = until - time.monotonic()
         if pin is not None:  # a stream reads no pins: what a DELETE has hidden comes one by one
             for place in places:
                 key = namespace.key_of(names[place])
+                seconds = first if place == places[0] else None
                 found = self._http.get(
-                    key, layers=None, pin=pin, into=rooms[place], timeout_seconds=None, wants_digest=self._verify
+                    key, layers=None, pin=pin, into=rooms[place], timeout_seconds=seconds, wants_digest=self._verify
                 )
                 if found is not None:
                     self._check(*found)
@@ -188,7 +198,9 @@ class ChunkBytes:
             def room(index: int, _layer: int | None, _size_bytes: int, some: Sequence[int] = some) -> memoryview:
                 return rooms[some[index]]
 
-            for item in self._http.mget([names[place] for place in some], namespace=namespace, into=room):
+            wanted = [names[place] for place in some]
+            head = None if start else first
+            for item in self._http.mget(wanted, namespace=namespace, into=room, head_seconds=head):
                 if item.data is not None:
                     self._check(item.data, item.digest)
                     sizes[some[item.index]] = len(item.data)
@@ -205,11 +217,14 @@ class ChunkBytes:
     ) -> Iterator[ReadChunk]:
         """See `KvClient.mget`."""
         start = 0
+        head_seconds = None
         while start < len(names) and not layer_order:
+            until = self._until(timeout_seconds)
             some = names[start : start + OPENED_AT_ONCE]
             keys = [namespace.key_of(name) for name in some]
             held = self._same_host.open(keys, namespace=namespace.name, layers=layers, timeout_seconds=timeout_seconds)
             if held is None:
+                head_seconds = until - time.monotonic()
                 break
             yield from self._streamed(held, start, some, namespace, layers, into, timeout_seconds)
             start += len(some)
@@ -226,6 +241,7 @@ class ChunkBytes:
             layer_order=layer_order,
             into=room,
             timeout_seconds=timeout_seconds,
+            head_seconds=head_seconds,
         ):
             if item.data is not None:
                 self._check(item.data, item.digest)
@@ -274,6 +290,10 @@ class ChunkBytes:
         self._check_copy(view, extent.digest)
         return view
 
+    def _until(self, timeout_seconds: float | None) -> float:
+        """The deadline of a call that begins now, both ways together."""
+        return time.monotonic() + (self._http.timeout_seconds if timeout_seconds is None else timeout_seconds)
+
     def _check(self, view: memoryview, digest: bytes | None) -> None:
         if self._verify:
             _check_digest(view, digest)
@@ -285,8 +305,10 @@ class ChunkBytes:
     # -- writing -------------------------------------------------------------------------------------------------
     def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
         """See `KvClient.put_chunk`."""
+        key = namespace.key_of(chunk.id)
+        until = self._until(None)
         # Of a key without a namespace the server finds it by the key's front, which a batch does not.
-        if namespace is not DEFAULT or "/" not in _text(chunk.id):
+        if namespace is not DEFAULT or "/" not in key:
             renamed = replace(chunk, id=_text(chunk.id), parent=None if chunk.parent is None else _text(chunk.parent))
             stored = self._same_host.store(namespace.name, [renamed], durability=durability)
             if stored is not None:
@@ -294,16 +316,18 @@ class ChunkBytes:
                 if isinstance(outcome, KvobjError):
                     raise outcome
                 return outcome
-        return self._http.put(namespace, chunk, durability=durability)
+        return self._http.put(namespace, chunk, durability=durability, timeout_seconds=until - time.monotonic())
 
     def put_many(
         self, namespace: Namespace, chunks: Sequence[NewChunk], *, durability: str | None
     ) -> list[StoredChunk | KvobjError]:
         """See `KvClient.mput`."""
+        until = self._until(None)
         stored = self._same_host.store(namespace.name, chunks, durability=durability)
         if stored is not None:
             return stored
-        return self._http.mput(namespace.name, chunks, durability=durability)
+        left = until - time.monotonic()
+        return self._http.mput(namespace.name, chunks, durability=durability, timeout_seconds=left)
 
     def put_batches(
         self, namespace: Namespace, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
@@ -311,14 +335,19 @@ class ChunkBytes:
         """See `KvClient.mput_batches`."""
         answers: list[list[StoredChunk | KvobjError] | KvobjError] = []
         away: KvobjError | None = None
+        until = self._until(None)
         stored = self._same_host.store_batches(namespace.name, batches, durability=durability)
+        left = None
+        if not any(stored):  # what was waited for so far was not the copying of other batches
+            left = until - time.monotonic()
         for chunks, told in zip(batches, stored, strict=True):
             known = away if told is None else told
             if known is not None:
                 answers.append(known)
                 continue
             try:
-                answers.append(self._http.mput(namespace.name, chunks, durability=durability))
+                answers.append(self._http.mput(namespace.name, chunks, durability=durability, timeout_seconds=left))
+                left = None
             except KvobjError as error:
                 answers.append(error)
                 away = error if isinstance(error, UnavailableError) else None

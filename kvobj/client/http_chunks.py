@@ -12,7 +12,16 @@ import msgspec
 from kvobj.client.errors import error_of
 from kvobj.client.incoming import Incoming
 from kvobj.client.kv_stream import LENGTH_BYTES, STREAM_TYPE, chunk_stream, header_length, parse_header
-from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, StoredBytes, StoredChunk
+from kvobj.client.kv_values import (
+    DEFAULT,
+    RAW,
+    Name,
+    Namespace,
+    NewChunk,
+    StoredBytes,
+    StoredChunk,
+    check_writable,
+)
 from kvobj.client.transport import MSGPACK, Fetched, Transport, read_answer
 from kvobj.errors import InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
@@ -105,7 +114,14 @@ class HttpChunks:
             lossy_digest=_digest_of(told.get("x-kvobj-lossy-digest")),
         )
 
-    def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
+    @property
+    def timeout_seconds(self) -> float:
+        """Of a call that names none."""
+        return self._transport.timeout_seconds
+
+    def put(
+        self, namespace: Namespace, chunk: NewChunk, *, durability: str | None, timeout_seconds: float | None = None
+    ) -> StoredChunk:
         """PUT one chunk."""
         parent = chunk.parent
         place = {
@@ -117,7 +133,7 @@ class HttpChunks:
         headers = {header: value for header, value in place.items() if value is not None}
         body = [memoryview(chunk.data).cast("B")]
         path = f"{self._path}/{namespace.key_of(chunk.id)}"
-        with self._transport.open("PUT", path, headers=headers, body=body) as answer:
+        with self._transport.open("PUT", path, headers=headers, body=body, timeout_seconds=timeout_seconds) as answer:
             if answer.status != _OK:  # a redirect, for one, has stored nothing
                 raise UnavailableError("the answer is none to a chunk that was put", status=answer.status)
             answer.read()
@@ -138,8 +154,10 @@ class HttpChunks:
         layer_order: bool = False,
         into: Rooms | None = None,
         timeout_seconds: float | None = None,
+        head_seconds: float | None = None,
     ) -> Iterator[ArrivedItem]:
-        """?mget: items as they come; the timeout is for each. `UnavailableError` if the stream breaks off."""
+        """?mget: items as they come; the timeout is for each, and for the answer's head where `head_seconds` names no other.
+        `UnavailableError` if the stream breaks off."""
         document: dict[str, object] = {"namespace": namespace.name, "ids": listed(names)}
         if layers is not None:
             document["layers"] = layers
@@ -152,7 +170,7 @@ class HttpChunks:
             query=(("mget", ""),),
             headers={"content-type": MSGPACK},
             body=msgspec.msgpack.encode(document),
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout_seconds if head_seconds is None else head_seconds,
         ) as answer:
             count = 0
             while True:
@@ -173,14 +191,22 @@ class HttpChunks:
                 yield ArrivedItem(header.i, header.layer, view, header.digest)
 
     def mput(
-        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None
+        self,
+        namespace: str,
+        chunks: Sequence[NewChunk],
+        *,
+        durability: str | None,
+        timeout_seconds: float | None = None,
     ) -> list[StoredChunk | KvobjError]:
         """?mput."""
         headers = {"content-type": STREAM_TYPE, "accept": MSGPACK}
         if durability is not None:
             headers["x-kvobj-durability"] = durability
         body = chunk_stream(namespace, chunks)
-        with self._transport.open("POST", self._path, query=(("mput", ""),), headers=headers, body=body) as answer:
+        query = (("mput", ""),)
+        with self._transport.open(
+            "POST", self._path, query=query, headers=headers, body=body, timeout_seconds=timeout_seconds
+        ) as answer:
             told: dict[str, Any] = read_answer(answer.read(), dict)
         return [_stored(item) for item in told["items"]]
 
@@ -195,6 +221,8 @@ def listed(names: Sequence[Name]) -> bytes | list[str]:
     keys = [name for name in names if isinstance(name, str)]
     if len(keys) != len(names):
         raise InvalidRequestError("a list has chunk ids of 32 bytes, or strings")
+    for key in keys:
+        check_writable(key)
     return keys
 
 

@@ -425,8 +425,9 @@ class KvClient:
             method, self._path, kind, query=(query,), document=document, timeout_seconds=timeout_seconds
         )
 
-    def _grant(self) -> GrantAnswer:
-        return self._leases.call("POST", self._path, GrantAnswer, query=(("same-host", ""),))
+    def _grant(self, timeout_seconds: float) -> GrantAnswer:
+        query = (("same-host", ""),)
+        return self._leases.call("POST", self._path, GrantAnswer, query=query, timeout_seconds=timeout_seconds)
 
     def _renew_grant(self, grant_id: bytes) -> None:
         self._leases.call("POST", self._path, dict, query=(("same-host", grant_id.hex()),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,8 @@ Buffer = bytes | bytearray | memoryview
 
 ROOT: Final = "root"
 """The parent of a first chunk."""
+
+_HEX_ID: Final = re.compile("[0-9a-f]{64}")
 
 
 class Namespace(msgspec.Struct, frozen=True):
@@ -57,17 +60,40 @@ class Namespace(msgspec.Struct, frozen=True):
         return [ids[at : at + CHUNK_ID_BYTES] for at in range(0, len(ids), CHUNK_ID_BYTES)]
 
     def key_of(self, name: Name) -> str:
-        """The S3 key of a chunk. `InvalidChunkIdError` for raw bytes that are no id."""
+        """The S3 key of a chunk. `InvalidChunkIdError` for what names none, here or anywhere: it would be read as another's."""
         if isinstance(name, bytes):
             if len(name) != CHUNK_ID_BYTES:
                 raise InvalidChunkIdError("a chunk id has 32 bytes", size_bytes=len(name))
             name = name.hex()
+        else:
+            self._check_text(name)
         return name if self.ids == "kvobj" or self.name == DEFAULT_NAME else f"{self.name}/{name}"
+
+    def _check_text(self, name: str) -> None:
+        """The empty key is the bucket itself, and what is no id of kvobj's lies in another namespace."""
+        if not isinstance(name, str):
+            raise InvalidChunkIdError("a name is bytes or a string", type=type(name).__name__)
+        if self.ids == "kvobj":
+            if _HEX_ID.fullmatch(name) is None:
+                raise InvalidChunkIdError("a chunk id has 64 lower-case hex digits", name=name)
+        elif not name:
+            raise InvalidChunkIdError("a chunk's key is not empty")
+        else:
+            check_writable(name)
 
     @property
     def has_chains(self) -> bool:
         """Whether every chunk surely has a parent, so that one pin on a tail protects all before it."""
         return self.ids == "kvobj"
+
+
+def check_writable(key: str) -> None:
+    """`InvalidChunkIdError` for a key that UTF-8 has no bytes for."""
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidChunkIdError("a chunk's key is text that UTF-8 can write", reason=str(error)) from error
 
 
 DEFAULT_NAME: Final = "default"

@@ -32,7 +32,14 @@ from kvobj.client.same_host_stores import (
     store_staged,
     take_rooms_for,
 )
-from kvobj.errors import AccessDeniedError, KvobjError, NotFoundError, UnavailableError
+from kvobj.errors import (
+    AccessDeniedError,
+    CapacityError,
+    CorruptionError,
+    KvobjError,
+    NotFoundError,
+    UnavailableError,
+)
 from kvobj.same_host.copying import Piece, copiers
 from kvobj.same_host.messages import (
     KEYS_AHEAD,
@@ -56,7 +63,11 @@ _FLUSH_SECONDS: Final = 0.02
 _SCOPE_SECONDS: Final = 0.1
 """A call that another thread may end looks so often whether it was, while it waits for a connection."""
 
-Grant = Callable[[], GrantAnswer]
+_LATER: Final = (UnavailableError, CapacityError, CorruptionError)
+"""What a server that does not answer, has no room or failed (500) is told by: it has not said no."""
+
+Grant = Callable[[float], GrantAnswer]
+"""Asks for a grant within so many seconds."""
 Renew = Callable[[bytes], None]
 
 
@@ -251,16 +262,23 @@ class SameHost:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def store(
-        self, namespace: str, chunks: Sequence[NewChunk], *, durability: str | None, goes_on: bool = False
+        self,
+        namespace: str,
+        chunks: Sequence[NewChunk],
+        *,
+        durability: str | None,
+        goes_on: bool = False,
+        seconds: float | None = None,
     ) -> list[StoredChunk | KvobjError] | None:
         """Store chunks in one step; None: send them over HTTP, which tells why not. `goes_on`: as many may follow by
-        `store_batches`."""
+        `store_batches`. `seconds`: the timeout, where it is not the client's."""
         if not self._may_try or not 0 < len(chunks) <= KEYS_MAX:
             self._fall_back()
             return None
-        deadline = time.monotonic() + self._timeout_seconds
+        seconds = self._timeout_seconds if seconds is None else max(0.0, seconds)
+        deadline = time.monotonic() + seconds
         storing = self._storing
-        if not storing.acquire(timeout=self._timeout_seconds):
+        if not storing.acquire(timeout=seconds):
             self._fall_back()
             return None
         try:
@@ -294,11 +312,17 @@ class SameHost:
         """`store` of batches, one after the other; where it can be, the server is asked about one while another is copied."""
         answers: list[list[StoredChunk | KvobjError] | None] = [None] * len(batches)
         made = [StoreBatch.of(namespace, chunks, durability) for chunks in batches]
+        until = time.monotonic() + self._timeout_seconds
         if self._store_prepared(made, answers) or not self._store_in_turn(made, answers):
             for index, chunks in enumerate(batches):
                 if answers[index] is None:
+                    seconds = (
+                        None if any(answers) else until - time.monotonic()
+                    )  # what only waited is not waited for again
                     goes_on = len(batches) == 1
-                    answers[index] = self.store(namespace, chunks, durability=durability, goes_on=goes_on)
+                    answers[index] = self.store(
+                        namespace, chunks, durability=durability, goes_on=goes_on, seconds=seconds
+                    )
         return answers
 
     def _store_prepared(
@@ -417,10 +441,9 @@ class SameHost:
                     self._connecting += 1
                     break
                 left = deadline - time.monotonic()
-                scope = current_scope()
-                if left <= 0 or (scope is not None and scope.is_cancelled):
+                if left <= 0 or _is_cancelled():
                     return None
-                self._changed.wait(left if scope is None else min(left, _SCOPE_SECONDS))
+                self._changed.wait(left if current_scope() is None else min(left, _SCOPE_SECONDS))
         made: Lane | None = None
         try:
             made = self._connect(deadline)
@@ -446,11 +469,13 @@ class SameHost:
 
     def _connect(self, deadline: float) -> Lane | None:
         try:
-            lane = Lane.connect(self._grant(), deadline=min(deadline, time.monotonic() + self._timeout_seconds))
+            grant = self._grant(deadline - time.monotonic())
+            lane = Lane.connect(grant, deadline=min(deadline, time.monotonic() + self._timeout_seconds))
         except KvobjError as error:
-            is_no = not isinstance(error, UnavailableError)
-            self._is_refused = is_no
-            self._rest(REFUSED_SECONDS if is_no else None)
+            if not _is_cancelled():
+                is_no = not isinstance(error, _LATER)
+                self._is_refused = is_no
+                self._rest(REFUSED_SECONDS if is_no else None)
             return None
         self._is_refused = False
         self._rest_seconds = REST_SECONDS
@@ -474,7 +499,7 @@ class SameHost:
     def _drop(self, lane: Lane) -> None:
         if lane in self._lanes:
             self._lanes.discard(lane)
-            if not self._is_closed:
+            if not self._is_closed and not _is_cancelled():
                 self._rest(None)
         lane.close()
 
@@ -539,6 +564,12 @@ class SameHost:
             if is_over:  # those of one that is in use have their time anew
                 self._rooms_until = now + ROOMS_SECONDS if any(lane.has_rooms for lane in self._lanes) else None
         return not self._is_closed
+
+
+def _is_cancelled() -> bool:
+    """Whether the call that this thread makes was ended by another: what it failed with says nothing of the server."""
+    scope = current_scope()
+    return scope is not None and scope.is_cancelled
 
 
 def _note_answers(

@@ -230,6 +230,7 @@ class Line:
     def store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
         """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored."""
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
+        self._space()  # first: a server that hangs is then waited for once, and not for each way to store
 
         def put(start: int, stop: int) -> None:
             note(start, self._put_piece(chunks[start:stop]))

@@ -1,0 +1,135 @@
+"""A call has one deadline for all ways that it tries, and what ends it early is not taken for a server that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from real_client import BUCKET, bytes_of, client_of, credentials_of, kv_server
+from server_process import MIB, ServerProcess
+
+from kvobj.client import KvClient, NewChunk
+from kvobj.client.aio import AsyncKvClient
+from kvobj.client.same_host import SameHost
+from kvobj.client.same_host_lane import GrantAnswer
+from kvobj.errors import AccessDeniedError, BusyError, CorruptionError, KvobjError, UnavailableError
+
+SECONDS = 1.0
+KEY = "kept"
+BODY = bytes(range(256)) * 4096
+
+CALLS: dict[str, Callable[[KvClient], object]] = {
+    "get_chunk": lambda client: client.get_chunk(KEY),
+    "get_chunk into": lambda client: client.get_chunk(KEY, into=bytearray(MIB)),
+    "view_chunk": lambda client: client.view_chunk(KEY),
+    "get_chunks": lambda client: client.get_chunks([KEY, "other"], [memoryview(bytearray(MIB)) for _ in range(2)]),
+    "mget": lambda client: list(client.mget([KEY])),
+    "put_chunk": lambda client: client.put_chunk("new", BODY),
+    "mput": lambda client: client.mput([NewChunk("new", BODY)]),
+    "mput_batches": lambda client: _raised(client.mput_batches([[NewChunk("new", BODY)], [NewChunk("newer", BODY)]])),
+}
+
+
+def _raised(answers: Sequence[object]) -> None:
+    assert isinstance(answers[0], KvobjError)
+    raise answers[0]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with kv_server(tmp_path_factory.mktemp("deadline")) as running:
+        with client_of(running) as client:
+            client.put_chunk(KEY, BODY)
+        yield running
+
+
+@contextmanager
+def hanging(server: ServerProcess) -> Iterator[None]:
+    """The server takes connections and answers nothing: a stopped process."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["connected before", "a new client"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_server_that_hangs_costs_a_call_its_deadline_once(
+    server: ServerProcess,
+    name: str,
+    is_warm: bool,  # noqa: FBT001
+) -> None:
+    with client_of(server, timeout_seconds=SECONDS) as client:
+        if is_warm:
+            assert bytes_of(client.get_chunk(KEY)) == BODY
+            assert client.is_same_host
+        with hanging(server):
+            began = time.monotonic()
+            with pytest.raises(UnavailableError):
+                CALLS[name](client)
+            assert time.monotonic() - began < 1.7 * SECONDS, "both ways had the whole deadline each"
+
+
+def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(server: ServerProcess) -> None:
+    with client_of(server, timeout_seconds=60) as client, hanging(server):
+        for read in (
+            lambda: client.get_chunk(KEY, timeout_seconds=SECONDS),
+            lambda: client.view_chunk(KEY, timeout_seconds=SECONDS),
+            lambda: next(client.mget([KEY], timeout_seconds=SECONDS)),
+        ):
+            began = time.monotonic()
+            with pytest.raises(UnavailableError):
+                read()
+            assert time.monotonic() - began < 1.7 * SECONDS
+
+
+def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path) -> None:
+    async def cancel_many(running: ServerProcess, client: AsyncKvClient) -> None:
+        assert bytes_of(await client.get_chunk(KEY)) == BODY
+        with hanging(
+            running
+        ):  # so that each is cancelled while it waits, the first on a connection, those after it for one
+            for _ in range(6):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await client.get_chunk(KEY)
+        before = client.same_host_fallbacks
+        assert bytes_of(await client.get_chunk(KEY)) == BODY
+        assert client.same_host_fallbacks == before, "the path rests as if the server had been gone"
+        assert client.is_same_host
+
+    async def main(running: ServerProcess) -> None:
+        async with AsyncKvClient(running.endpoint, credentials_of(running), BUCKET) as client:
+            await cancel_many(running, client)
+
+    with kv_server(tmp_path) as running:
+        with client_of(running) as client:
+            client.put_chunk(KEY, BODY)
+        asyncio.run(main(running))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_no"),
+    [
+        (BusyError("too many grants are not used yet"), False),
+        (CorruptionError("500"), False),
+        (UnavailableError("nobody answers"), False),
+        (AccessDeniedError("the memory is shared with others"), True),
+    ],
+    ids=["busy", "failed", "away", "refused"],
+)
+def test_only_a_server_that_says_no_is_taken_to_have_refused_the_same_host_path(error: KvobjError, is_no: bool) -> None:  # noqa: FBT001
+    def refuse(_: float) -> GrantAnswer:
+        raise error
+
+    path = SameHost(refuse, lambda _: None, timeout_seconds=5)
+    assert path.open(["a"]) is None
+    path.open(["a"])
+    assert (path.fallbacks == 0) is is_no, "a call that goes over HTTP for good is none that fell back"
