@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -195,6 +196,11 @@ class TestTasks:
         may_end.set()
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
         assert [runner.take(number) for number in numbers] == [1, -3, -4]
+
+    def test_a_task_behind_the_close_of_its_event_fails_and_raises_nothing(self) -> None:
+        runner = TaskRunner("test", threads=1, failure=lambda size: -size, notify=lambda: os.eventfd_write(-1, 1))
+        runner.close(time.monotonic() + WAIT_SECONDS)
+        assert runner.take(runner.submit(3, lambda: 1)) == -3
 
     def test_tasks_run_on_as_many_threads_as_there_are(self) -> None:
         runner, done = self.runner(threads=3)

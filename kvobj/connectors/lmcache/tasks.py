@@ -119,5 +119,5 @@ class TaskRunner(Generic[T]):
             self._results[number] = result
         try:
             self._notify()
-        except OSError:  # the adapter is closed, and nobody waits any more
+        except (OSError, ValueError):  # the adapter is closed (LMCache's event is -1 then), and nobody waits any more
             return
