@@ -36,7 +36,7 @@ from kvobj.client.same_host import SameHost
 from kvobj.client.same_host_lane import GrantAnswer
 from kvobj.client.transport import MSGPACK, Transport
 from kvobj.client.views import ChunkView
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, UnavailableError
 from kvobj.ids.chunk_ids import Tokens, token_bytes
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -111,6 +111,19 @@ class KvClient:
     def same_host_fallbacks(self) -> int:
         """How many calls went over HTTP though the server allows shared memory: it was away, or could not serve them so."""
         return self._same_host.fallbacks
+
+    def is_answered(self, *, timeout_seconds: float) -> bool:
+        """Whether the server answers at this moment, whatever it says: a call that moves nothing, on a connection that no transfer
+        has to give back first. What other calls wait for, room for their bytes for one, it does not wait for. Raises nothing."""
+        document = {"namespace": DEFAULT.name, "ids": []}
+        query = (("match", ""),)
+        try:
+            self._leases.call("POST", self._path, dict, query=query, document=document, timeout_seconds=timeout_seconds)
+        except UnavailableError:
+            return False
+        except KvobjError:
+            return True
+        return True
 
     def close(self) -> None:
         """Close the connections; views of chunks do not hold any more. Idempotent."""

@@ -58,6 +58,8 @@ one's beginning and the last one's end."""
 _SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
 """How a batch is refused that one of its chunks spoils, or that is too large."""
 
+CHECKED_SECONDS: Final = 1.0
+"""A server that answers nothing else for so long is not there."""
 _RETRY: Final = RetryRule(tries=2, burst=4.0)
 """One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
 
@@ -301,6 +303,10 @@ class Line:
         space = self._space()
         self._client.match(namespace=space, ids=[bytes(32)] if space.has_chains else ["ping"])
         return True
+
+    def is_answered(self) -> bool:
+        """Whether the server answers at this moment, asked for `CHECKED_SECONDS` at most."""
+        return self._client.is_answered(timeout_seconds=min(CHECKED_SECONDS, self._settings.timeout_seconds))
 
     def forget_namespace(self) -> None:
         """Ask again which namespace this is: somebody may have removed or declared it."""

@@ -23,6 +23,7 @@ from kvobj.connectors.outage import Outage, Turn
 from kvobj.connectors.tally import Tally
 from kvobj.errors import (
     AccessDeniedError,
+    BusyError,
     KvobjError,
     NamespaceConflictError,
     NoSuchBucketError,
@@ -130,7 +131,7 @@ class StoreLink:
         refuses, failed, and is counted as a disagreement in `report`."""
         outcomes = [Outcome.FAILED] * len(chunks)
         if chunks:
-            self._asked(lambda line: line.store(chunks, outcomes), None)
+            self._asked(lambda line: self._stored(line, chunks, outcomes), None)
         self._tally.stored([outcome is not Outcome.FAILED for outcome in outcomes], chunks)
         return outcomes
 
@@ -197,6 +198,16 @@ class StoreLink:
             self._asked(lambda line: line.load(names, rooms, found, exact=exact), None)
         self._tally.read(found)
         return found
+
+    def _stored(self, line: Line, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
+        """Store, or not. Where there is no room the server lets who would store wait, perhaps for longer than the link does: it is
+        full then, and not away, and what it has goes on being loaded."""
+        try:
+            line.store(chunks, outcomes)
+        except UnavailableError as error:
+            if self._is_closed or not line.is_answered():
+                raise
+            raise BusyError("the store took nothing within the deadline", reason=str(error)) from error
 
     def _asked(self, ask: Callable[[Line], T], otherwise: T) -> T:
         turn = Turn.REST if self._is_closed else self._outage.turn()

@@ -301,6 +301,30 @@ class TestFaults:
             assert loaded(link, chunks) == bodies(chunks)
             link.close()
 
+    @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
+    def test_a_store_that_is_full_for_longer_than_the_deadline_fails_stores_and_its_chunks_are_loaded_on(
+        self,
+        tmp_path: Path,
+        same_host: bool,  # noqa: FBT001
+    ) -> None:
+        full = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, buckets=SETTINGS.buckets)
+        with ServerProcess(tmp_path, full) as server:
+            link = StoreLink(settings_of(server, same_host=same_host, timeout_seconds=1))
+            kept: list[NewChunk] = []
+            for chunk in chunks_of("full", (4 * MIB,) * 64):
+                if not link.store([chunk])[0]:
+                    break
+                assert link.hold([chunk.id]) == [True], "pinned, so that nothing gives way"
+                kept.append(chunk)
+            assert len(kept) < 64
+            assert link.is_up, "a full store was taken for one that is away"
+            assert "BusyError" in str(link.report()["last_error"]) or "StoreFullError" in str(
+                link.report()["last_error"]
+            )
+            assert loaded(link, kept[:1]) == bodies(kept[:1])
+            link.release(names_of(kept))
+            link.close()
+
     def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, tmp_path: Path) -> None:
         chunks = chunks_of("killed", (MIB,) * 12)
         with ServerProcess(tmp_path, SMALL) as server:

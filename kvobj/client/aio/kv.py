@@ -85,6 +85,8 @@ class AsyncKvClient(OnThreads[KvClient]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    is_answered = awaited(KvClient.is_answered, is_lease=True)
+
     declare_namespace = awaited(KvClient.declare_namespace)
     namespace = awaited(KvClient.namespace)
     namespaces = iterated(KvClient.namespaces)
