@@ -8,7 +8,7 @@
 A sequence is stored in chunks of `chunk_tokens` tokens, each under the id of its chain, so that any later sequence that begins
 alike finds them, in this process or another. What cannot be reached is a miss: `load` gives an empty cache then, and `save`
 stores nothing. What the caller has wrong is told by `InvalidRequestError`: more than one sequence, a cache of another kind or
-shape.
+shape, a model that was changed since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from transformers import DynamicCache, PreTrainedModel
 from kvobj.client.kv_values import ROOT, NewChunk
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.connectors.transformers_model import check_layer, declaration_of, namespace_name, shape_of
+from kvobj.connectors.transformers_model import (
+    check_layer,
+    declaration_of,
+    namespace_name,
+    revision_of,
+    shape_of,
+    weights_state,
+)
 from kvobj.errors import InvalidRequestError
 
 CHUNK_TOKENS: Final = 64
@@ -61,10 +68,12 @@ class PrefixCache:
             raise InvalidRequestError("a chunk has at least one token", chunk_tokens=chunk_tokens)
         self._model = model
         self._shape = shape_of(model)
+        self._weights = weights_state(model)
         self._chunk_tokens = chunk_tokens
         declaration = declaration_of(
             model, self._shape, name=name, chunk_tokens=chunk_tokens, salt=salt, adapter=adapter, rank=rank
         )
+        self._revision = declaration["revision"]
         self.namespace = namespace_name(declaration)
         """The namespace's name in the bucket."""
         self._link = StoreLink(replace(settings, namespace=self.namespace, declaration=declaration))
@@ -83,6 +92,7 @@ class PrefixCache:
         At least the last token is left for the model to compute: its logits are not stored.
         """
         tokens = _tokens(input_ids)
+        self._check_model()
         cache = DynamicCache(config=self._model.config)
         space = self._link.namespace()
         ids = [] if space is None else space.chunk_ids(tokens)
@@ -104,6 +114,7 @@ class PrefixCache:
         `input_ids`: the tokens that the cache is of, and perhaps more, as `generate` returns them. The cache is left as it is.
         """
         tokens = _tokens(input_ids)
+        self._check_model()
         length = self._checked_length(cache)
         count = min(len(tokens), length) // self._chunk_tokens
         space = self._link.namespace() if count else None
@@ -175,6 +186,19 @@ class PrefixCache:
             NewChunk(ids[at], room[(at - start) * size : (at - start + 1) * size], parent=ids[at - 1] if at else ROOT)
             for at in range(start, stop)
         ]
+
+    def _check_model(self) -> None:
+        """`InvalidRequestError` where the model is not the one any more that the namespace was made from: what is stored under its
+        name would be another model's."""
+        weights = weights_state(self._model)
+        if weights == self._weights:
+            return
+        shape = shape_of(self._model)
+        if shape != self._shape or revision_of(self._model) != self._revision:
+            raise InvalidRequestError(
+                "the model has other weights, another dtype or device than when this PrefixCache was made: make another"
+            )
+        self._weights = weights
 
     def _checked_length(self, cache: DynamicCache) -> int:
         """How many tokens the cache has. `InvalidRequestError` unless it is one of this model, of one sequence."""

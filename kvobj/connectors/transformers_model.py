@@ -135,6 +135,15 @@ def rope_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - configurations dif
     return {name: value for name, value in flat.items() if isinstance(value, bool | int | float | str)}
 
 
+def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
+    """What changes when parameters are written to, replaced, moved or added, as far as torch notes it: cheap to compare, and says
+    nothing of what they are. A change by way of `.data` is not noted."""
+    return tuple(
+        (each.data_ptr(), 0 if each.is_inference() else each._version, each.dtype)  # noqa: SLF001 - torch names it so
+        for each in model.parameters()
+    )
+
+
 def revision_of(model: PreTrainedModel) -> str:
     """The commit that the model was loaded from, where one is known, and a fingerprint of its weights: some numbers of each
     parameter, so that a fine-tuned or merged model of the same name is another one."""

@@ -224,6 +224,22 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
         assert expected in told
 
 
+@pytest.mark.parametrize("how", ["train", "move"])
+def test_a_model_that_was_changed_since_is_refused_and_never_given_the_cache_of_what_it_was(
+    engine: EngineProcess, server: ServerProcess, how: str
+) -> None:
+    engine.ask("make", model=how, kind="llama", seed=31)
+    opened(engine, server, how)
+    prompt = sequence(60, 31)
+    assert engine.ask("generate", store=how, model=how, tokens=prompt)["stored"]
+    engine.ask("change", model=how, how="rewrite")
+    assert engine.ask("refused_since", store=how, tokens=prompt) == [], "the same weights are the same model"
+    engine.ask("change", model=how, how=how)
+    told = engine.ask("refused_since", store=how, tokens=prompt)
+    assert len(told) == 2
+    assert all("make another" in words for words in told)
+
+
 def test_generation_goes_on_without_the_server_and_finds_it_again(engine: EngineProcess, tmp_path: Path) -> None:
     engine.ask("make", model="outage", kind="llama", seed=8)
     prompt = sequence(60, 11)

@@ -167,6 +167,31 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
     return words
 
 
+def change(*, model: str, how: str) -> None:
+    """Change a model that stores were made of: train it for a step, move it to another dtype, or write what is there already."""
+    made = models[model]
+    parameter = next(iter(made.parameters()))
+    with torch.no_grad():
+        match how:
+            case "train":
+                parameter.add_(0.25)
+            case "move":
+                made.to(torch.bfloat16)
+            case _:
+                parameter.copy_(parameter.clone())
+
+
+def refused_since(*, store: str, tokens: list[int]) -> list[str]:
+    """With what words the calls of a store are refused now; none for a call that is not."""
+    words = []
+    for call in (lambda: stores[store].load(tokens), lambda: stores[store].save(tokens, DynamicCache())):
+        try:
+            call()
+        except InvalidRequestError as error:
+            words.append(str(error))
+    return words
+
+
 def chunk_keys(*, store: str, tokens: list[int]) -> list[str]:
     """The S3 keys of the sequence's whole chunks."""
     space = stores[store]._link.namespace()
@@ -195,6 +220,8 @@ if __name__ == "__main__":
             "continued": continued,
             "loaded_equals": loaded_equals,
             "wrong_caches": wrong_caches,
+            "change": change,
+            "refused_since": refused_since,
             "chunk_keys": chunk_keys,
             "report": report,
             "close": close,
