@@ -138,8 +138,12 @@ class HttpChunks:
                 raise UnavailableError("the answer is none to a chunk that was put", status=answer.status)
             answer.read()
             told = answer.headers
+        if "x-kvobj-existed" not in told:
+            raise InvalidRequestError(
+                "the bucket is not of kind kv: what was put is an ordinary object of it", key=path
+            )
         return StoredChunk(
-            existed=told.get("x-kvobj-existed") == "true",
+            existed=told["x-kvobj-existed"] == "true",
             durability=told.get("x-kvobj-durability", ""),
             etag=told.get("etag", "").strip('"'),
             digest=_digest_of(told.get("x-kvobj-digest")),

@@ -36,7 +36,7 @@ from kvobj.client.same_host import SameHost
 from kvobj.client.same_host_lane import GrantAnswer
 from kvobj.client.transport import MSGPACK, Transport
 from kvobj.client.views import ChunkView
-from kvobj.errors import KvobjError, UnavailableError
+from kvobj.errors import InvalidRequestError, KvobjError, UnavailableError
 from kvobj.ids.chunk_ids import Tokens, token_bytes
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -78,6 +78,8 @@ class KvClient:
         verify_same_host: bool | None = None,
         region: str = "us-east-1",
     ) -> None:
+        if connections < 1:
+            raise InvalidRequestError("a client has at least one connection", connections=connections)
         place = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.bucket = bucket
         self._path = f"/{bucket}"

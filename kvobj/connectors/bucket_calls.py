@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape, unescape
 
 from kvobj.client.connection import Endpoint, SignedConnection
 from kvobj.client.credentials import Credentials
+from kvobj.client.errors import error_of
 from kvobj.client.retry import RetryRule
 from kvobj.client.transport import Transport
 
@@ -21,6 +22,12 @@ PAGE_KEYS_MAX: Final = 1000
 _ENTRY: Final = re.compile(r"<Contents>(.*?)</Contents>", re.DOTALL)
 _KEY: Final = re.compile(r"<Key>(.*?)</Key>", re.DOTALL)
 _SIZE: Final = re.compile(r"<Size>(\d+)</Size>")
+_REFUSED: Final = re.compile(r"<Error>(.*?)</Error>", re.DOTALL)
+_CODE: Final = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
+_MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_BAD_REQUEST: Final = 400
+_STATUSES: Final = {"AccessDenied": 403, "InternalError": 500, "SlowDown": 503, "ServiceUnavailable": 503}
+"""What a key's own error in an answer of 200 would have been as an answer."""
 
 
 class BucketCalls:
@@ -59,13 +66,16 @@ class BucketCalls:
         return [(_text(_KEY, entry), int(_text(_SIZE, entry))) for entry in _ENTRY.findall(text)]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove up to `PAGE_KEYS_MAX` keys; absent ones are fine."""
+        """Remove up to `PAGE_KEYS_MAX` keys; absent ones are fine. Of keys that are refused by themselves the first one's error."""
         objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
         body = f"<Delete><Quiet>true</Quiet>{objects}</Delete>".encode()
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         headers = {"content-md5": digest, "content-type": "application/xml"}
         with self._transport.open("POST", self._path, query=(("delete", ""),), headers=headers, body=body) as answer:
-            answer.read()
+            refused = _REFUSED.search(answer.read().decode())
+        if refused is not None:
+            code, message = (_text(element, refused[1]) for element in (_CODE, _MESSAGE))
+            raise error_of(_STATUSES.get(code, _BAD_REQUEST), code, message, {})
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

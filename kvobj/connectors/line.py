@@ -15,7 +15,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from kvobj.client.credentials import Credentials
 from kvobj.client.kv import KvClient
@@ -30,6 +30,7 @@ from kvobj.connectors.pieces import bytes_for, cut, shared_out
 from kvobj.connectors.reading import ChunkReader, Wanted
 from kvobj.connectors.tally import Tally
 from kvobj.errors import (
+    AccessDeniedError,
     ConflictError,
     CorruptionError,
     InvalidRequestError,
@@ -38,8 +39,11 @@ from kvobj.errors import (
     NoSuchKeyError,
     NoSuchNamespaceError,
     PinLimitExceededError,
+    QuotaExceededError,
     UnavailableError,
 )
+
+T = TypeVar("T")
 
 MATCHED_AT_ONCE: Final = 65_536
 PINNED_AT_ONCE: Final = 1024
@@ -58,10 +62,16 @@ one's beginning and the last one's end."""
 _SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
 """How a batch is refused that one of its chunks spoils, or that is too large."""
 
+RIGHTS_SECONDS: Final = 60.0
+"""Who may only read asks again after so long whether it may store."""
 CHECKED_SECONDS: Final = 1.0
 """A server that answers nothing else for so long is not there."""
 _RETRY: Final = RetryRule(tries=2, burst=4.0)
 """One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
+
+
+class NotGrantedError(AccessDeniedError):
+    """The user may not do this in a place that it may use: nothing is wrong with the place."""
 
 
 class Outcome(Enum):
@@ -101,6 +111,7 @@ class Line:
             retry=_RETRY,
         )
         self._namespace: Namespace | None = None
+        self._may_write_due = 0.0
         self._session: Session | None = None
         self._opening = threading.Lock()
         self._is_closed = False
@@ -230,9 +241,12 @@ class Line:
                 found[index] = self._read_pinned(pin, names[index], None)
 
     def store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
-        """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored."""
+        """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored. `NotGrantedError` for who may only read."""
+        self._check_may_write()
+        self._granted(lambda: self._store(chunks, outcomes))
+
+    def _store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
-        self._space()  # first: a server that hangs is then waited for once, and not for each way to store
 
         def put(start: int, stop: int) -> None:
             note(start, self._put_piece(chunks[start:stop]))
@@ -258,17 +272,17 @@ class Line:
                 self._divided(sizes, start, stop, put)
 
     def delete(self, names: Sequence[Name]) -> bool:
-        """See `StoreLink.delete`."""
+        """See `StoreLink.delete`. `NotGrantedError` as `store`."""
         space = self._space()
         keys = [space.key_of(name) for name in names]
         self._client.drop_ahead(names, namespace=space)
         for start in range(0, len(keys), PAGE_KEYS_MAX):
-            self._bucket.delete(keys[start : start + PAGE_KEYS_MAX])
+            self._granted(partial(self._bucket.delete, keys[start : start + PAGE_KEYS_MAX]))
         return True
 
     # -- what the namespace has ----------------------------------------------------------------------------------
     def names(self, *, after: str, limit: int, key_prefix: str) -> list[tuple[str, int]]:
-        """See `StoreLink.names`."""
+        """See `StoreLink.names`. `NotGrantedError` for who may use the namespace, and not list the bucket."""
         space = self._space()
         if space.has_chains:
             raise InvalidRequestError("keys of a namespace with kvobj's ids do not tell their namespace")
@@ -277,7 +291,9 @@ class Line:
         found: list[tuple[str, int]] = []
         while len(found) < limit:
             asked = min(limit - len(found), PAGE_KEYS_MAX)
-            page = self._bucket.page(prefix=base + key_prefix, after=base + after if after else "", limit=asked)
+            page = self._granted(
+                partial(self._bucket.page, prefix=base + key_prefix, after=base + after if after else "", limit=asked)
+            )
             found += [(key[len(base) :], size) for key, size in page if not key.startswith(foreign)]
             if len(page) < asked:
                 break
@@ -337,7 +353,34 @@ class Line:
             except InvalidRequestError as error:  # an ordinary bucket, which would take PUTs all the same
                 raise NoSuchNamespaceError(error.message, **error.data) from error
             self._namespace = space
+            self._may_write_due = time.monotonic() + RIGHTS_SECONDS
         return space
+
+    def _check_may_write(self) -> None:
+        """`NotGrantedError` where the server has said that the user may only read: no bytes are sent to hear it again. Asked anew
+        now and then, since rights change. Asks which namespace this is if nobody has: a server that hangs is then waited for once,
+        and not for each way to store."""
+        if not self._space().may_write and time.monotonic() >= self._may_write_due:
+            self._namespace = None
+        if not self._space().may_write:
+            raise NotGrantedError("the user may read this namespace, and not store", namespace=self._space().name)
+
+    def _granted(self, call: Callable[[], T]) -> T:
+        """Make a call that wants more than reading."""
+        try:
+            return call()
+        except (PinLimitExceededError, QuotaExceededError):
+            raise
+        except AccessDeniedError as error:
+            if not self._may_read():
+                raise
+            raise NotGrantedError(error.message, **error.data) from error
+
+    def _may_read(self) -> bool:
+        try:
+            return self.ping()
+        except KvobjError:
+            return False
 
     def _told_space(self) -> Namespace:
         name, declaration = self._settings.namespace, self._settings.declaration

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from kvobj.client.kv_values import Name, Namespace, NewChunk
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
-from kvobj.connectors.line import Line, Outcome
+from kvobj.connectors.line import Line, NotGrantedError, Outcome
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.outage import Outage, Turn
 from kvobj.connectors.tally import Tally
@@ -38,6 +38,7 @@ _WRONG_PLACE: Final = (AccessDeniedError, NoSuchBucketError, NoSuchNamespaceErro
 """What no call changes, but somebody else may: asked again after a rest, as a server that does not answer."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class StoreLink:
@@ -150,9 +151,14 @@ class StoreLink:
     # -- what the namespace has ----------------------------------------------------------------------------------
     def names(self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = "") -> list[tuple[str, int]]:
         """Stored foreign keys that begin so, with sizes in bytes, in order and strictly after `after`; nothing while the store
-        cannot be reached."""
-        nothing: list[tuple[str, int]] = []
-        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), nothing)
+        cannot be reached, and to who may not list."""
+        return self.page(after=after, limit=limit, key_prefix=key_prefix) or []
+
+    def page(
+        self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = ""
+    ) -> list[tuple[str, int]] | None:
+        """As `names`; None where the store did not tell, so that it is not taken for an empty one."""
+        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), None)
 
     def namespace(self) -> Namespace | None:
         """The namespace with its key, for who names chunks by token ids; None while the store cannot be reached."""
@@ -209,7 +215,7 @@ class StoreLink:
                 raise
             raise BusyError("the store took nothing within the deadline", reason=str(error)) from error
 
-    def _asked(self, ask: Callable[[Line], T], otherwise: T) -> T:
+    def _asked(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
         turn = Turn.REST if self._is_closed else self._outage.turn()
         if turn is Turn.REST:
             return otherwise
@@ -218,7 +224,7 @@ class StoreLink:
         except UnavailableError as error:
             self._failed(turn, error)
         except _WRONG_PLACE as error:
-            if isinstance(error, PinLimitExceededError | QuotaExceededError):
+            if isinstance(error, PinLimitExceededError | QuotaExceededError | NotGrantedError):
                 self._refused(turn, error)
             else:
                 self._failed(turn, error)

@@ -9,8 +9,8 @@ import pytest
 from real_client import BUCKET, CHUNK_BYTES, DECLARATION, bytes_of, credentials_of, kv_server
 from server_process import ServerProcess
 
-from kvobj.client import DEFAULT, ROOT, KvClient, Namespace, NewChunk
-from kvobj.errors import InvalidChunkIdError
+from kvobj.client import DEFAULT, ROOT, Endpoint, KvClient, Namespace, NewChunk, S3Client, SignedConnection
+from kvobj.errors import InvalidChunkIdError, InvalidRequestError
 
 CALLS: dict[str, Callable[[KvClient, Any, Namespace], object]] = {
     "get_chunk": lambda client, name, space: client.get_chunk(name, namespace=space),
@@ -58,6 +58,16 @@ def test_ids_may_be_told_in_hex(client: KvClient) -> None:
     client.put_chunk(name.hex(), bytes(CHUNK_BYTES), namespace=space, parent=ROOT)
     assert bytes_of(client.get_chunk(name, namespace=space)) == bytes(CHUNK_BYTES)
     assert bytes_of(client.get_chunk(name.hex(), namespace=space)) == bytes(CHUNK_BYTES)
+
+
+def test_a_chunk_that_became_an_ordinary_object_is_none_that_was_stored(server: ServerProcess) -> None:
+    with SignedConnection(Endpoint.parse(server.endpoint), credentials_of(server)) as connection:
+        S3Client(connection).create_bucket("ordinary")
+    with (
+        KvClient(server.endpoint, credentials_of(server), "ordinary") as client,
+        pytest.raises(InvalidRequestError, match="kind kv"),
+    ):
+        client.put_chunk("name", b"bytes")
 
 
 def test_a_list_with_a_key_that_utf8_cannot_write_is_refused(client: KvClient) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
 from kvobj.client import Credentials, KvClient, NewChunk
 from kvobj.client.kv_values import ROOT
@@ -324,6 +324,36 @@ class TestFaults:
             assert loaded(link, kept[:1]) == bodies(kept[:1])
             link.release(names_of(kept))
             link.close()
+
+    @pytest.mark.parametrize("right", ["read", "write"])
+    def test_what_a_user_may_not_do_is_refused_and_costs_no_hit_of_what_it_may(
+        self, tmp_path: Path, right: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        user = UserSetting("engine", "KVENGINE000000000000", "s" * 40)
+        shared = ServerSettings(
+            dram_bytes=64 * MIB, nvme_bytes=128 * MIB, buckets=SETTINGS.buckets, users=(user,), domains=("localhost",)
+        )
+        kept, new = chunks_of("kept"), chunks_of("new")
+        with ServerProcess(tmp_path, shared) as server:
+            owner = StoreLink(
+                settings_of(server, namespace="shared", declaration={**FOREIGN, "access": {"engine": right}})
+            )
+            assert owner.store(kept) == [True] * 4
+            link = StoreLink(
+                settings_of(server, namespace="shared", access_key=user.access_key, secret_key=user.secret_key)
+            )
+            for _ in range(2):
+                assert link.store(new) == [right == "write"] * 4
+                assert link.page() is None, "the bucket's owner lists, and to others the store is not empty"
+                assert not link.delete(names_of(kept)), "and deletes"
+                assert link.is_up, "what it may not do was taken for an outage"
+                assert link.hold(names_of(kept)) == [True] * 4
+                assert loaded(link, kept) == bodies(kept)
+                link.release(names_of(kept))
+            assert "NotGrantedError" in str(link.report()["last_error"])
+            assert not [each for each in caplog.messages if "cannot be used" in each]
+            link.close()
+            owner.close()
 
     def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, tmp_path: Path) -> None:
         chunks = chunks_of("killed", (MIB,) * 12)

@@ -44,7 +44,7 @@ _NOT_STORED: Final = L2StoreResult(success=False, bytes_transferred=0)
 
 class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships no types
     """See the module's text; contracts of the methods are LMCache's. Thread-safe. The constructor raises for wrong settings, and
-    nothing else does, but `list_l2_keys` where it would have to call a store empty that it cannot reach."""
+    nothing else does, but `list_l2_keys` where it would have to call a store empty that does not tell."""
 
     def __init__(self, adapter_params: Mapping[str, object], l1_memory_desc: Any = None) -> None:  # noqa: ANN401
         own, values = _own_settings(adapter_params)
@@ -124,13 +124,13 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:  # noqa: ANN401
         """A page of the stored chunks, of all LMCache servers that use the namespace, in order of their names. The cursor is the
         last name of the page before. Keys that are not LMCache's are left out, and make a page short. ValueError, and
-        RuntimeError while the store cannot be reached."""
+        RuntimeError where the store does not tell: it cannot be reached, or the user may not list."""
         if page_size <= 0:
             raise ValueError(f"page_size must be positive (got {page_size})")
         limit = min(page_size, _PAGE_MAX)
-        page = self._link.names(after=cursor or "", limit=limit, key_prefix=model_prefix(model_name))
-        if not page and not self._link.is_up:
-            raise RuntimeError("the store cannot be reached")
+        page = self._link.page(after=cursor or "", limit=limit, key_prefix=model_prefix(model_name))
+        if page is None:
+            raise RuntimeError(f"the store does not tell its keys: {self._link.report()['last_error']}")
         entries = [
             KeyEntry(
                 key=EncodedObjectKey(
