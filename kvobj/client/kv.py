@@ -106,8 +106,13 @@ class KvClient:
 
     @property
     def is_same_host(self) -> bool:
-        """Whether chunk bytes go by shared memory at this moment; finds out, if that is due."""
+        """Whether chunk bytes go by shared memory at this moment; finds out, if that is due, and may wait for that."""
         return self._same_host.is_up
+
+    @property
+    def is_same_host_now(self) -> bool:
+        """As `is_same_host`, as far as it is known without finding out: waits for nothing. False before the first call."""
+        return self._same_host.is_known_up
 
     @property
     def same_host_fallbacks(self) -> int:

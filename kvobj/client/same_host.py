@@ -176,6 +176,11 @@ class SameHost:
         with self._lane(time.monotonic() + self._timeout_seconds) as lane:
             return lane is not None
 
+    @property
+    def is_known_up(self) -> bool:
+        """Whether chunks went this way last, and still can; asks nobody and waits for nothing."""
+        return any(lane.is_valid for lane in list(self._lanes))
+
     # -- reading -------------------------------------------------------------------------------------------------
     def open(
         self,

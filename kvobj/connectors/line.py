@@ -126,8 +126,13 @@ class Line:
 
     @property
     def is_same_host(self) -> bool:
-        """Whether chunks come through shared memory now."""
-        return bool(getattr(self._client, "is_same_host", False))
+        """Whether chunks come through shared memory now; finds out, if that is due, and may wait for that."""
+        return self._client.is_same_host
+
+    @property
+    def is_same_host_now(self) -> bool:
+        """The same as far as it is known: waits for nothing."""
+        return self._client.is_same_host_now
 
     # -- what is stored ------------------------------------------------------------------------------------------
     def hold(self, names: Sequence[Name]) -> list[bool]:

@@ -173,14 +173,14 @@ class StoreLink:
         return self._asked(lambda line: line.ping(), otherwise=False)
 
     def report(self) -> dict[str, object]:
-        """For an engine's status page; asks nobody."""
+        """For an engine's status page and its scheduler; asks nobody and waits for nothing."""
         line = self._line
         return {
             "endpoint": self.settings.endpoint,
             "bucket": self.settings.bucket,
             "namespace": self.settings.namespace,
             "is_up": self._outage.is_up,
-            "same_host": line.is_same_host,
+            "same_host": line.is_same_host_now,
             "held": line.held,
             **self._tally.report(),
         }

@@ -115,6 +115,23 @@ def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path
         asyncio.run(main(running))
 
 
+def test_whether_bytes_go_by_shared_memory_is_told_without_waiting_for_a_server_that_hangs(
+    server: ServerProcess,
+) -> None:
+    async def main() -> float:
+        async with AsyncKvClient(server.endpoint, credentials_of(server), BUCKET) as client:
+            assert not client.is_same_host, "nothing is known yet"
+            assert bytes_of(await client.get_chunk(KEY)) == BODY
+            assert client.is_same_host
+        async with AsyncKvClient(server.endpoint, credentials_of(server), BUCKET) as client:
+            with hanging(server):
+                began = time.monotonic()
+                assert not client.is_same_host
+                return time.monotonic() - began
+
+    assert asyncio.run(main()) < SECONDS, "an event loop stood still"
+
+
 @pytest.mark.parametrize(
     ("error", "is_no"),
     [

@@ -355,6 +355,18 @@ class TestFaults:
             link.close()
             owner.close()
 
+    def test_a_report_waits_for_nothing_while_the_server_hangs(self, tmp_path: Path) -> None:
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server, timeout_seconds=5))
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                assert link.report()["same_host"] is False
+                assert time.monotonic() - began < 1, "an engine's scheduler asks for it"
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            link.close()
+
     def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, tmp_path: Path) -> None:
         chunks = chunks_of("killed", (MIB,) * 12)
         with ServerProcess(tmp_path, SMALL) as server:

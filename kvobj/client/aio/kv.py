@@ -65,8 +65,9 @@ class AsyncKvClient(OnThreads[KvClient]):
 
     @property
     def is_same_host(self) -> bool:
-        """See `KvClient.is_same_host`."""
-        return self.core.is_same_host
+        """Whether chunk bytes go by shared memory, as far as the calls so far have found out: waits for nothing, as the event loop
+        may not. False before the first call."""
+        return self.core.is_same_host_now
 
     @property
     def same_host_fallbacks(self) -> int:
