@@ -6,13 +6,17 @@ Ending a call ends it for good: what it waits for next fails at once, and nothin
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from kvobj.errors import UnavailableError
+from kvobj.errors import InvalidRequestError, UnavailableError
+
+SECONDS_MAX: Final = 86_400.0
+"""The longest timeout: what the system's calls take ends at some weeks."""
 
 
 class _OfThread(threading.local):
@@ -64,6 +68,13 @@ class CallScope:
             yield
         finally:
             _local.scope = before
+
+
+def bounded_seconds(seconds: float) -> float:
+    """A timeout as the system takes one: for ever is a day. `InvalidRequestError` for what is no number."""
+    if math.isnan(seconds):
+        raise InvalidRequestError("a timeout is a number of seconds", timeout_seconds=seconds)
+    return min(seconds, SECONDS_MAX)
 
 
 def current_scope() -> CallScope | None:

@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from kvobj.client.call_scope import bounded_seconds
 from kvobj.client.chunk_bytes import ChunkBytes
 from kvobj.client.connection import Endpoint, SignedConnection
 from kvobj.client.credentials import Credentials
@@ -80,6 +81,7 @@ class KvClient:
     ) -> None:
         if connections < 1:
             raise InvalidRequestError("a client has at least one connection", connections=connections)
+        timeout_seconds = bounded_seconds(timeout_seconds)
         place = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.bucket = bucket
         self._path = f"/{bucket}"
@@ -201,7 +203,9 @@ class KvClient:
 
         `CorruptionError` for bytes that are not what the server says they are.
         """
-        return self._bytes.get(name, namespace, layers=layers, pin=pin, into=into, timeout_seconds=timeout_seconds)
+        return self._bytes.get(
+            name, namespace, layers=layers, pin=pin, into=into, timeout_seconds=_seconds(timeout_seconds)
+        )
 
     def get_stored(
         self,
@@ -220,7 +224,7 @@ class KvClient:
         decodes to. Always over HTTP. Plain bytes are hashed as by `get_chunk`; a frame is checked by who decodes it.
         """
         return self._bytes.get_stored(
-            name, namespace, accept=accept, max_error=max_error, pin=pin, timeout_seconds=timeout_seconds
+            name, namespace, accept=accept, max_error=max_error, pin=pin, timeout_seconds=_seconds(timeout_seconds)
         )
 
     def view_chunk(
@@ -233,7 +237,7 @@ class KvClient:
     ) -> ChunkView | None:
         """A chunk to be looked at where it is; None if it is not stored. On the same host nothing is copied: see `ChunkView`, which
         is released by the caller. Elsewhere the bytes are read into memory of their own. `pin` as for `get_chunk`."""
-        return self._bytes.view(name, namespace, pin=pin, timeout_seconds=timeout_seconds)
+        return self._bytes.view(name, namespace, pin=pin, timeout_seconds=_seconds(timeout_seconds))
 
     def get_chunks(
         self,
@@ -314,7 +318,9 @@ class KvClient:
             f"{self._path}/{namespace.key_of(name)}",
             layers=layers,
             wait_seconds=wait_seconds,
-            timeout_seconds=self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds,
+            timeout_seconds=self._transport.timeout_seconds
+            if timeout_seconds is None
+            else bounded_seconds(timeout_seconds),
             verify=self._verify,
         )
 
@@ -401,13 +407,19 @@ class KvClient:
         item, or None for new memory. `CorruptionError`; `UnavailableError` if the stream breaks off: what came before is right. The
         timeout is for each item."""
         return self._bytes.stream(
-            names, namespace, layers=layers, layer_order=layer_order, into=into, timeout_seconds=timeout_seconds
+            names,
+            namespace,
+            layers=layers,
+            layer_order=layer_order,
+            into=into,
+            timeout_seconds=_seconds(timeout_seconds),
         )
 
     def mput(
         self, chunks: Sequence[NewChunk], *, namespace: Namespace = DEFAULT, durability: str | None = None
     ) -> list[StoredChunk | KvobjError]:
-        """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error."""
+        """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error. Of more than
+        1,000, or of a quarter of the server's memory, none is stored: `InvalidRequestError`."""
         return self._bytes.put_many(namespace, chunks, durability=durability)
 
     def mput_batches(
@@ -451,3 +463,7 @@ class KvClient:
 
     def _renew_grant(self, grant_id: bytes) -> None:
         self._leases.call("POST", self._path, dict, query=(("same-host", grant_id.hex()),))
+
+
+def _seconds(timeout_seconds: float | None) -> float | None:
+    return None if timeout_seconds is None else bounded_seconds(timeout_seconds)

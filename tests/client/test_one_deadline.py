@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -18,7 +19,14 @@ from kvobj.client import KvClient, NewChunk
 from kvobj.client.aio import AsyncKvClient
 from kvobj.client.same_host import SameHost
 from kvobj.client.same_host_lane import GrantAnswer
-from kvobj.errors import AccessDeniedError, BusyError, CorruptionError, KvobjError, UnavailableError
+from kvobj.errors import (
+    AccessDeniedError,
+    BusyError,
+    CorruptionError,
+    InvalidRequestError,
+    KvobjError,
+    UnavailableError,
+)
 
 SECONDS = 1.0
 KEY = "kept"
@@ -113,6 +121,20 @@ def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path
         with client_of(running) as client:
             client.put_chunk(KEY, BODY)
         asyncio.run(main(running))
+
+
+@pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
+def test_for_ever_is_a_timeout_and_what_is_no_number_is_none(server: ServerProcess, same_host: bool) -> None:  # noqa: FBT001
+    keys = credentials_of(server)
+    with KvClient(server.endpoint, keys, BUCKET, timeout_seconds=math.inf, same_host=same_host) as client:
+        assert bytes_of(client.get_chunk(KEY)) == BODY
+        assert bytes_of(client.get_chunk(KEY, into=bytearray(MIB), timeout_seconds=1e30)) == BODY
+        assert [bytes_of(item.data) for item in client.mget([KEY], timeout_seconds=math.inf)] == [BODY]
+        assert b"".join(client.follow_chunk(KEY, timeout_seconds=math.inf)) == BODY
+        with pytest.raises(InvalidRequestError):
+            client.get_chunk(KEY, timeout_seconds=math.nan)
+    with pytest.raises(InvalidRequestError):
+        KvClient(server.endpoint, keys, BUCKET, timeout_seconds=math.nan)
 
 
 def test_whether_bytes_go_by_shared_memory_is_told_without_waiting_for_a_server_that_hangs(
