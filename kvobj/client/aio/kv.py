@@ -70,6 +70,11 @@ class AsyncKvClient(OnThreads[KvClient]):
         return self.core.is_same_host_now
 
     @property
+    def is_same_host_now(self) -> bool:
+        """The same as `is_same_host` here."""
+        return self.core.is_same_host_now
+
+    @property
     def same_host_fallbacks(self) -> int:
         """See `KvClient.same_host_fallbacks`."""
         return self.core.same_host_fallbacks
