@@ -55,6 +55,8 @@ LANES_MAX: Final = 4
 RENEWALS_A_LEASE: Final = 3
 REST_SECONDS: Final = 0.5
 REST_SECONDS_MAX: Final = 10.0
+HURRIED_SECONDS: Final = 1.0
+"""A call that has less time than this may end a connection of a server that is only slow: the rest after it does not double."""
 REFUSED_SECONDS: Final = 60.0
 """Who was told no asks again after so long: rights change, and servers do."""
 ROOMS_SECONDS: Final = 2.0
@@ -195,7 +197,8 @@ class SameHost:
         if not self._may_try or len(keys) > KEYS_MAX:
             self._fall_back()
             return None
-        deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + seconds
         lane = self._take(deadline)
         if lane is None:
             self._fall_back()
@@ -209,7 +212,7 @@ class SameHost:
             self._fall_back()
             return None
         finally:
-            self._give(lane)
+            self._give(lane, is_hurried=seconds < HURRIED_SECONDS)
         self.opened += len(keys)
         return Held(lane, opened.extents, opened.sizes, self)
 
@@ -473,39 +476,42 @@ class SameHost:
         return None
 
     def _connect(self, deadline: float) -> Lane | None:
+        seconds = deadline - time.monotonic()
         try:
-            grant = self._grant(deadline - time.monotonic())
+            grant = self._grant(seconds)
             lane = Lane.connect(grant, deadline=min(deadline, time.monotonic() + self._timeout_seconds))
         except KvobjError as error:
             if not _is_cancelled():
                 is_no = not isinstance(error, _LATER)
                 self._is_refused = is_no
-                self._rest(REFUSED_SECONDS if is_no else None)
+                self._rest(REFUSED_SECONDS if is_no else None, is_hurried=seconds < HURRIED_SECONDS)
             return None
         self._is_refused = False
         self._rest_seconds = REST_SECONDS
         self._start_keeper(lane.grant.lease_ms / 1000)
         return lane
 
-    def _rest(self, seconds: float | None) -> None:
-        if seconds is None:
+    def _rest(self, seconds: float | None, *, is_hurried: bool = False) -> None:
+        if seconds is None and is_hurried:
+            seconds = REST_SECONDS
+        elif seconds is None:
             seconds = self._rest_seconds
             self._rest_seconds = min(2 * seconds, REST_SECONDS_MAX)
         self._rest_until = time.monotonic() + seconds
 
-    def _give(self, lane: Lane) -> None:
+    def _give(self, lane: Lane, *, is_hurried: bool = False) -> None:
         with self._changed:
             if lane.is_usable and not self._is_closed:
                 self._idle.append(lane)
             else:
-                self._drop(lane)
+                self._drop(lane, is_hurried=is_hurried)
             self._changed.notify()
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, lane: Lane, *, is_hurried: bool = False) -> None:
         if lane in self._lanes:
             self._lanes.discard(lane)
             if not self._is_closed and not _is_cancelled():
-                self._rest(None)
+                self._rest(None, is_hurried=is_hurried)
         lane.close()
 
     def close(self) -> None:

@@ -139,9 +139,17 @@ def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
     """What changes when parameters are written to, replaced, moved or added, as far as torch notes it: cheap to compare, and says
     nothing of what they are. A change by way of `.data` is not noted."""
     return tuple(
-        (each.data_ptr(), 0 if each.is_inference() else each._version, each.dtype)  # noqa: SLF001 - torch names it so
+        (_place(each), 0 if each.is_inference() else each._version, each.dtype)  # noqa: SLF001 - torch names it so
         for each in model.parameters()
     )
+
+
+def _place(parameter: torch.Tensor) -> int:
+    """Where its bytes lie; of a tensor that is made of others (quantised) which object it is."""
+    try:
+        return int(parameter.data_ptr())
+    except RuntimeError:
+        return id(parameter)
 
 
 def revision_of(model: PreTrainedModel) -> str:

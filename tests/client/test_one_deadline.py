@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from real_client import BUCKET, bytes_of, client_of, credentials_of, kv_server
@@ -17,7 +18,7 @@ from server_process import MIB, ServerProcess
 
 from kvobj.client import KvClient, NewChunk
 from kvobj.client.aio import AsyncKvClient
-from kvobj.client.same_host import SameHost
+from kvobj.client.same_host import REST_SECONDS, SameHost
 from kvobj.client.same_host_lane import GrantAnswer
 from kvobj.errors import (
     AccessDeniedError,
@@ -152,6 +153,25 @@ def test_whether_bytes_go_by_shared_memory_is_told_without_waiting_for_a_server_
                 return time.monotonic() - began
 
     assert asyncio.run(main()) < SECONDS, "an event loop stood still"
+
+
+def test_rests_after_calls_that_had_no_time_do_not_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [0.0], []
+
+    def late(_: float) -> GrantAnswer:
+        asked.append(now[0])
+        raise UnavailableError("the deadline has passed")
+
+    monkeypatch.setattr("kvobj.client.same_host.time", SimpleNamespace(monotonic=lambda: now[0]))
+    path = SameHost(late, lambda _: None, timeout_seconds=30)
+    for _ in range(8):
+        assert path.open(["a"], timeout_seconds=0.01) is None
+        now[0] += REST_SECONDS
+    assert len(asked) == 8, "half a second after each it is tried again"
+    for _ in range(8):
+        assert path.open(["a"]) is None
+        now[0] += REST_SECONDS
+    assert len(asked) == 8 + 4, "a server that had its time is asked less and less: after 0.5, 1 and 2 s"
 
 
 @pytest.mark.parametrize(
