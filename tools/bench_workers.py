@@ -40,7 +40,7 @@ CASES: Final = (
     Case("GET 4 KiB", 4096, 2000, 16),
     Case("GET 64 KiB", 65536, 1500, 16),
     Case("GET 1 MiB", MIB, 200, 8),
-    Case("GET 8 MiB", 8 * MIB, 40, 4),
+    Case("GET 8 MiB", 8 * MIB, 150, 4),
     Case("PUT 1 MiB", MIB, 40, 4, is_put=True),
     Case("PUT 8 MiB", 8 * MIB, 10, 4, is_put=True),
 )
