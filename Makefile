@@ -218,5 +218,5 @@ $(ENVS)/codec/.installed: $(VENV)/bin/python constraints-codec.txt
 $(ENVS)/engine-modules/.installed: $(VENV)/bin/python tools/take_engine_modules.py
 	@echo "taking modules of vLLM and SGLang into $(ENVS)/engine-modules"
 	@rm -rf $(ENVS)/engine-modules
-	@$(VENV)/bin/python tools/take_engine_modules.py $(ENVS)/engine-modules
+	@PYTHONPATH="$(CURDIR)" $(VENV)/bin/python tools/take_engine_modules.py $(ENVS)/engine-modules
 	@touch $@
