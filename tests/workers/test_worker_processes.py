@@ -138,43 +138,6 @@ def test_what_has_come_of_a_chunk_is_followed_before_the_rest_comes(shared: Serv
         assert signer.request("DELETE", f"/{bucket}/followed").status == 204
 
 
-@pytest.mark.parametrize("how", ["is refused", "dies with its worker"])
-def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(shared: ServerProcess, how: str) -> None:
-    declared = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign", "part_axis": "rank"}
-    target = f"/cache/parted/{how.replace(' ', '-')}"
-
-    def place(part: str, **more: str) -> dict[str, str]:
-        said = {"namespace": "parted", "parent": "root", "tokens": "16", "part": part}
-        return {f"x-kvobj-{name}": value for name, value in said.items()} | more
-
-    with shared.raw() as raw, RawConnection(shared.host, shared.port) as connection:
-        document, fields = json.dumps(declared).encode(), {"content-type": "application/json"}
-        query = {"namespace": "parted"}
-        assert raw.request("PUT", "/cache", document, query=query, headers=fields).status == 200
-        if how == "is refused":
-            wrong = place("0/4", **{"x-amz-checksum-crc32": "AAAAAA=="})
-            assert b"BadDigest" in raw.request("PUT", target, sized(5000), headers=wrong).body
-        else:
-            before = shared.settled_occupancy()
-            connection.send(raw.head("PUT", target, headers=place("0/4", **{"content-length": str(MIB)})).head)
-            connection.send(sized(1000))
-            wait_until(
-                lambda: shared.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
-                timeout_seconds=10,
-                what="room for the part",
-            )
-            victim = pid_behind(shared, connection)
-            os.kill(victim, signal.SIGKILL)
-            assert connection.is_closed_by_peer()
-            wait_for_workers(shared, without={victim})
-            shared.wait_for_occupancy(before)
-            raw.close()
-        for part in ("1/2", "0/2"):
-            reply = raw.request("PUT", target, sized(5000, int(part[0])), headers=place(part))
-            assert reply.status == 200, reply.body
-        assert raw.request("GET", target).body == sized(5000, 0) + sized(5000, 1)
-
-
 def test_nothing_is_held_when_nobody_asks(shared: ServerProcess) -> None:
     with shared.raw() as raw:
         assert raw.request("PUT", "/cache/held", sized(MIB)).status == 200
@@ -227,6 +190,43 @@ def test_a_killed_worker_is_replaced_and_loses_nothing_acknowledged(server: Serv
     assert [worker["restarts"] for worker in workers_of(server)] == [1, 1]
     assert {worker["last_end"] for worker in workers_of(server)} == {"SIGKILL"}
     server.settled_occupancy()  # what the dead had left unhashed was hashed, and written down
+
+
+@pytest.mark.parametrize("how", ["is refused", "dies with its worker"])
+def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(shared: ServerProcess, how: str) -> None:
+    declared = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign", "part_axis": "rank"}
+    target = f"/cache/parted/{how.replace(' ', '-')}"
+
+    def place(part: str, **more: str) -> dict[str, str]:
+        said = {"namespace": "parted", "parent": "root", "tokens": "16", "part": part}
+        return {f"x-kvobj-{name}": value for name, value in said.items()} | more
+
+    with shared.raw() as raw, RawConnection(shared.host, shared.port) as connection:
+        document, fields = json.dumps(declared).encode(), {"content-type": "application/json"}
+        query = {"namespace": "parted"}
+        assert raw.request("PUT", "/cache", document, query=query, headers=fields).status == 200
+        if how == "is refused":
+            wrong = place("0/4", **{"x-amz-checksum-crc32": "AAAAAA=="})
+            assert b"BadDigest" in raw.request("PUT", target, sized(5000), headers=wrong).body
+        else:
+            before = shared.settled_occupancy()
+            connection.send(raw.head("PUT", target, headers=place("0/4", **{"content-length": str(MIB)})).head)
+            connection.send(sized(1000))
+            wait_until(
+                lambda: shared.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
+                timeout_seconds=10,
+                what="room for the part",
+            )
+            victim = pid_behind(shared, connection)
+            os.kill(victim, signal.SIGKILL)
+            assert connection.is_closed_by_peer()
+            wait_for_workers(shared, without={victim})
+            shared.wait_for_occupancy(before)
+            raw.close()
+        for part in ("1/2", "0/2"):
+            reply = raw.request("PUT", target, sized(5000, int(part[0])), headers=place(part))
+            assert reply.status == 200, reply.body
+        assert raw.request("GET", target).body == sized(5000, 0) + sized(5000, 1)
 
 
 @pytest.mark.parametrize("bucket", ["plain", "cache", "kept"])
