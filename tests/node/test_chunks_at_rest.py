@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from real_store import node_settings, running_node
 from s3_driver import Driver
+from tier_codecs import wait_for
 
 from kvobj.app.node import Node
 
@@ -42,4 +43,5 @@ async def test_the_search_for_cycles_follows_no_chunk_that_lies_at_rest(
         await put_chain(node, "first", durability)
         before = followed()
         await put_chain(node, "second", durability)
-        assert followed() - before < ALLOWED
+        # What is still under way on a busy machine passes; what a chunk has of its own stays.
+        await wait_for(lambda: followed() - before < ALLOWED)

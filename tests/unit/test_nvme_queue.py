@@ -627,7 +627,7 @@ class TestGivingUp:
         assert await node.read(2) is None
 
     async def test_a_late_end_of_a_hanging_put_is_not_taken_for_the_next_one_s(self, node: NvmeNode) -> None:
-        await start_taking(node, timeouts=NvmeTimeouts(io_seconds=0.1))
+        await start_taking(node, timeouts=NvmeTimeouts(io_seconds=0.5))
         before = await used(node)
         queue = queue_of(node)
         queue.holds = True
