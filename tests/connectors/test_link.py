@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -308,14 +309,16 @@ class TestFaults:
         same_host: bool,  # noqa: FBT001
     ) -> None:
         full = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, buckets=SETTINGS.buckets)
-        with ServerProcess(tmp_path, full) as server:
-            link = StoreLink(settings_of(server, same_host=same_host, timeout_seconds=1))
+        with (
+            ServerProcess(tmp_path, full) as server,
+            closing(StoreLink(settings_of(server, same_host=same_host, timeout_seconds=1))) as link,
+        ):
             kept: list[NewChunk] = []
             for chunk in chunks_of("full", (4 * MIB,) * 64):
                 if not link.store([chunk])[0]:
                     break
-                assert link.hold([chunk.id]) == [True], "pinned, so that nothing gives way"
-                kept.append(chunk)
+                if link.hold([chunk.id]) == [True]:  # else the one chunk that was not pinned gave way meanwhile
+                    kept.append(chunk)
             assert len(kept) < 64
             assert link.is_up, "a full store was taken for one that is away"
             assert "BusyError" in str(link.report()["last_error"]) or "StoreFullError" in str(
@@ -323,7 +326,6 @@ class TestFaults:
             )
             assert loaded(link, kept[:1]) == bodies(kept[:1])
             link.release(names_of(kept))
-            link.close()
 
     @pytest.mark.parametrize("right", ["read", "write"])
     def test_what_a_user_may_not_do_is_refused_and_costs_no_hit_of_what_it_may(
