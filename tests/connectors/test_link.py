@@ -317,9 +317,11 @@ class TestFaults:
             for chunk in chunks_of("full", (4 * MIB,) * 64):
                 if not link.store([chunk])[0]:
                     break
-                if link.hold([chunk.id]) == [True]:  # else the one chunk that was not pinned gave way meanwhile
+                if link.hold([chunk.id]) == [True]:
                     kept.append(chunk)
-            assert len(kept) < 64
+                else:  # all others are pinned: where they fill it, the collector may take this one before it is, too
+                    assert len(kept) >= 12, "a chunk gave way though there was room"
+            assert 12 <= len(kept) < 64
             assert link.is_up, "a full store was taken for one that is away"
             assert "BusyError" in str(link.report()["last_error"]) or "StoreFullError" in str(
                 link.report()["last_error"]
