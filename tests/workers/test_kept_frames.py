@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -268,7 +269,7 @@ def test_ranges_and_heads_of_what_is_kept_say_what_they_say_of_all_else(asking: 
 
 def test_reads_of_what_is_kept_are_counted_as_reads_of_dram(tmp_path: Path) -> None:
     # A server of its own: what a test before read of the shared one may be counted only now.
-    with worker_server(tmp_path) as server, server.raw() as raw:
+    with worker_server(tmp_path) as server, server.raw() as raw, closing(Asking(server, raw)) as asking:
 
         def hits() -> float:
             with RawConnection(server.host, server.admin_port) as admin:
@@ -280,7 +281,6 @@ def test_reads_of_what_is_kept_are_counted_as_reads_of_dram(tmp_path: Path) -> N
         def all_are_counted(wanted: float) -> bool:
             return hits() == wanted
 
-        asking = Asking(server, raw)
         for path, size_bytes in (("/plain/counted-short", 100), ("/plain/counted-long", 100_000)):
             body = os.urandom(size_bytes)
             assert asking.ask(asking.one, "PUT", path, body).status == 200
@@ -288,7 +288,6 @@ def test_reads_of_what_is_kept_are_counted_as_reads_of_dram(tmp_path: Path) -> N
             for _ in range(200):
                 assert asking.ask(asking.one, "GET", path).body == body
             wait_until(partial(all_are_counted, wanted), timeout_seconds=10, what="all reads to be counted")
-        asking.close()
 
 
 def test_nothing_is_kept_for_long_when_nobody_asks(server: ServerProcess, asking: Asking) -> None:
