@@ -12,6 +12,8 @@ from kvobj.errors import KvobjError
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _TOLD_SECONDS_MAX: Final = 10.0
+_CHANCE: Final = random.SystemRandom()
+"""Not the module's own: whoever seeds that, as engines do to repeat a run, would find it drawn from by retries on other threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +66,5 @@ def pause_seconds(tries: int, *, fraction: float | None = None) -> float:
     """How long to wait after so many failed tries: doubling, spread over its upper half so that clients do not come in step.
     `fraction`: where in that half, by chance if None."""
     longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * float(2**tries))
-    where = random.random() if fraction is None else fraction  # noqa: S311 - spreading load is no secret
+    where = _CHANCE.random() if fraction is None else fraction
     return longest * (1 + where) / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from blake3 import blake3
 from fakes import ManualClock
@@ -187,3 +189,9 @@ def test_pauses_grow_and_are_bounded(tries: int) -> None:
     assert shortest == longest / 2
     assert longest <= 2.0
     assert shortest <= pause_seconds(tries) <= longest
+
+
+def test_a_pause_draws_nothing_from_the_chance_that_an_engine_has_seeded() -> None:
+    before = random.getstate()
+    assert len({pause_seconds(4) for _ in range(20)}) > 1
+    assert random.getstate() == before
