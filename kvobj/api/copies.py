@@ -16,7 +16,7 @@ from kvobj.api.exchange import Exchange
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import parse_durability, parse_metadata, parse_stored_headers, write_headers
 from kvobj.api.object_store import ObjectStore
-from kvobj.api.objects_write import MAX_PUT_BYTES, check_same_chunk
+from kvobj.api.objects_write import MAX_PUT_BYTES
 from kvobj.api.operations import CopyObject, UploadPartCopy
 from kvobj.api.ranges import parse_copy_range
 from kvobj.api.settings.new_object import acl_of_object, tags_of_object
@@ -26,6 +26,7 @@ from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow, PartRow
 from kvobj.errors import EntityTooLargeError, InvalidRangeError, NoSuchKeyError, PreconditionFailedError
 from kvobj.store.places import check_size
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
+from kvobj.store.standing import check_same_chunk
 
 
 class ObjectCopies:

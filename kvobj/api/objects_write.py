@@ -31,6 +31,7 @@ from kvobj.errors import EntityTooLargeError, ImmutableChunkError, PreconditionF
 from kvobj.store.groups import check_same_part
 from kvobj.store.places import ChunkPlace, GroupPart, check_size
 from kvobj.store.requests import AT_ONCE_BYTES_MAX, PartTarget, PutRequest, PutResult
+from kvobj.store.standing import check_same_chunk
 
 MAX_PUT_BYTES: Final = 5 * 1024**3
 
@@ -222,17 +223,6 @@ class ObjectWrites:
         if outcome.removed is None and condition is not None and condition.if_match is not None:
             rights.check_row(None, key, Action.DELETE_OBJECT)
         return exchange.reply(204)
-
-
-def check_same_chunk(row: ObjectRow, request: PutRequest) -> None:
-    """First writer wins: the live chunk answers for a write of the same size. Raises `ImmutableChunkError` and, under
-    If-None-Match `*`, `PreconditionFailedError`."""
-    if request.condition is not None and request.condition.if_none_match is not None:
-        raise PreconditionFailedError("the chunk exists", bucket=row.bucket, key=row.key)
-    if row.size_bytes != request.size_bytes:
-        raise ImmutableChunkError(
-            "a live chunk has another size", bucket=row.bucket, key=row.key, size_bytes=row.size_bytes
-        )
 
 
 def _existed(exchange: Exchange, row: ObjectRow, bucket: BucketRow, *more: Header) -> Reply:

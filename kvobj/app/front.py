@@ -198,6 +198,7 @@ def worker_processes(
         on_read=on_read,
         on_hot_read=on_hot_read,
         count_hits=count_hits,
+        prepared=node.prepared,
         granting=None if same_host is None else same_host.grants,
     )
     pool = WorkerPool(

@@ -104,7 +104,7 @@ def start_same_host(
     metrics.gauge_of("kvobj_same_host_staging_bytes", "staging rooms of same-host clients", lambda: staging.total_bytes)
     metrics.gauge_of(
         "kvobj_same_host_prepared_bytes",
-        "room in the arena for what same-host clients may store next",
+        "room in the arena for what same-host clients and workers may store next",
         lambda: node.prepared.bytes_out,
     )
     levels = Levels(

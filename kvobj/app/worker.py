@@ -194,6 +194,7 @@ class Worker(WorkerCalls):
         self._lines.flush()
         await self._upstreams.aclose()
         self._store.frames.kept.clear()
+        self._store.spare.close()
         await self._store.later.drain()
         await self.channel.aclose()
         self._executor.shutdown(wait=False)

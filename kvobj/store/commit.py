@@ -38,7 +38,7 @@ from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.placement import EarlyPut, Placement
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PutRequest, PutResult
-from kvobj.store.sealing import Sealing
+from kvobj.store.sealing import Sealing, ToldHash
 from kvobj.store.write_behind import WriteBehind
 from kvobj.task_endings import to_their_end
 from kvobj.tiers.coded_frames import Coding
@@ -344,6 +344,35 @@ class CommitStep:
         self._write_behind.enqueue(outcome.row)
         self._arriving.tell(bucket.name, request.key)
         return PutResult(row=outcome.row, existed=False, durability=Durability.MEMORY)
+
+    def put_filled(
+        self, request: PutRequest, room: ReceivedBlob, *, checksums: tuple[Checksum, ...]
+    ) -> tuple[PutResult, ToldHash] | None:
+        """`put_at_once` of a chunk whose bytes lie in a room that was prepared for such (`PreparedRooms`), and whose hash is told
+        later by who put them there. The room is the store's from here on.
+
+        None, and nothing was done, as there; the room is still the caller's then.
+        """
+        bucket, plain_bytes, blob_id, frame_bytes = request.bucket, room.plain_bytes, room.blob_id, room.frame_bytes
+        if self._shared is not None and self._shared.must_queue(bucket, Sharing.NONE):
+            return None
+        if not self._placement.has_dirty_room(frame_bytes) or not self.sealing.has_room(plain_bytes):
+            return None
+        ref = BlobRef(bytes(blob_id), plain_bytes, frame_bytes, None, CODEC_RAW)
+        row = self._row(request, (ref,), etag=kv_etag(blob_id), digest=None, checksums=checksums)
+        commit = partial(self._commit_row_at_once, request, row, CommitMode.FIRST_WRITER_WINS)
+        pin = room.pin.share()
+        outcome: CommitOutcome | None = None
+        try:
+            outcome = self._placement.cache.put_within(blob_id, pin, frame_bytes, commit, sealed=False)
+        finally:
+            if outcome is None:
+                pin.release()
+        if outcome is None:
+            return None
+        self._arriving.tell(bucket.name, request.key)
+        told = self.sealing.follow_told(room, outcome.row)
+        return PutResult(row=outcome.row, existed=False, durability=Durability.MEMORY), told
 
     @staticmethod
     def _may_defer(transfer: PutTransfer) -> bool:

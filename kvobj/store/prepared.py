@@ -115,6 +115,10 @@ class PreparedRooms:
             and bucket.remote is not RemoteRule.ALWAYS
         )
 
+    def take(self, room: ReceivedBlob) -> None:
+        """The room is a writer's whose bytes are counted elsewhere from here on."""
+        self.bytes_out -= room.pin.extent.length
+
     def give_back(self, rooms: Sequence[ReceivedBlob]) -> None:
         """Let go of rooms whose writer does not want them, or is gone."""
         for room in rooms:

@@ -53,8 +53,11 @@ class WriteRooms:
         self._split = split
         self._shared = shared
 
-    async def reserve(self, request: PutRequest, existing: ObjectRow | None, durability: Durability) -> PutTransfer:
-        """Room for the body, and the transfer that holds it; none is needed where a live chunk answers."""
+    async def reserve(
+        self, request: PutRequest, existing: ObjectRow | None, durability: Durability, *, room: Pin | None = None
+    ) -> PutTransfer:
+        """Room for the body, and the transfer that holds it; none is needed where a live chunk answers. `room`: as of
+        `Store.start_put`."""
         is_kv = request.bucket.kind is BucketKind.KV
         sharing = Sharing.NONE
         if durability is Durability.SHARED:
@@ -76,7 +79,7 @@ class WriteRooms:
         if existing is None and self._shared is not None and request.part is None:
             queue_room = await self._enter_queue(self._shared, request, sharing)
         try:
-            transfer = await self._reserve_rooms(request, existing, durability, sizes, algorithms)
+            transfer = await self._reserve_rooms(request, existing, durability, sizes, algorithms, room=room)
         except BaseException:
             if queue_room is not None:
                 queue_room.leave(request.size_bytes)
@@ -119,6 +122,8 @@ class WriteRooms:
         durability: Durability,
         sizes: list[int],
         algorithms: set[str],
+        *,
+        room: Pin | None,
     ) -> PutTransfer:
         is_kv = request.bucket.kind is BucketKind.KV
         dirty_bytes = 0
@@ -126,7 +131,9 @@ class WriteRooms:
             dirty_bytes = await self._reserve_dirty(request, raw_frame_bytes(sizes[0]))
         pins: list[Pin] = []
         encode_pin: Pin | None = None
-        if existing is None:
+        if room is not None and existing is None:
+            pins = [room]
+        elif existing is None:
             try:
                 pins = await self._commit_step.reserve(
                     sizes[:2], codec=request.bucket.codec, bucket=request.bucket.name

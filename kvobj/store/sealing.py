@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import FrameCorruptError
+from kvobj.errors import FrameCorruptError, InvalidRequestError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.hashing import BlobHash
@@ -47,6 +47,44 @@ def _hash_and_seal(blobs: list[ReceivedBlob]) -> None:
             blob.hash = BlobHash(blob.payload)
         blob.hash.advance(blob.plain_bytes, None)
         blob.seal()
+
+
+class ToldHash:
+    """The hash of an acknowledged blob that another process computes (`Sealing.follow_told`): told once, or made here after all."""
+
+    __slots__ = ("_blob", "_hash_here", "_row", "_seal", "is_hashed")
+
+    def __init__(
+        self,
+        blob: ReceivedBlob,
+        row: ObjectRow,
+        *,
+        seal: Callable[[ReceivedBlob, ObjectRow], None],
+        hash_here: Callable[[ReceivedBlob, ObjectRow], None],
+    ) -> None:
+        self._blob = blob
+        self._row = row
+        self._seal = seal
+        self._hash_here = hash_here
+        self.is_hashed = False
+        """Whether nothing is waited for any more."""
+
+    def hashed(self, number: int, digest: bytes, block_crcs: Sequence[int]) -> None:
+        """The hash of the blob, which is number 0 and the only one. `InvalidRequestError` for what no such blob has."""
+        if number:
+            raise InvalidRequestError("the body is one blob", blob=number)
+        if not self.is_hashed:
+            blob_hash = self._blob.hash = BlobHash(self._blob.payload)
+            blob_hash.adopt(digest, block_crcs)
+            self.is_hashed = True
+            self._seal(self._blob, self._row)
+
+    def hash_here(self) -> None:
+        """Nobody will tell it."""
+        if not self.is_hashed:
+            self.is_hashed = True
+            self._blob.hash = None
+            self._hash_here(self._blob, self._row)
 
 
 class Sealing:
@@ -97,8 +135,25 @@ class Sealing:
         if not is_hashed_later:
             self._follow_ups[bytes(blob.blob_id)] = asyncio.create_task(self._seal_hashed(blob, row))
             return
-        self._followed += 1
         self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
+        self._put_off(blob, row)
+
+    def follow_told(self, blob: ReceivedBlob, row: ObjectRow) -> ToldHash:
+        """`follow`, of a blob that who filled it hashes, too, in another process: without a task that waits for it."""
+        self._unhashed_bytes += blob.plain_bytes
+        self._follow_ups[bytes(blob.blob_id)] = asyncio.get_running_loop().create_future()
+        return ToldHash(blob, row, seal=self._seal_told, hash_here=self._put_off)
+
+    def _seal_told(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        follow_up = self._follow_ups[bytes(blob.blob_id)]
+        try:
+            blob.seal()
+        finally:
+            self._end_follow_up(blob, row)
+            follow_up.set_result(None)
+
+    def _put_off(self, blob: ReceivedBlob, row: ObjectRow) -> None:
+        self._followed += 1
         self._unsealed.append((blob, row))
         if self._unhashed_bytes > self._delayed_bytes_max:
             self._hurry.set()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, Durability, ObjectRow
-from kvobj.errors import ImmutableChunkError, LayoutMismatchError, ParentNotFoundError
+from kvobj.errors import ImmutableChunkError, LayoutMismatchError, ParentNotFoundError, PreconditionFailedError
 from kvobj.ids import BlobId
 from kvobj.store.lost_rows import LostRows
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
@@ -85,3 +85,14 @@ class Standing:
         if durability is not Durability.MEMORY:
             return False
         return not await self._lost.are_missing([BlobId(blob.blob_id) for blob in row.blobs])
+
+
+def check_same_chunk(row: ObjectRow, request: PutRequest) -> None:
+    """First writer wins: the live chunk answers for a write of the same size. Raises `ImmutableChunkError` and, under
+    If-None-Match `*`, `PreconditionFailedError`."""
+    if request.condition is not None and request.condition.if_none_match is not None:
+        raise PreconditionFailedError("the chunk exists", bucket=row.bucket, key=row.key)
+    if row.size_bytes != request.size_bytes:
+        raise ImmutableChunkError(
+            "a live chunk has another size", bucket=row.bucket, key=row.key, size_bytes=row.size_bytes
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
-from kvobj.arena import PinnedFrame
+from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BucketRow,
@@ -29,7 +29,7 @@ from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
 from kvobj.store.following import Following
 from kvobj.store.groups import GroupStart, GroupState
-from kvobj.store.ingest import PutTransfer, WholeSource
+from kvobj.store.ingest import PutTransfer, ReceivedBlob, WholeSource
 from kvobj.store.lost_rows import LostRows
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.object_reads import ObjectReads
@@ -41,6 +41,7 @@ from kvobj.store.removals import Removals
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PartTarget, PutRequest, PutResult
 from kvobj.store.rooms import WriteRooms
+from kvobj.store.sealing import ToldHash
 from kvobj.store.split import BlobSplit
 from kvobj.store.standing import Standing
 from kvobj.store.uploads import ReceivedPart, UploadEnds
@@ -144,7 +145,7 @@ class Store:
         )
 
     # -- writes --------------------------------------------------------------------------------------------------
-    async def start_put(self, request: PutRequest) -> PutTransfer:
+    async def start_put(self, request: PutRequest, *, room: Pin | None = None) -> PutTransfer:
         """Check what can be known before the body and reserve room for it.
 
         In a KV bucket a live row under the key is in the transfer's `existing`: the caller answers from it, and
@@ -152,9 +153,30 @@ class Store:
         `BusyError` (no room within the deadline), `StoreFullError` (never any room), `InvalidRequestError` (a
         durability class that this store has no tier for), `QuotaExceededError` (a part: its upload's owner holds as much in
         unfinished uploads as one user may).
+
+        `room`: the extent that a body of one blob, in a raw bucket and no part, goes to or lies in; it is the transfer's from here
+        on, and released where there will be none.
         """
+        if room is not None:
+            return await self._start_in(request, room)
         if request.part is not None:
             return await self._start_part(request, request.part)
+        existing, durability = await self._early_look(request)
+        return await self._rooms.reserve(request, existing, durability)
+
+    async def _start_in(self, request: PutRequest, room: Pin) -> PutTransfer:
+        try:
+            existing, durability = await self._early_look(request)
+            transfer = await self._rooms.reserve(request, existing, durability, room=room)
+        except BaseException:
+            room.release()
+            raise
+        if existing is not None:
+            room.release()
+        return transfer
+
+    async def _early_look(self, request: PutRequest) -> tuple[ObjectRow | None, Durability]:
+        """The live chunk that answers for the write, and the class that the write gets."""
         existing = await self._standing.early_look(request)
         durability = self.durability_of(request.bucket, request.durability)
         if (
@@ -165,13 +187,19 @@ class Store:
             existing = None
         elif existing is not None and existing.size_bytes == request.size_bytes:
             (existing,) = await self.reached([existing], request.bucket, request.durability)
-        return await self._rooms.reserve(request, existing, durability)
+        return existing, durability
 
     def put_at_once(
         self, request: PutRequest, source: WholeSource, check: Callable[[Digester], tuple[Checksum, ...]]
     ) -> PutResult | None:
         """See `ObjectStore.put_at_once`."""
         return self._whole_writes.put(request, source, check)
+
+    def put_filled(
+        self, request: PutRequest, room: ReceivedBlob, checksums: tuple[Checksum, ...]
+    ) -> tuple[PutResult, ToldHash] | None:
+        """See `WholeWrites.put_filled`."""
+        return self._whole_writes.put_filled(request, room, checksums)
 
     async def reached(self, rows: Sequence[ObjectRow], bucket: BucketRow, asked: Durability | None) -> list[ObjectRow]:
         """Live rows that stand for a write which asked for this class, once they have it, where that is `shared`: each with the

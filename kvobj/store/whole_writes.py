@@ -1,7 +1,7 @@
-"""A small object whose bytes are here when its write begins: stored in one step, or left to a transfer.
+"""An object whose bytes are here when its write begins: stored in one step, or left to a transfer.
 
-`CommitStep.put_at_once` is that step; here is what is known before it: whether the write is one of those, whether anything answers
-for it or stands in its way, and the digests that its row tells.
+`CommitStep.put_at_once` is that step, `put_filled` that of a chunk which lies in the arena already. Here is what is known before:
+whether the write is one of those, whether anything answers for it or stands in its way, and the digests that its row tells.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from kvobj.errors import KvobjError, NoSuchKeyError, PreconditionFailedError
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.at_once import at_once
 from kvobj.store.commit import CommitStep, kv_etag
-from kvobj.store.ingest import WholeSource
+from kvobj.store.ingest import ReceivedBlob, WholeSource
 from kvobj.store.requests import AT_ONCE_BYTES_MAX, PutRequest, PutResult
+from kvobj.store.sealing import ToldHash
 from kvobj.store.split import BlobSplit
 
 
@@ -39,13 +40,7 @@ class WholeWrites:
     ) -> PutResult | None:
         """See `ObjectStore.put_at_once`."""
         bucket, size_bytes = request.bucket, request.size_bytes
-        if (
-            (bucket.durability if request.durability is None else request.durability) is not Durability.MEMORY
-            or not 0 < size_bytes <= min(AT_ONCE_BYTES_MAX, self._split.blob_plain_bytes_max)
-            or bucket.codec != CODEC_RAW
-            or request.part is not None
-            or request.ends is not None
-        ):
+        if not (size_bytes <= AT_ONCE_BYTES_MAX and self._may_be_one_step(request)):
             return None
         is_kv, condition = bucket.kind is BucketKind.KV, request.condition
         if is_kv and condition is not None and condition.if_none_match is None:
@@ -74,6 +69,32 @@ class WholeWrites:
             mode=CommitMode.FIRST_WRITER_WINS if is_kv else CommitMode.REPLACE,
             etag=etag,
             checksums=checksums,
+        )
+
+    def put_filled(
+        self, request: PutRequest, room: ReceivedBlob, checksums: tuple[Checksum, ...]
+    ) -> tuple[PutResult, ToldHash] | None:
+        """`CommitStep.put_filled`, of a chunk that nothing answers for and whose writer waits for no digest; None, and nothing was
+        done: a transfer does it, or tells why not."""
+        if (
+            request.bucket.kind is not BucketKind.KV
+            or request.condition is not None
+            or request.wants_digest
+            or not self._may_be_one_step(request)
+            or not self._is_free(request)
+        ):
+            return None
+        return self._commit_step.put_filled(request, room, checksums=checksums)
+
+    def _may_be_one_step(self, request: PutRequest) -> bool:
+        """Whether it is of class `memory`, as it is, and neither a part nor made of such."""
+        bucket = request.bucket
+        return (
+            (bucket.durability if request.durability is None else request.durability) is Durability.MEMORY
+            and 0 < request.size_bytes <= self._split.blob_plain_bytes_max
+            and bucket.codec == CODEC_RAW
+            and request.part is None
+            and request.ends is None
         )
 
     def _is_free(self, request: PutRequest) -> bool:

@@ -86,6 +86,13 @@ class OpenTransfer(_Value, frozen=True, array_like=True):
     is_written_down: bool = False
 
 
+class SpareRoom(_Value, frozen=True, array_like=True, gc=False):
+    """Room for a chunk that the worker has not been asked to store yet, under a handle, which is less than 0."""
+
+    handle: int
+    room: Room
+
+
 class WrittenRow(_Value, frozen=True, array_like=True):
     """A `PutResult`, with its row by its kind."""
 
@@ -107,6 +114,22 @@ class WrittenRow(_Value, frozen=True, array_like=True):
         row = self.object if self.object is not None else self.part
         assert row is not None
         return PutResult(row, existed=self.existed, durability=self.durability)
+
+
+class Stored(_Value, frozen=True, array_like=True):
+    """What `put` did, and room for the next one of that size."""
+
+    written: WrittenRow
+    rooms: list[SpareRoom] = []
+
+
+class Hashed(_Value, frozen=True, array_like=True, gc=False):
+    """What a worker has computed of a blob, all of whose bytes are there: of the body's blob of this number."""
+
+    handle: int
+    blob: int
+    digest: bytes
+    block_crcs: list[int]
 
 
 class GroupProgress(_Value, frozen=True, array_like=True):
@@ -295,8 +318,34 @@ class StoreCalls:
         """So many leading bytes of the body's blob of this number are in its room."""
         raise NotImplementedError
 
-    def hashed(self, handle: int, blob: int, digest: bytes, block_crcs: list[int]) -> None:
-        """What the worker has computed of a blob whose bytes are all there; also after the commit."""
+    def hashed(self, hashes: list[Hashed]) -> None:
+        """What the worker has computed; also after the commit."""
+        raise NotImplementedError
+
+    async def spare_rooms(self, request: PutRequest, count: int) -> list[SpareRoom]:
+        """Room for so many chunks like this one that are still to come, or for fewer."""
+        raise NotImplementedError
+
+    def give_back(self, rooms: list[int]) -> None:
+        """No chunk will come into these rooms, or it will not be whole: what was begun of it is undone."""
+        raise NotImplementedError
+
+    def begin(self, room: int, request: PutRequest) -> None:
+        """A chunk is on its way into the room, and takes its time: that it arrives, and how far it has come (`filled`), is for
+        others to know."""
+        raise NotImplementedError
+
+    async def put(
+        self,
+        room: int,
+        request: PutRequest,
+        digests: dict[str, bytes],
+        checksums: tuple[Checksum, ...],
+        want_digest: bool,  # noqa: FBT001
+        rooms: int,
+    ) -> Stored:
+        """`start_put` and `commit` of a chunk that lies in the room, which is the store's from here on whatever comes of it; and so
+        many rooms for the next ones."""
         raise NotImplementedError
 
     async def commit(

@@ -44,13 +44,14 @@ LONG_STORE_CALLS: Final = frozenset(
         "remove_namespace",
         "next_followed",
         "place",
+        "put",
         "reached",
         "start_put",
         "start_group_part",
     }
 )
 """Calls of the store process that move objects, follow what others do, or wait for class shared."""
-HOLDING_CALLS: Final = frozenset({"open", "open_blob", "start_put", "follow"})
+HOLDING_CALLS: Final = frozenset({"open", "open_blob", "start_put", "put", "spare_rooms", "follow"})
 """Calls whose answers hold something in the store process."""
 _SWEEP_SECONDS: Final = 1.0
 # Plain numbers: to compare with a member of an enumeration costs ten times as much.
@@ -121,7 +122,7 @@ class Channel(asyncio.Protocol):
         self._is_flush_due = False
         self._is_reading = False
         self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        self.on_flush: Callable[[], None] | None = None
+        self.on_flush: list[Callable[[], None]] = []
         """Called when messages leave: what can wait for others to leave with is told now."""
         self.heard_at = self._loop.time()
         """When anything came from the other end the last time, on the loop's clock."""
@@ -180,8 +181,8 @@ class Channel(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self.on_flush is not None:
-            self.on_flush()
+        for tell in self.on_flush:
+            tell()
         self._is_flush_due = False
         outgoing, self._outgoing = self._outgoing, []
         transport = self._transport

@@ -44,6 +44,7 @@ from kvobj.store.chunks import ChunkStore
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.placement import ReadTier
 from kvobj.store.places import ChunkPlace
+from kvobj.store.prepared import PreparedRooms
 from kvobj.store.reader import fetch, slices_of
 from kvobj.store.representation import Accepted, stored_codec
 from kvobj.store.requests import PutRequest
@@ -58,18 +59,23 @@ from kvobj.workers.calls import (
     FollowedUpload,
     GroupBegin,
     GroupProgress,
+    Hashed,
     Matched,
     OpenFrame,
     OpenTransfer,
     Room,
+    SpareRoom,
     StoreCalls,
+    Stored,
     WorkerCalls,
     WrittenRow,
 )
 from kvobj.workers.channel import LATER, Channel
 from kvobj.workers.following import FollowedStreams
+from kvobj.workers.given_rooms import GivenRooms
 from kvobj.workers.held_frames import HeldFrames
 from kvobj.workers.held_transfers import HeldTransfers, room_of
+from kvobj.workers.room_puts import RoomPuts
 from kvobj.workers.wire import failure_of
 
 WORKER_LONG_CALLS: Final = frozenset({"drain"})
@@ -92,6 +98,7 @@ class StoreParts:
     on_read: Callable[[ObjectRow], None]
     on_hot_read: Callable[[ObjectRow], None]
     count_hits: Callable[[int, int], None]
+    prepared: PreparedRooms
     granting: Granting | None = None
 
 
@@ -109,17 +116,20 @@ class Desk(StoreCalls):
             interface=StoreCalls,
             calls=WorkerCalls,
             log=log,
-            at_once={"open": self._open_now},
+            at_once={"open": self._open_now, "put": self._put_now},
             long_calls=WORKER_LONG_CALLS,
         )
         self.worker: WorkerCalls = self.channel.proxy(WorkerCalls)
         self._frames = HeldFrames(parts.in_use, filled=self._frame_filled, failed=self._frame_failed)
         self._followed = FollowedStreams(parts.store.following)
         self._transfers = HeldTransfers(send_room=self._send_room, fail=self._transfer_failed, log=log)
+        self._rooms = GivenRooms(parts.prepared)
+        self._room_puts = RoomPuts(parts.store, self._rooms, self._transfers, log)
 
     def __len__(self) -> int:
         """What the worker holds here: nothing of it may be left when it is idle, or gone."""
-        return len(self._frames) + len(self._transfers) + len(self._gates) + len(self._followed)
+        held = len(self._frames) + len(self._transfers) + len(self._room_puts)
+        return held + len(self._gates) + len(self._followed)
 
     async def connect(self, pair: socket.socket) -> None:
         """Speak over this end of the pair, which is the channel's from here on."""
@@ -135,6 +145,7 @@ class Desk(StoreCalls):
         """The worker is gone, and writes into no memory any more: end its calls and give back what it held."""
         await self.channel.aclose()
         self.count_hits()
+        await self._room_puts.aclose()
         await self._transfers.aclose()
         await self._followed.aclose()
         self._frames.close()
@@ -280,11 +291,50 @@ class Desk(StoreCalls):
 
     def filled(self, handle: int, blob: int, filled: int) -> None:
         """See `StoreCalls.filled`."""
-        self._transfers.filled(handle, blob, filled)
+        if handle < 0:
+            self._room_puts.filled(handle, filled)
+        else:
+            self._transfers.filled(handle, blob, filled)
 
-    def hashed(self, handle: int, blob: int, digest: bytes, block_crcs: list[int]) -> None:
+    def hashed(self, hashes: list[Hashed]) -> None:
         """See `StoreCalls.hashed`."""
-        self._transfers.hashed(handle, blob, digest, block_crcs)
+        for told in hashes:
+            self._room_puts.hashed(told)
+
+    async def spare_rooms(self, request: PutRequest, count: int) -> list[SpareRoom]:
+        """See `StoreCalls.spare_rooms`."""
+        return self._rooms.give(request, count)
+
+    def give_back(self, rooms: list[int]) -> None:
+        """See `StoreCalls.give_back`."""
+        self._room_puts.give_back(rooms)
+
+    def begin(self, room: int, request: PutRequest) -> None:
+        """See `StoreCalls.begin`."""
+        self._room_puts.begin(room, request)
+
+    def _put_now(
+        self,
+        room: int,
+        request: PutRequest,
+        digests: dict[str, bytes],
+        checksums: tuple[Checksum, ...],
+        want_digest: bool,  # noqa: FBT001
+        rooms: int,
+    ) -> object:
+        return self._room_puts.put_now(room, request, digests, checksums, want_digest, rooms)
+
+    async def put(
+        self,
+        room: int,
+        request: PutRequest,
+        digests: dict[str, bytes],
+        checksums: tuple[Checksum, ...],
+        want_digest: bool,  # noqa: FBT001
+        rooms: int,
+    ) -> Stored:
+        """See `StoreCalls.put`."""
+        return await self._room_puts.put(room, request, digests, checksums, want_digest, rooms)
 
     async def commit(
         self,

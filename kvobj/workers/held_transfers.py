@@ -18,7 +18,8 @@ from kvobj.catalog.rows import CommitOutcome, ObjectRow
 from kvobj.errors import InvalidRequestError, KvobjError
 from kvobj.store.hashing import BlobHash
 from kvobj.store.ingest import PutTransfer
-from kvobj.workers.calls import Room
+from kvobj.store.sealing import ToldHash
+from kvobj.workers.calls import Hashed, Room
 
 EAGER_BYTES: Final = 1024 * 1024
 """A body of so much is taken in while it arrives, so that it can be written down and followed meanwhile; a smaller one at its
@@ -140,19 +141,20 @@ class HeldTransfers:
         self._log = log
         self._next_handle = 1
         self._held: dict[int, HeldTransfer] = {}
-        self._unhashed: dict[int, HeldTransfer] = {}
+        self._unhashed: dict[int, HeldTransfer | ToldHash] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """How many are out, those included whose hash is still to come."""
         return len(self._held) + len(self._unhashed)
 
-    async def take(self, transfer: PutTransfer) -> tuple[int, HeldTransfer]:
-        """Enter the transfer's context and keep it for the worker."""
+    async def take(self, transfer: PutTransfer, handle: int = 0) -> tuple[int, HeldTransfer]:
+        """Enter the transfer's context and keep it for the worker, under a handle of its own unless it has one."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(transfer)
-            handle = self._next_handle
-            self._next_handle += 1
+            if not handle:
+                handle = self._next_handle
+                self._next_handle += 1
 
             def send_room(blob: int, room: Room) -> None:
                 self._send_room(handle, blob, room)
@@ -170,19 +172,28 @@ class HeldTransfers:
             raise InvalidRequestError("no such transfer", handle=handle)
         return held
 
+    def find(self, handle: int) -> HeldTransfer | None:
+        """The transfer of a handle, if there is one."""
+        return self._held.get(handle)
+
     def filled(self, handle: int, blob: int, filled: int) -> None:
         """See `HeldTransfer.filled`; of a transfer that is over it is ignored."""
         held = self._held.get(handle)
         if held is not None:
             held.filled(blob, filled)
 
-    def hashed(self, handle: int, blob: int, digest: bytes, block_crcs: Sequence[int]) -> None:
+    def await_hash(self, handle: int, told: ToldHash) -> None:
+        """The worker will tell the hash of what is committed already."""
+        self._unhashed[handle] = told
+
+    def hashed(self, told: Hashed) -> None:
         """See `HeldTransfer.hashed`; also after the commit."""
+        handle = told.handle
         held = self._held.get(handle) or self._unhashed.get(handle)
         if held is None:
             return
         try:
-            held.hashed(blob, digest, block_crcs)
+            held.hashed(told.blob, told.digest, told.block_crcs)
         except InvalidRequestError as error:
             self._log.error("a worker's hash is not that of its blob: %s", error)
             held.hash_here()

@@ -36,7 +36,7 @@ class RemoteFrames:
         self._filling: dict[int, Progress] = {}
         self._released: list[int] = []
         self._next_use = 1
-        channel.on_flush = self._tell_released
+        channel.on_flush.append(self._tell_released)
 
     def answered(self, opened: OpenFrame) -> None:
         """The answer has come; what is told of the frame next finds it."""

@@ -33,12 +33,14 @@ from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import BlobSlice, HotRead, InUse, ObjectReader, slices_of
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
-from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls
+from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls, Stored
 from kvobj.workers.channel import Channel
 from kvobj.workers.following import RemoteFollowing
 from kvobj.workers.kept_frames import Keeping
 from kvobj.workers.mapped_arena import MappedArena
 from kvobj.workers.reading import NOTHING_USED, RemoteFrames
+from kvobj.workers.spare_rooms import SpareRooms
+from kvobj.workers.spare_writing import SpareTransfer
 from kvobj.workers.writing import LaterHashes, WorkerTransfer
 
 
@@ -59,6 +61,7 @@ class WorkerStore:
         self.following = RemoteFollowing(channel, calls)
         self.frames = RemoteFrames(channel, calls, arena, keeping)
         self.later = LaterHashes(channel, executor)
+        self.spare = SpareRooms(channel, calls)
         self._channel = channel
         self._calls = calls
         self._arena = arena
@@ -93,13 +96,38 @@ class WorkerStore:
         elif isinstance(result, OpenTransfer) and result.handle:
             self._transfers.pop(result.handle, None)
             self._channel.tell("leave", result.handle)
+        elif isinstance(result, Stored):
+            self.spare.give_back([room.handle for room in result.rooms])
+        elif call == "spare_rooms":
+            self.spare.give_back([room.handle for room in result])
         elif call == "follow" and result is not None:
             self._channel.tell("unfollow", result.handle)
 
     # -- writes --------------------------------------------------------------------------------------------------
-    async def start_put(self, request: PutRequest) -> WorkerTransfer:
-        """See `ObjectStore.start_put`."""
+    async def start_put(self, request: PutRequest) -> WorkerTransfer | SpareTransfer:
+        """See `ObjectStore.start_put`: without asking where there is room at hand, and what the store process would find before the
+        body is not there."""
+        room = self.spare.take(request)
+        if room is not None:
+            if self._may_come(request):
+                return SpareTransfer(
+                    request,
+                    room,
+                    channel=self._channel,
+                    calls=self._calls,
+                    arena=self._arena,
+                    later=self.later,
+                    rooms=self.spare,
+                )
+            self.spare.add(request, [room])
         return self._started(await self._calls.start_put(request, in_batch=False))
+
+    def _may_come(self, request: PutRequest) -> bool:
+        """Whether no live chunk answers for the write, and its parent is there."""
+        parent = None if request.place is None else request.place.parent
+        keys = [request.key, parent] if parent else [request.key]
+        rows = at_once(self.catalog.lookup(request.bucket.name, keys))
+        return rows is not None and rows[0] is None and all(row is not None for row in rows[1:])
 
     def put_at_once(
         self,

@@ -20,14 +20,15 @@ from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import IncompleteBodyError, KvobjError
 from kvobj.store.hashing import INLINE_BYTES, BlobHash, HashPipeline
 from kvobj.store.requests import PutResult
-from kvobj.workers.calls import OpenTransfer, Room, StoreCalls
+from kvobj.workers.calls import Hashed, OpenTransfer, Room, StoreCalls
 from kvobj.workers.channel import Channel
 from kvobj.workers.mapped_arena import MappedArena
 
 _TOLD_BYTES: Final = 1024 * 1024
 """How far a body has come is told in steps of so much, where the store process writes it down meanwhile."""
 _TOLD_SECONDS: Final = 0.005
-"""Else it is told so often: only followers ask, and each message wakes the store process."""
+"""Else it is told so often, and hashes of what was acknowledged wait for so long for other messages to leave with: each message by
+itself wakes the store process."""
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -48,6 +49,8 @@ class LaterHashes:
         self._waiting: deque[tuple[int, BlobHash, Pin]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._others: set[asyncio.Task[None]] = set()
+        self._untold: list[Hashed] = []
+        channel.on_flush.append(self._tell_all)
 
     def keep(self, task: asyncio.Task[None]) -> None:
         """What else tells of a hash, and may go on when its transfer is over."""
@@ -82,13 +85,21 @@ class LaterHashes:
 
     def _tell(self, handle: int, blob: BlobHash, pin: Pin) -> None:
         assert blob.digest is not None
-        self._channel.tell("hashed", handle, 0, blob.digest, blob.block_crcs)
+        if not self._untold:
+            asyncio.get_running_loop().call_later(_TOLD_SECONDS, self._tell_all)
+        self._untold.append(Hashed(handle, 0, blob.digest, blob.block_crcs))
         pin.release()
+
+    def _tell_all(self) -> None:
+        if self._untold:
+            untold, self._untold = self._untold, []
+            self._channel.tell("hashed", untold)
 
     async def drain(self) -> None:
         """Return when nothing waits."""
         while self._task is not None or self._others:
             await asyncio.wait([*self._others, *([] if self._task is None else [self._task])])
+        self._tell_all()
 
 
 def _hash_all(blobs: list[BlobHash]) -> None:
@@ -172,7 +183,7 @@ class WorkerTransfer:
         for number, plain_bytes in enumerate(self._opened.sizes):
             room = self._opened.room if number == 0 else await self._room_of(number)
             assert room is not None
-            pin = self._arena.pin(room, _nothing)
+            pin = self._arena.pin(room, nothing)
             self._pins.append(pin)
             offset = raw_payload_offset(plain_bytes)
             payload = pin.view[offset : offset + plain_bytes]
@@ -234,7 +245,7 @@ class WorkerTransfer:
 
     def _tell_hash(self, number: int, blob: BlobHash) -> None:
         assert blob.digest is not None
-        self._channel.tell("hashed", self.handle, number, blob.digest, blob.block_crcs)
+        self._channel.tell("hashed", [Hashed(self.handle, number, blob.digest, blob.block_crcs)])
 
     async def digests(self) -> Digester:
         """See `Transfer.digests`."""
@@ -292,5 +303,5 @@ class WorkerTransfer:
             self._later.add(self.handle, self._hashes[0], self._pins[0].share())
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Rooms of transfers end with their transfers."""

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,41 @@ def test_what_a_killed_worker_was_receiving_leaves_nothing(shared: ServerProcess
     shared.wait_for_occupancy(before)
     with shared.raw() as raw:
         assert raw.request("GET", f"/{bucket}/cut-{sent_bytes}").status == 404
+
+
+def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(shared: ServerProcess) -> None:
+    """Rooms at hand go from writer to writer: none reads what another left there, and none is kept."""
+    before = shared.settled_occupancy()
+    size_bytes, turns = 300_000, 24
+
+    def write(writer: int) -> list[str]:
+        stored: list[str] = []
+        with shared.raw() as raw:
+            for turn in range(turns):
+                path = f"/cache/room-{writer}-{turn}"
+                body = sized(size_bytes, writer * turns + turn)
+                if turn % 4 == 3:
+                    with RawConnection(shared.host, shared.port) as connection:
+                        connection.send(raw.head("PUT", path, headers={"content-length": str(size_bytes)}).head)
+                        connection.send(body[: size_bytes // 3 * (turn % 3)])
+                    continue
+                reply = raw.request("PUT", path, body)
+                assert reply.status == 200, reply.body
+                stored.append(path)
+        return stored
+
+    with ThreadPoolExecutor(4) as writers:
+        found = list(writers.map(write, range(4)))
+    with shared.raw() as raw:
+        for writer, paths in enumerate(found):
+            for turn in range(turns):
+                path = f"/cache/room-{writer}-{turn}"
+                reply = raw.request("GET", path)
+                assert reply.status == (200 if path in paths else 404), reply.body
+                if reply.status == 200:
+                    assert reply.body == sized(size_bytes, writer * turns + turn)
+                    assert raw.request("DELETE", path).status == 204
+    shared.wait_for_occupancy(before)
 
 
 def test_a_killed_worker_lets_go_of_what_it_was_sending(shared: ServerProcess) -> None:

@@ -1,0 +1,172 @@
+"""The store process's side of chunks that come whole: `put` names a room that the worker was given before and has filled.
+
+Most are stored in one step, without a transfer and without a task. The rest, and those that are told of before they are whole, are
+transfers like any other, under the handle of their room. Event-loop-only.
+"""
+
+# The arguments of a call are what it needs (`calls`).
+# ruff: noqa: PLR0917
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvobj.arena import Pin
+from kvobj.catalog.rows import Checksum, ObjectRow
+from kvobj.errors import KvobjError
+from kvobj.store.requests import PutRequest
+from kvobj.store.standing import check_same_chunk
+from kvobj.store.store import Store
+from kvobj.task_endings import ended
+from kvobj.workers.calls import Hashed, Stored, WrittenRow
+from kvobj.workers.channel import LATER
+from kvobj.workers.given_rooms import GivenRooms
+from kvobj.workers.held_transfers import HeldTransfers
+
+
+class RoomPuts:
+    """Those of one worker."""
+
+    def __init__(self, store: Store, rooms: GivenRooms, transfers: HeldTransfers, log: logging.Logger) -> None:
+        self._store = store
+        self._rooms = rooms
+        self._transfers = transfers
+        self._log = log
+        self._begun: dict[int, _Begun] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Rooms that the worker has, and those whose transfers are being opened. Transfers are counted by `HeldTransfers`."""
+        return len(self._rooms) + len(self._begun)
+
+    # -- what the worker tells -----------------------------------------------------------------------------------
+    def begin(self, handle: int, request: PutRequest) -> None:
+        """See `StoreCalls.begin`."""
+        self._begin(handle, request)
+
+    def filled(self, handle: int, filled: int) -> None:
+        """See `StoreCalls.filled`."""
+        begun = self._begun.get(handle)
+        if begun is not None:
+            begun.filled = filled
+        self._transfers.filled(handle, 0, filled)
+
+    def hashed(self, told: Hashed) -> None:
+        """See `StoreCalls.hashed`."""
+        begun = self._begun.get(told.handle)
+        if begun is not None and self._transfers.find(told.handle) is None:
+            begun.hashed = told
+        else:
+            self._transfers.hashed(told)
+
+    def give_back(self, handles: list[int]) -> None:
+        """See `StoreCalls.give_back`."""
+        for handle in handles:
+            if not self._rooms.take_back(handle) and handle in self._begun:
+                task = asyncio.create_task(self._end(handle), name="worker-leave")
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+
+    # -- what it asks --------------------------------------------------------------------------------------------
+    def put_now(
+        self,
+        handle: int,
+        request: PutRequest,
+        digests: dict[str, bytes],  # noqa: ARG002 - for a transfer
+        checksums: tuple[Checksum, ...],
+        want_digest: bool,  # noqa: FBT001
+        rooms: int,
+    ) -> object:
+        """`put`, where nothing has to be waited for; else `LATER`, and nothing was done."""
+        if want_digest or handle in self._begun:
+            return LATER
+        done = self._store.put_filled(request, self._rooms.get(handle, request), checksums)
+        if done is None:
+            return LATER
+        result, told = done
+        self._rooms.take(handle)
+        self._transfers.await_hash(handle, told)
+        return Stored(WrittenRow.of(result), self._rooms.give(request, rooms))
+
+    async def put(
+        self,
+        handle: int,
+        request: PutRequest,
+        digests: dict[str, bytes],
+        checksums: tuple[Checksum, ...],
+        want_digest: bool,  # noqa: FBT001
+        rooms: int,
+    ) -> Stored:
+        """See `StoreCalls.put`."""
+        begun = self._begun.get(handle) or self._begin(handle, request)
+        try:
+            existing = await asyncio.shield(begun.opening)
+            if existing is not None:
+                check_same_chunk(existing, request)
+                row = await self._store.settled(existing, wait=want_digest)
+                written = WrittenRow(row, None, existed=True, durability=row.durability)
+            else:
+                held = self._transfers.get(handle)
+                held.filled(0, request.size_bytes)
+                transfer = await held.received(digests)
+                written = WrittenRow.of(await transfer.commit(checksums=checksums, want_digest=want_digest))
+        finally:
+            await self._end(handle)
+        return Stored(written, self._rooms.give(request, rooms))
+
+    # -- transfers -----------------------------------------------------------------------------------------------
+    def _begin(self, handle: int, request: PutRequest) -> _Begun:
+        begun = self._begun[handle] = _Begun(self._rooms.get(handle, request).pin)
+        self._rooms.take(handle)
+        begun.opening = asyncio.create_task(self._open(handle, begun, request), name="worker-transfer")
+        return begun
+
+    async def _open(self, handle: int, begun: _Begun, request: PutRequest) -> ObjectRow | None:
+        begun.is_taken = True
+        transfer = await self._store.start_put(request, room=begun.pin)
+        if transfer.existing is not None:
+            return transfer.existing
+        _, held = await self._transfers.take(transfer, handle)
+        held.filled(0, begun.filled)
+        if begun.hashed is not None:
+            self._transfers.hashed(begun.hashed)
+        return None
+
+    async def _end(self, handle: int) -> None:
+        """Leave the transfer: what was not committed is undone. Idempotent."""
+        begun = self._begun.pop(handle, None)
+        if begun is None:
+            return
+        try:
+            await ended([begun.opening])
+        finally:
+            if not begun.is_taken:
+                begun.pin.release()
+            try:
+                await self._transfers.end(handle)
+            except KvobjError as error:
+                self._log.warning("a transfer could not be undone whole: %s", error)
+
+    async def aclose(self) -> None:
+        """The worker is gone, and no call of it runs any more: undo what was begun, and take the rooms back."""
+        for handle in list(self._begun):
+            await self._end(handle)
+        if self._ending:
+            await asyncio.wait(self._ending)
+        self._rooms.close()
+
+
+class _Begun:
+    """A room whose chunk has become, or becomes, a transfer. `opening`: the start of that, and the live chunk that answers for it
+    if there is one; `is_taken`: the extent is the transfer's, or was given back by it. The rest is what was told before."""
+
+    __slots__ = ("filled", "hashed", "is_taken", "opening", "pin")
+
+    opening: asyncio.Task[ObjectRow | None]
+
+    def __init__(self, pin: Pin) -> None:
+        self.pin = pin
+        self.is_taken = False
+        self.filled = 0
+        self.hashed: Hashed | None = None
