@@ -36,6 +36,7 @@ from kvobj.errors import (
     NoSuchKeyError,
     NoSuchUploadError,
     PreconditionFailedError,
+    StoreFullError,
 )
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.commit import kv_etag
@@ -45,6 +46,9 @@ from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import HotRead
 from kvobj.store.representation import Accepted, choose
 from kvobj.store.requests import PutRequest, PutResult
+
+CAPACITY_BYTES = 256 * 2**20
+"""Room for an object is made where it is begun, all of it."""
 
 
 def _page_keys(keys: Sequence[str], key_prefix: str, delimiter: str, after: str) -> list[tuple[str, bool]]:
@@ -307,6 +311,8 @@ class FakeStore:
             existing = live if request.bucket.kind is BucketKind.KV and not _replaces(request.condition) else None
         if durability is Durability.SHARED:
             raise InvalidRequestError("durability class shared needs a remote tier, and none is configured")
+        if request.size_bytes > CAPACITY_BYTES:
+            raise StoreFullError("larger than the store", size_bytes=request.size_bytes)
         return FakeTransfer(self, request, existing, durability)
 
     def put_at_once(

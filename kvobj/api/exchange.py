@@ -177,7 +177,8 @@ class Exchange:
     def body_size_bytes(self) -> int:
         """The payload's length: of Content-Length, or of x-amz-decoded-content-length inside aws-chunked framing.
 
-        Raises `S3Error` MissingContentLength (411) where there is none.
+        Raises `S3Error` MissingContentLength (411) where there is none, and `IncompleteBodyError` where Content-Length leaves no
+        room for what is said to be inside: nothing is reserved for it.
         """
         if not self.authentication.payload_mode.is_chunked:
             if self.body.length is None or (self.body.length == 0 and self.fields.get("content-length") in (None, "")):
@@ -190,7 +191,10 @@ class Exchange:
             raise S3Error(
                 "InvalidArgument", "x-amz-decoded-content-length must be a number.", ArgumentName=_DECODED_LENGTH
             )
-        return int(value)
+        size_bytes = int(value)
+        if self.body.length is not None and size_bytes > self.body.length:
+            raise IncompleteBodyError("the body is shorter than its decoded length", size_bytes=size_bytes)
+        return size_bytes
 
     def source(self, size_bytes: int) -> PayloadSource:
         """The payload to receive, without its framing."""

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 from fuzz_framing import StepBody
-from s3_driver import Driver
+from s3_driver import Driver, FakeBody
 
 from kvobj.api.aws_chunked import MAX_LINE_BYTES, AwsChunkedSource
 from kvobj.api.chunk_headers import parse_chunk_headers, parse_pin
@@ -63,3 +63,19 @@ async def test_complete_refuses_a_type_that_its_checksum_cannot_have(kind: str) 
         headers={"x-amz-checksum-sha256": "LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=", "x-amz-checksum-type": kind},
     )
     assert (answer.status, answer.code) == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("size_bytes", [6, 2**31 - 1])
+async def test_no_room_is_reserved_for_more_than_a_framed_body_can_hold(size_bytes: int) -> None:
+    driver = Driver()
+    await driver.request("PUT", "/bucket")
+    body = FakeBody(b"5", length=5)
+    answer = await driver.request(
+        "PUT",
+        "/bucket/key",
+        body=body,
+        headers={"content-encoding": "aws-chunked", "x-amz-decoded-content-length": str(size_bytes)},
+        payload="STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    )
+    assert (answer.status, answer.code) == (400, "IncompleteBody")
+    assert not body.accepted
