@@ -199,6 +199,7 @@ def worker_processes(
         on_hot_read=on_hot_read,
         count_hits=count_hits,
         prepared=node.prepared,
+        workers=workers,
         granting=None if same_host is None else same_host.grants,
     )
     pool = WorkerPool(

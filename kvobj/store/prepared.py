@@ -71,7 +71,7 @@ class PreparedRooms:
         self._blob_ids = blob_ids
         self._split = split
         self._clock = clock
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._on_asked = on_asked
         self.bytes_out = 0
         """Of extents that are prepared and not committed."""
@@ -101,7 +101,7 @@ class PreparedRooms:
 
     @property
     def _left_bytes(self) -> int:
-        return min(self._bytes_max - self.bytes_out, WRITER_BYTES_MAX)
+        return min(self.bytes_max - self.bytes_out, WRITER_BYTES_MAX)
 
     @staticmethod
     def may_hold(bucket: BucketRow, asked: Durability | None) -> bool:

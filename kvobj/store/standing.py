@@ -61,11 +61,7 @@ class Standing:
         row, *parents = await self._catalog.lookup(bucket, keys, rescue=True)
         if row is None and parent and place is not None:
             (parent_row,) = parents
-            # Ids are keyed by namespace and other keys begin with its name, so a parent elsewhere is a stranger's.
-            if parent_row is None or (parent_row.namespace or DEFAULT_NAMESPACE) != place.namespace.name:
-                raise ParentNotFoundError("the parent is not live", parent=parent, bucket=bucket, key=key)
-            if parent_row.tokens < place.parent_tokens:
-                raise LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",))
+            check_parent(parent_row, place, bucket=bucket, key=key)
         if row is not None:
             self._on_asked(row)
         return row
@@ -85,6 +81,16 @@ class Standing:
         if durability is not Durability.MEMORY:
             return False
         return not await self._lost.are_missing([BlobId(blob.blob_id) for blob in row.blobs])
+
+
+def check_parent(row: ObjectRow | None, place: ChunkPlace, *, bucket: str, key: str) -> None:
+    """Refuse a chunk early whose parent, of which this is the live row, does not let it follow: `ParentNotFoundError`, and
+    `LayoutMismatchError` (`parent`) where that is a partial chunk. The commit checks again."""
+    # Ids are keyed by namespace and other keys begin with its name, so a parent elsewhere is a stranger's.
+    if row is None or (row.namespace or DEFAULT_NAMESPACE) != place.namespace.name:
+        raise ParentNotFoundError("the parent is not live", parent=place.parent, bucket=bucket, key=key)
+    if row.tokens < place.parent_tokens:
+        raise LayoutMismatchError("nothing follows on a partial chunk", differs=("parent",))
 
 
 def check_same_chunk(row: ObjectRow, request: PutRequest) -> None:

@@ -211,7 +211,8 @@ class Channel(asyncio.Protocol):
                 elif kind == _CANCEL:
                     running = self._running.get(message.number)
                     if running is not None:  # else the answer is on its way already
-                        running.cancel()
+                        # Not now: a task that is cancelled before its first step never comes to what it undoes.
+                        self._loop.call_soon(running.cancel)
                 else:
                     self._answered(message)
         except (ValueError, IndexError, msgspec.MsgspecError):

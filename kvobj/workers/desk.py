@@ -99,6 +99,7 @@ class StoreParts:
     on_hot_read: Callable[[ObjectRow], None]
     count_hits: Callable[[int, int], None]
     prepared: PreparedRooms
+    workers: int
     granting: Granting | None = None
 
 
@@ -123,7 +124,7 @@ class Desk(StoreCalls):
         self._frames = HeldFrames(parts.in_use, filled=self._frame_filled, failed=self._frame_failed)
         self._followed = FollowedStreams(parts.store.following)
         self._transfers = HeldTransfers(send_room=self._send_room, fail=self._transfer_failed, log=log)
-        self._rooms = GivenRooms(parts.prepared)
+        self._rooms = GivenRooms(parts.prepared, workers=parts.workers)
         self._room_puts = RoomPuts(parts.store, self._rooms, self._transfers, log)
 
     def __len__(self) -> int:

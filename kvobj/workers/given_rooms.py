@@ -16,7 +16,7 @@ from kvobj.workers.calls import SpareRoom
 from kvobj.workers.held_transfers import room_of
 
 GIVEN_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What one worker holds at most, of what all who prepare rooms may: some seven of the longest chunks that come so."""
+"""What one worker holds at most: some seven of the longest chunks that come so."""
 GIVEN_MAX: Final = 64
 
 
@@ -29,10 +29,12 @@ class GivenRoom:
 
 
 class GivenRooms:
-    """All rooms that one worker has been given. `prepared`: what all of them are of."""
+    """All rooms that one of so many workers has been given. `prepared`: what all of them are of. Half of that is for clients on the
+    same host."""
 
-    def __init__(self, prepared: PreparedRooms) -> None:
+    def __init__(self, prepared: PreparedRooms, *, workers: int) -> None:
         self._prepared = prepared
+        self._bytes_max = min(GIVEN_BYTES_MAX, prepared.bytes_max // 2 // workers)
         self._bytes = 0
         self._next_handle = -1
         self._rooms: dict[int, GivenRoom] = {}
@@ -45,7 +47,7 @@ class GivenRooms:
         """So many rooms for chunks like this one, or as many as there are to spare."""
         bucket, plain_bytes = request.bucket, request.size_bytes
         rooms: list[SpareRoom] = []
-        while len(rooms) < count and len(self._rooms) < GIVEN_MAX and self._bytes + plain_bytes <= GIVEN_BYTES_MAX:
+        while len(rooms) < count and len(self._rooms) < GIVEN_MAX and self._bytes + plain_bytes <= self._bytes_max:
             blobs = self._prepared.prepare(bucket, request.durability, plain_bytes, 1)
             if not blobs:
                 break

@@ -43,7 +43,7 @@ class RoomPuts:
     # -- what the worker tells -----------------------------------------------------------------------------------
     def begin(self, handle: int, request: PutRequest) -> None:
         """See `StoreCalls.begin`."""
-        self._begin(handle, request)
+        self._begin(handle, request).is_early = True
 
     def filled(self, handle: int, filled: int) -> None:
         """See `StoreCalls.filled`."""
@@ -79,10 +79,12 @@ class RoomPuts:
         rooms: int,
     ) -> object:
         """`put`, where nothing has to be waited for; else `LATER`, and nothing was done."""
-        if want_digest or handle in self._begun:
+        if handle in self._begun:
             return LATER
-        done = self._store.put_filled(request, self._rooms.get(handle, request), checksums)
+        room = self._rooms.get(handle, request)
+        done = None if want_digest else self._store.put_filled(request, room, checksums)
         if done is None:
+            self._begin(handle, request)  # now: the hash may be told before `put` has had its first step
             return LATER
         result, told = done
         self._rooms.take(handle)
@@ -101,7 +103,7 @@ class RoomPuts:
         """See `StoreCalls.put`."""
         begun = self._begun.get(handle) or self._begin(handle, request)
         try:
-            existing = await asyncio.shield(begun.opening)
+            existing = await self._opened(handle, begun, request)
             if existing is not None:
                 check_same_chunk(existing, request)
                 row = await self._store.settled(existing, wait=want_digest)
@@ -117,14 +119,15 @@ class RoomPuts:
 
     # -- transfers -----------------------------------------------------------------------------------------------
     def _begin(self, handle: int, request: PutRequest) -> _Begun:
-        begun = self._begun[handle] = _Begun(self._rooms.get(handle, request).pin)
+        room = self._rooms.get(handle, request)
         self._rooms.take(handle)
+        begun = self._begun[handle] = _Begun(room.pin)
         begun.opening = asyncio.create_task(self._open(handle, begun, request), name="worker-transfer")
         return begun
 
     async def _open(self, handle: int, begun: _Begun, request: PutRequest) -> ObjectRow | None:
-        begun.is_taken = True
-        transfer = await self._store.start_put(request, room=begun.pin)
+        # With a pin of its own: whatever ends the transfer, the worker may be writing into the room until `_end`.
+        transfer = await self._store.start_put(request, room=begun.pin.share())
         if transfer.existing is not None:
             return transfer.existing
         _, held = await self._transfers.take(transfer, handle)
@@ -132,6 +135,16 @@ class RoomPuts:
         if begun.hashed is not None:
             self._transfers.hashed(begun.hashed)
         return None
+
+    async def _opened(self, handle: int, begun: _Begun, request: PutRequest) -> ObjectRow | None:
+        """What the start of the transfer found. One from before the body was there is made anew where it came to nothing: what
+        stood in the way then, or answered for the chunk, may be gone."""
+        if begun.is_early:
+            begun.is_early = False
+            await asyncio.wait([begun.opening])
+            if begun.opening.cancelled() or begun.opening.exception() or begun.opening.result() is not None:
+                begun.opening = asyncio.create_task(self._open(handle, begun, request), name="worker-transfer")
+        return await asyncio.shield(begun.opening)
 
     async def _end(self, handle: int) -> None:
         """Leave the transfer: what was not committed is undone. Idempotent."""
@@ -141,12 +154,12 @@ class RoomPuts:
         try:
             await ended([begun.opening])
         finally:
-            if not begun.is_taken:
-                begun.pin.release()
             try:
                 await self._transfers.end(handle)
             except KvobjError as error:
                 self._log.warning("a transfer could not be undone whole: %s", error)
+            finally:
+                begun.pin.release()
 
     async def aclose(self) -> None:
         """The worker is gone, and no call of it runs any more: undo what was begun, and take the rooms back."""
@@ -159,14 +172,14 @@ class RoomPuts:
 
 class _Begun:
     """A room whose chunk has become, or becomes, a transfer. `opening`: the start of that, and the live chunk that answers for it
-    if there is one; `is_taken`: the extent is the transfer's, or was given back by it. The rest is what was told before."""
+    if there is one; `is_early`: it was started before the whole body was there. The rest is what was told before."""
 
-    __slots__ = ("filled", "hashed", "is_taken", "opening", "pin")
+    __slots__ = ("filled", "hashed", "is_early", "opening", "pin")
 
     opening: asyncio.Task[ObjectRow | None]
 
     def __init__(self, pin: Pin) -> None:
         self.pin = pin
-        self.is_taken = False
+        self.is_early = False
         self.filled = 0
         self.hashed: Hashed | None = None

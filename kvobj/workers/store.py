@@ -33,6 +33,7 @@ from kvobj.store.places import ChunkPlace
 from kvobj.store.reader import BlobSlice, HotRead, InUse, ObjectReader, slices_of
 from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest, PutResult
+from kvobj.store.standing import check_parent
 from kvobj.workers.calls import OpenFrame, OpenTransfer, Room, StoreCalls, Stored
 from kvobj.workers.channel import Channel
 from kvobj.workers.following import RemoteFollowing
@@ -123,11 +124,18 @@ class WorkerStore:
         return self._started(await self._calls.start_put(request, in_batch=False))
 
     def _may_come(self, request: PutRequest) -> bool:
-        """Whether no live chunk answers for the write, and its parent is there."""
-        parent = None if request.place is None else request.place.parent
-        keys = [request.key, parent] if parent else [request.key]
-        rows = at_once(self.catalog.lookup(request.bucket.name, keys))
-        return rows is not None and rows[0] is None and all(row is not None for row in rows[1:])
+        """Whether no live chunk answers for the write, and its parent lets it follow."""
+        place, bucket = request.place, request.bucket.name
+        parent = None if place is None else place.parent
+        rows = at_once(self.catalog.lookup(bucket, [request.key, parent] if parent else [request.key]))
+        if rows is None or rows[0] is not None:
+            return False
+        if parent and place is not None:
+            try:
+                check_parent(rows[1], place, bucket=bucket, key=request.key)
+            except KvobjError:
+                return False
+        return True
 
     def put_at_once(
         self,

@@ -16,16 +16,16 @@ from s3_driver import Answer, FakeBody
 from tier_codecs import wait_for
 from worker_pair import WorkerPair, worker_pair
 
-from kvobj.catalog.rows import ObjectRow
+from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.codec.checksums import Digester
 from kvobj.errors import InvalidRequestError
 from kvobj.ids import BlobId
-from kvobj.store.hashing import INLINE_BYTES
+from kvobj.store.hashing import INLINE_BYTES, BlobHash
 from kvobj.store.requests import PutRequest
-from kvobj.workers import spare_rooms
+from kvobj.workers import spare_rooms, spare_writing
 from kvobj.workers.calls import Hashed, SpareRoom
 
-SIZE_BYTES = 200_000
+SIZE_BYTES = 120_000
 MEMORY = {"x-kvobj-durability": "memory"}
 
 
@@ -37,8 +37,9 @@ async def kv(tmp_path: Path, shm_path: Path) -> AsyncIterator[KvDriver]:
 
 @pytest.fixture
 async def pair(kv: KvDriver, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPair]:
-    """Rooms are kept, however slow the machine is."""
+    """Rooms are kept, and bodies not told of, however slow the machine is."""
     monkeypatch.setattr(spare_rooms, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(spare_writing, "BEGIN_SECONDS", 3600.0)
     async with worker_pair(kv) as both:
         yield both
 
@@ -60,6 +61,7 @@ async def with_room(pair: WorkerPair, rooms: int = 1, size_bytes: int = SIZE_BYT
         await wait_for(lambda: not pair.store.spare._asking)
     assert len(pair.desk._rooms) >= rooms
     await pair.kv.node.sealing.drain()
+    assert await pair.kv.node.write_behind.flush(timeout_seconds=20)
 
 
 async def row_of(pair: WorkerPair, key: str) -> ObjectRow | None:
@@ -91,7 +93,7 @@ async def test_a_chunk_of_a_size_that_comes_again_is_stored_by_one_call(pair: Wo
         assert (await pair.kv.driver.get(f"/cache/a{number}")).body == data_of(number)
 
 
-@pytest.mark.parametrize("size_bytes", [1, 65_536, 65_537, SIZE_BYTES, 700_000])
+@pytest.mark.parametrize("size_bytes", [1, 65_536, 65_537, SIZE_BYTES, 400_000])
 async def test_it_is_as_one_that_the_store_received_itself(pair: WorkerPair, size_bytes: int) -> None:
     data, node = data_of(7, size_bytes), pair.kv.node
     if size_bytes > INLINE_BYTES:
@@ -143,7 +145,7 @@ async def test_one_chunk_of_a_size_asks_for_no_room(pair: WorkerPair) -> None:
 
 async def test_what_no_room_is_to_spare_for_is_received_as_ever(pair: WorkerPair) -> None:
     prepared = pair.kv.node.prepared
-    prepared._bytes_max = 0
+    prepared.bytes_max = 0
     for number in range(5):
         assert (await put(pair, f"a{number}", data_of(number))).status == 200
     assert (await pair.kv.driver.get("/cache/a4")).body == data_of(4)
@@ -166,24 +168,33 @@ async def test_a_writer_that_goes_away_leaves_its_room_to_the_next(pair: WorkerP
     await all_is_given_back(pair)
 
 
+@pytest.fixture
+def told_soon(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - which says otherwise
+    """Of bodies that are not there at once others are told."""
+    monkeypatch.setattr(spare_writing, "BEGIN_SECONDS", 0.001)
+
+
 async def begin(pair: WorkerPair, key: str, body: OpenBody) -> asyncio.Task[Answer]:
     """Send half of a chunk and wait until others are told of it."""
     writing = asyncio.create_task(put(pair, key, body))
     body.send(data_of(3)[: SIZE_BYTES // 2])
-    await wait_for(lambda: pair.desk._transfers.find(-1) is not None or len(pair.desk._transfers) > 0)
+    await wait_for(lambda: any(begun.opening.done() for begun in pair.desk._room_puts._begun.values()))
     return writing
 
 
+@pytest.mark.usefixtures("told_soon")
 async def test_a_body_that_takes_its_time_is_told_of_and_stored(pair: WorkerPair) -> None:
     await with_room(pair)
     body = OpenBody(SIZE_BYTES)
     writing = await begin(pair, "slow", body)
+    assert pair.desk._transfers.find(min(pair.desk._room_puts._begun)) is not None
     body.send(data_of(3)[SIZE_BYTES // 2 :])
     assert (await writing).status == 200
     assert (await pair.kv.driver.get("/cache/slow")).body == data_of(3)
     await all_is_given_back(pair)
 
 
+@pytest.mark.usefixtures("told_soon")
 async def test_one_that_takes_its_time_and_never_ends_leaves_nothing(pair: WorkerPair) -> None:
     await with_room(pair)
     body = OpenBody(SIZE_BYTES)
@@ -191,6 +202,108 @@ async def test_one_that_takes_its_time_and_never_ends_leaves_nothing(pair: Worke
     body.vanish()
     assert (await writing).status == 400
     assert (await pair.kv.driver.get("/cache/slow")).status == 404
+    await all_is_given_back(pair)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_room_is_nobody_elses_while_its_chunk_still_comes_though_another_writer_was_first(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
+    """The first writer's chunk stands when the second is told of; its room must not go to others while the body goes on coming."""
+    await with_room(pair)
+    node, body = pair.kv.node, OpenBody(SIZE_BYTES)
+    monkeypatch.setattr(spare_writing, "BEGIN_SECONDS", 0.2)
+    writing = asyncio.create_task(put(pair, "both", body))
+    body.send(data_of(3)[:1000])
+    await asyncio.sleep(0)
+    assert (await pair.kv.driver.request("PUT", "/cache/both", body=data_of(1), headers=MEMORY)).status == 200
+    await wait_for(lambda: any(begun.opening.done() for begun in pair.desk._room_puts._begun.values()))
+    others = [f"other{number}" for number in range(8)]
+    for number, key in enumerate(others):
+        answer = await pair.kv.driver.request("PUT", f"/cache/{key}", body=data_of(50 + number), headers=MEMORY)
+        assert answer.status == 200
+    if is_deleted:
+        assert (await pair.kv.driver.request("DELETE", "/cache/both")).status == 204
+    body.send(data_of(3)[1000:])
+    answer = await writing
+    assert (answer.status, answer.headers["x-kvobj-existed"]) == (200, "false" if is_deleted else "true")
+    for number, key in enumerate(others):
+        assert (await pair.kv.driver.get(f"/cache/{key}")).body == data_of(50 + number)
+    assert (await pair.kv.driver.get("/cache/both")).body == data_of(3 if is_deleted else 1)
+    await node.sealing.drain()
+    await all_is_given_back(pair)
+
+
+async def request_for(pair: WorkerPair, key: str) -> PutRequest:
+    bucket = await pair.kv.node.catalog.bucket("cache")
+    assert bucket is not None
+    return PutRequest(bucket, key, SIZE_BYTES, "o", durability=Durability.MEMORY)
+
+
+@pytest.mark.usefixtures("told_soon")
+async def test_what_there_was_no_room_for_when_it_was_told_of_is_stored_if_there_is_when_it_has_come(
+    pair: WorkerPair,
+) -> None:
+    await with_room(pair)
+    placement = pair.kv.node.store._rooms._placement
+    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
+    await placement.reserve_dirty(reserved)
+    placement._wait_seconds = 0.01
+    body = OpenBody(SIZE_BYTES)
+    writing = await begin(pair, "slow", body)
+    placement.unreserve_dirty(reserved)
+    body.send(data_of(3)[SIZE_BYTES // 2 :])
+    assert (await writing).status == 200
+    assert (await pair.kv.driver.get("/cache/slow")).body == data_of(3)
+    await all_is_given_back(pair)
+
+
+@pytest.mark.parametrize("is_full", ["dirty", "unhashed"])
+async def test_a_hash_that_comes_with_the_call_is_kept_until_the_chunk_can_be_stored(
+    pair: WorkerPair, is_full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both in one read of the store process, which cannot store the chunk at once."""
+    await with_room(pair)
+    node = pair.kv.node
+    placement, sealing = node.store._rooms._placement, node.sealing
+    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
+    if is_full == "dirty":
+        await placement.reserve_dirty(reserved)
+    else:
+        monkeypatch.setattr(sealing, "_unhashed_bytes_max", 0)
+    handle, room = next(iter(pair.desk._rooms._rooms.items()))
+    room.blob.payload[:] = data_of(5)
+    whole = BlobHash(memoryview(data_of(5)))
+    whole.advance(SIZE_BYTES, None)
+    assert whole.digest is not None
+    request = await request_for(pair, "late")
+    putting = pair.channel.call("put", handle, request, {}, (), False, 0)  # noqa: FBT003 - as the call has it
+    pair.channel.tell("hashed", [Hashed(handle, 0, whole.digest, whole.block_crcs)])
+    if is_full == "dirty":
+        await wait_for(lambda: len(pair.desk._room_puts._begun) == 1)
+        placement.unreserve_dirty(reserved)
+    async with asyncio.timeout(20):
+        stored = await putting
+    assert stored.written.object is not None
+    blob_id = BlobId(stored.written.object.blobs[0].blob_id)
+    await wait_for(lambda: node.dram.is_sealed(blob_id))
+    assert await node.write_behind.flush(timeout_seconds=20)
+    assert node.dram.dirty() == []
+    await all_is_given_back(pair)
+
+
+async def test_a_call_that_is_given_up_in_the_moment_in_which_it_comes_leaves_nothing(pair: WorkerPair) -> None:
+    await with_room(pair)
+    placement = pair.kv.node.store._rooms._placement
+    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
+    await placement.reserve_dirty(reserved)
+    handle = next(iter(pair.desk._rooms._rooms))
+    putting = pair.channel.call("put", handle, await request_for(pair, "never"), {}, (), False, 0)  # noqa: FBT003
+    putting.cancel()  # both messages leave together
+    await pair.store._calls.last_event()
+    await wait_for(lambda: not pair.desk._room_puts._begun)
+    placement.unreserve_dirty(reserved)
+    assert await row_of(pair, "never") is None
     await all_is_given_back(pair)
 
 
@@ -302,6 +415,7 @@ async def test_what_a_dead_worker_had_is_taken_back_and_what_it_had_stored_is_ha
     pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await with_room(pair, 3)
+    monkeypatch.setattr(spare_writing, "BEGIN_SECONDS", 0.001)
     monkeypatch.setattr(pair.store.later, "_tell", lambda *_: None)  # it dies before it tells the hash
     slow = OpenBody(SIZE_BYTES)
     writing = await begin(pair, "slow", slow)

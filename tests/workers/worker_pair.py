@@ -90,6 +90,7 @@ async def worker_pair(kv: KvDriver) -> AsyncIterator[WorkerPair]:
         on_hot_read=node.collector.held_and_touched,
         count_hits=lambda _reads, _size_bytes: None,
         prepared=node.prepared,
+        workers=1,
     )
     desk = Desk(parts, log=log, on_ready=lambda: None)
     ours, theirs = socket.socketpair()
