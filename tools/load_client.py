@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import socket
 import time
 from dataclasses import dataclass
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.synchronize import Barrier as BarrierType
 from multiprocessing.synchronize import Event as EventType
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _BARRIER_SECONDS: Final = 60.0
 _SOCKET_SECONDS: Final = 60.0
 _MEANWHILE_SECONDS: Final = 300.0
+_LOAD_SECONDS: Final = 600.0
 _ONE_WRITE_BYTES: Final = 65536
 
 
@@ -173,7 +175,7 @@ def run_load(loads: Sequence[Load], *, meanwhile: Callable[[LoadResult], None] |
     for process in processes:
         process.start()
     try:
-        outcomes = [results.get(timeout=600) for _ in processes]
+        outcomes = [_next_outcome(results, processes) for _ in processes]
         problems = [problem for *_, problem in outcomes if problem]
         if problems:
             raise RuntimeError("; ".join(problems))
@@ -185,6 +187,19 @@ def run_load(loads: Sequence[Load], *, meanwhile: Callable[[LoadResult], None] |
         for process in processes:
             process.join(10)
     return result
+
+
+def _next_outcome(results: Any, processes: Sequence[SpawnProcess]) -> tuple[float, float, float, str | None]:  # noqa: ANN401 - a multiprocessing queue
+    deadline = time.monotonic() + _LOAD_SECONDS
+    while True:
+        try:
+            outcome: tuple[float, float, float, str | None] = results.get(timeout=1)
+        except queue.Empty:
+            # One that could not even begin tells nothing.
+            if time.monotonic() > deadline or any(process.exitcode for process in processes):
+                raise RuntimeError("a process of the load ended without a word") from None
+        else:
+            return outcome
 
 
 def _result(loads: Sequence[Load], outcomes: Sequence[tuple[float, float, float, str | None]]) -> LoadResult:
