@@ -135,7 +135,7 @@ class SpareTransfer:
         body = self._body
         digests = {} if body is None else {name: body.digest(name) for name in body.algorithms}
         putting = self._calls.put(self._room.handle, self._request, digests, checksums, want_digest, 1)
-        self._later.add(self._room.handle, self._blob, self._pin.share())
+        self._later.add(self._room.handle, self._blob, self._pin.share(), is_awaited=want_digest)
         stored = await putting
         self._rooms.add(self._request, stored.rooms)
         return stored.written.result()

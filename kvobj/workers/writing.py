@@ -46,7 +46,7 @@ class LaterHashes:
     def __init__(self, channel: Channel, executor: Executor) -> None:
         self._channel = channel
         self._executor = executor
-        self._waiting: deque[tuple[int, BlobHash, Pin]] = deque()
+        self._waiting: deque[tuple[int, BlobHash, Pin, bool]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._others: set[asyncio.Task[None]] = set()
         self._untold: list[Hashed] = []
@@ -57,14 +57,15 @@ class LaterHashes:
         self._others.add(task)
         task.add_done_callback(self._others.discard)
 
-    def add(self, handle: int, blob: BlobHash, pin: Pin) -> None:
-        """Hash the first and only blob of a transfer whose bytes are all there; takes the pin over."""
+    def add(self, handle: int, blob: BlobHash, pin: Pin, *, is_awaited: bool = False) -> None:
+        """Hash the first and only blob of a transfer whose bytes are all there; takes the pin over. `is_awaited`: the
+        acknowledgement waits for it."""
         if not blob.finished and len(blob.payload) <= INLINE_BYTES:
             blob.advance(len(blob.payload), None)
         if blob.finished:
-            self._tell(handle, blob, pin)
+            self._tell(handle, blob, pin, is_awaited=is_awaited)
             return
-        self._waiting.append((handle, blob, pin))
+        self._waiting.append((handle, blob, pin, is_awaited))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="hash-later")
 
@@ -76,19 +77,21 @@ class LaterHashes:
                     batch.append(self._waiting.popleft())
                     size_bytes += len(batch[-1][1].payload)
                 await asyncio.get_running_loop().run_in_executor(
-                    self._executor, _hash_all, [blob for _, blob, _ in batch]
+                    self._executor, _hash_all, [blob for _, blob, _, _ in batch]
                 )
-                for handle, blob, pin in batch:
-                    self._tell(handle, blob, pin)
+                for handle, blob, pin, is_awaited in batch:
+                    self._tell(handle, blob, pin, is_awaited=is_awaited)
         finally:
             self._task = None
 
-    def _tell(self, handle: int, blob: BlobHash, pin: Pin) -> None:
+    def _tell(self, handle: int, blob: BlobHash, pin: Pin, *, is_awaited: bool) -> None:
         assert blob.digest is not None
-        if not self._untold:
+        if not self._untold and not is_awaited:
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, self._tell_all)
         self._untold.append(Hashed(handle, 0, blob.digest, blob.block_crcs))
         pin.release()
+        if is_awaited:
+            self._tell_all()
 
     def _tell_all(self) -> None:
         if self._untold:
@@ -268,14 +271,14 @@ class WorkerTransfer:
         digests = await self.given_digests()
         self._is_over = True  # whatever comes of it, the handle is gone
         committing = self._calls.commit(self.handle, digests, checksums, want_digest)
-        self.hash_beside()
+        self.hash_beside(is_awaited=want_digest)
         written = await committing
         return written.result()
 
     async def place(self, *, checksums: tuple[Checksum, ...] = (), want_digest: bool = False) -> ObjectRow:  # noqa: ARG002 - chunks in batches have none
         """See `PutTransfer.place`."""
         placing = self._calls.place(self.handle, await self.given_digests(), want_digest)
-        self.hash_beside()
+        self.hash_beside(is_awaited=want_digest)
         return await placing
 
     def hand_over(self) -> None:
@@ -296,11 +299,11 @@ class WorkerTransfer:
         body = await self._body_digests()
         return {} if body is None else {name: body.digest(name) for name in body.algorithms}
 
-    def hash_beside(self) -> None:
+    def hash_beside(self, *, is_awaited: bool = False) -> None:
         """Hash what may be acknowledged without its digest, while the acknowledgement is on its way: the store process may also
         wait for the digest, where too much is in that state or it was asked for."""
         if self._opened.hash_later and self._hashes and self._opened.sizes[0]:
-            self._later.add(self.handle, self._hashes[0], self._pins[0].share())
+            self._later.add(self.handle, self._hashes[0], self._pins[0].share(), is_awaited=is_awaited)
 
 
 def nothing() -> None:

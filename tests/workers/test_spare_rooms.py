@@ -416,7 +416,7 @@ async def test_what_a_dead_worker_had_is_taken_back_and_what_it_had_stored_is_ha
 ) -> None:
     await with_room(pair, 3)
     monkeypatch.setattr(spare_writing, "BEGIN_SECONDS", 0.001)
-    monkeypatch.setattr(pair.store.later, "_tell", lambda *_: None)  # it dies before it tells the hash
+    monkeypatch.setattr(pair.store.later, "_tell", lambda *_, **__: None)  # it dies before it tells the hash
     slow = OpenBody(SIZE_BYTES)
     writing = await begin(pair, "slow", slow)
     assert (await put(pair, "kept", data_of(6))).status == 200
@@ -440,7 +440,7 @@ async def test_a_hash_that_no_such_chunk_has_is_made_by_the_store(
 ) -> None:
     await with_room(pair)
     told: list[int] = []
-    monkeypatch.setattr(pair.store.later, "_tell", lambda handle, *_: told.append(handle))
+    monkeypatch.setattr(pair.store.later, "_tell", lambda handle, *_, **__: told.append(handle))
     assert (await put(pair, "a", data_of(6))).status == 200
     await wait_for(lambda: bool(told))
     with caplog.at_level(logging.ERROR, "test"):
