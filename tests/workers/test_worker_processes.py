@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -284,6 +287,54 @@ def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(share
                 if reply.status == 200:
                     assert reply.body == sized(size_bytes, writer * turns + turn)
                     assert raw.request("DELETE", path).status == 204
+    shared.wait_for_occupancy(before)
+
+
+def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_write(shared: ServerProcess) -> None:
+    """Most of these chunks lie in rooms that a worker had at hand, and their hashes were still to be told when it died."""
+    before = shared.settled_occupancy()
+    size_bytes, kept, kills = 400_000, 60, 3
+    may_end = threading.Event()
+
+    def write(writer: int) -> dict[str, bytes]:
+        stored: dict[str, bytes] = {}
+        turn = 0
+        while not may_end.is_set():
+            with suppress(OSError, RuntimeError), shared.raw() as raw:  # a killed worker takes its connections along
+                while not may_end.is_set():
+                    turn += 1
+                    path, body = f"/cache/killed-{writer}-{turn}", sized(size_bytes, writer + turn)
+                    if raw.request("PUT", path, body).status == 200:
+                        stored[path] = body
+                    if len(stored) > kept:
+                        oldest = next(iter(stored))
+                        del stored[oldest]
+                        raw.request("DELETE", oldest)
+        return stored
+
+    with ThreadPoolExecutor(3) as writers:
+        writing = [writers.submit(write, writer) for writer in range(3)]
+        try:
+            for _ in range(kills):
+                victim = pids_of(shared)[0]
+                os.kill(victim, signal.SIGKILL)
+                wait_for_workers(shared, without={victim})
+        finally:
+            may_end.set()
+        found = [each.result() for each in writing]
+    assert all(found)
+    with shared.raw() as raw:
+        for stored in found:
+            for path, body in stored.items():
+                reply = raw.request("GET", path)
+                assert (reply.status, reply.body) == (200, body), path
+        # Also those whose reply their writers never saw.
+        names = re.findall(
+            "<Key>([^<]+)</Key>", raw.request("GET", "/cache", query={"prefix": "killed-"}).body.decode()
+        )
+        assert len(names) < 1000
+        for name in names:
+            assert raw.request("DELETE", f"/cache/{name}").status == 204
     shared.wait_for_occupancy(before)
 
 
