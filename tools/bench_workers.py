@@ -14,16 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench_support import (
-    MIB,
-    BucketSetting,
-    RawS3,
-    ServerProcess,
-    ServerSettings,
-    own_server,
-    settle,
-    signed,
-)
+from bench_support import MIB, BucketSetting, RawS3, ServerProcess, ServerSettings, own_server, settle, signed
 from command_line import Parser, one_or_more, run_tool
 from load_client import Load, run_load
 from rich.console import Console
@@ -134,8 +125,8 @@ def delete_all(server: ServerProcess, loads: list[Load]) -> None:
 
 def touch_arena(server: ServerProcess, workers: int) -> None:
     """Have every worker map what PUTs will use: its page tables are made once, and not by each request."""
-    connections = 8 * workers
-    case = Case("touch", 8 * MIB, max(1, 24 // connections), connections, is_put=True)
+    connections = min(8 * workers, 128)
+    case = Case("touch", 128 * MIB // connections, 1, connections, is_put=True)  # two each, with the one that warms up
     stored: list[Load] = []
     for turn in range(2):  # not all at once: half of memory may wait to be written down
         stored += (loads := put_loads(server, case, f"touch-{turn}"))

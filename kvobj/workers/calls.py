@@ -116,8 +116,20 @@ class WrittenRow(_Value, frozen=True, array_like=True):
         return PutResult(row, existed=self.existed, durability=self.durability)
 
 
+class FilledRoom(_Value, frozen=True, array_like=True):
+    """A chunk that lies in the room of a handle. `digests` of the whole body, as `start_put` would ask for; `checksums` and
+    `want_digest` as of `commit`; `rooms`: how many are wanted for the next chunks like it."""
+
+    handle: int
+    request: PutRequest
+    digests: dict[str, bytes] = {}
+    checksums: tuple[Checksum, ...] = ()
+    want_digest: bool = False
+    rooms: int = 0
+
+
 class Stored(_Value, frozen=True, array_like=True):
-    """What `put` did, and room for the next one of that size."""
+    """What `put` did, and rooms for the next chunks like it: as many as were asked for, or fewer."""
 
     written: WrittenRow
     rooms: list[SpareRoom] = []
@@ -335,17 +347,8 @@ class StoreCalls:
         others to know."""
         raise NotImplementedError
 
-    async def put(
-        self,
-        room: int,
-        request: PutRequest,
-        digests: dict[str, bytes],
-        checksums: tuple[Checksum, ...],
-        want_digest: bool,  # noqa: FBT001
-        rooms: int,
-    ) -> Stored:
-        """`start_put` and `commit` of a chunk that lies in the room, which is the store's from here on whatever comes of it; and so
-        many rooms for the next ones."""
+    async def put(self, filled: FilledRoom) -> Stored:
+        """`start_put` and `commit` of a chunk whose bytes are there. Its room is the store's from here on, whatever comes of it."""
         raise NotImplementedError
 
     async def commit(

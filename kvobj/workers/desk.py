@@ -56,6 +56,7 @@ from kvobj.workers.calls import (
     ChainOutcome,
     Chunks,
     Detail,
+    FilledRoom,
     FollowedUpload,
     GroupBegin,
     GroupProgress,
@@ -314,28 +315,12 @@ class Desk(StoreCalls):
         """See `StoreCalls.begin`."""
         self._room_puts.begin(room, request)
 
-    def _put_now(
-        self,
-        room: int,
-        request: PutRequest,
-        digests: dict[str, bytes],
-        checksums: tuple[Checksum, ...],
-        want_digest: bool,  # noqa: FBT001
-        rooms: int,
-    ) -> object:
-        return self._room_puts.put_now(room, request, digests, checksums, want_digest, rooms)
+    def _put_now(self, filled: FilledRoom) -> object:
+        return self._room_puts.put_now(filled)
 
-    async def put(
-        self,
-        room: int,
-        request: PutRequest,
-        digests: dict[str, bytes],
-        checksums: tuple[Checksum, ...],
-        want_digest: bool,  # noqa: FBT001
-        rooms: int,
-    ) -> Stored:
+    async def put(self, filled: FilledRoom) -> Stored:
         """See `StoreCalls.put`."""
-        return await self._room_puts.put(room, request, digests, checksums, want_digest, rooms)
+        return await self._room_puts.put(filled)
 
     async def commit(
         self,

@@ -4,22 +4,19 @@ Most are stored in one step, without a transfer and without a task. The rest, an
 transfers like any other, under the handle of their room. Event-loop-only.
 """
 
-# The arguments of a call are what it needs (`calls`).
-# ruff: noqa: PLR0917
-
 from __future__ import annotations
 
 import asyncio
 import logging
 
 from kvobj.arena import Pin
-from kvobj.catalog.rows import Checksum, ObjectRow
+from kvobj.catalog.rows import ObjectRow
 from kvobj.errors import KvobjError
 from kvobj.store.requests import PutRequest
 from kvobj.store.standing import check_same_chunk
 from kvobj.store.store import Store
 from kvobj.task_endings import ended
-from kvobj.workers.calls import Hashed, Stored, WrittenRow
+from kvobj.workers.calls import FilledRoom, Hashed, Stored, WrittenRow
 from kvobj.workers.channel import LATER
 from kvobj.workers.given_rooms import GivenRooms
 from kvobj.workers.held_transfers import HeldTransfers
@@ -69,41 +66,26 @@ class RoomPuts:
                 task.add_done_callback(self._ending.discard)
 
     # -- what it asks --------------------------------------------------------------------------------------------
-    def put_now(
-        self,
-        handle: int,
-        request: PutRequest,
-        digests: dict[str, bytes],  # noqa: ARG002 - for a transfer
-        checksums: tuple[Checksum, ...],
-        want_digest: bool,  # noqa: FBT001
-        rooms: int,
-    ) -> object:
-        """`put`, where nothing has to be waited for; else `LATER`, and nothing was done."""
+    def put_now(self, filled: FilledRoom) -> object:
+        """`put`, where nothing has to be waited for; else `LATER`, and the chunk is on its way to become a transfer."""
+        handle, request = filled.handle, filled.request
         if handle in self._begun:
             return LATER
         room = self._rooms.get(handle, request)
-        done = None if want_digest else self._store.put_filled(request, room, checksums)
+        done = None if filled.want_digest else self._store.put_filled(request, room, filled.checksums)
         if done is None:
             self._begin(handle, request)  # now: the hash may be told before `put` has had its first step
             return LATER
         result, told = done
         self._rooms.take(handle)
         self._transfers.await_hash(handle, told)
-        return Stored(WrittenRow.of(result), self._rooms.give(request, rooms))
+        return Stored(WrittenRow.of(result), self._rooms.give(request, filled.rooms))
 
-    async def put(
-        self,
-        handle: int,
-        request: PutRequest,
-        digests: dict[str, bytes],
-        checksums: tuple[Checksum, ...],
-        want_digest: bool,  # noqa: FBT001
-        rooms: int,
-    ) -> Stored:
-        """See `StoreCalls.put`."""
-        begun = self._begun.get(handle) or self._begin(handle, request)
+    async def put(self, filled: FilledRoom) -> Stored:
+        """See `StoreCalls.put`; after `put_now`, which has begun it."""
+        handle, request, want_digest = filled.handle, filled.request, filled.want_digest
         try:
-            existing = await self._opened(handle, begun, request)
+            existing = await self._opened(handle, self._begun[handle], request)
             if existing is not None:
                 check_same_chunk(existing, request)
                 row = await self._store.settled(existing, wait=want_digest)
@@ -111,11 +93,11 @@ class RoomPuts:
             else:
                 held = self._transfers.get(handle)
                 held.filled(0, request.size_bytes)
-                transfer = await held.received(digests)
-                written = WrittenRow.of(await transfer.commit(checksums=checksums, want_digest=want_digest))
+                transfer = await held.received(filled.digests)
+                written = WrittenRow.of(await transfer.commit(checksums=filled.checksums, want_digest=want_digest))
         finally:
             await self._end(handle)
-        return Stored(written, self._rooms.give(request, rooms))
+        return Stored(written, self._rooms.give(request, filled.rooms))
 
     # -- transfers -----------------------------------------------------------------------------------------------
     def _begin(self, handle: int, request: PutRequest) -> _Begun:

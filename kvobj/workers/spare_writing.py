@@ -17,7 +17,7 @@ from kvobj.codec.frame import raw_payload_offset
 from kvobj.errors import IncompleteBodyError
 from kvobj.store.hashing import BlobHash
 from kvobj.store.requests import PutRequest, PutResult
-from kvobj.workers.calls import SpareRoom, StoreCalls
+from kvobj.workers.calls import FilledRoom, SpareRoom, StoreCalls
 from kvobj.workers.channel import Channel
 from kvobj.workers.mapped_arena import MappedArena
 from kvobj.workers.spare_rooms import SpareRooms
@@ -134,8 +134,10 @@ class SpareTransfer:
         self._is_over = True  # whatever comes of it, the room is gone
         body = self._body
         digests = {} if body is None else {name: body.digest(name) for name in body.algorithms}
-        putting = self._calls.put(self._room.handle, self._request, digests, checksums, want_digest, 1)
-        self._later.add(self._room.handle, self._blob, self._pin.share(), is_awaited=want_digest)
-        stored = await putting
+        handle = self._room.handle
+        filled = FilledRoom(handle, self._request, digests, checksums, want_digest, rooms=1)
+        # Told by a task of its own: the call, which leaves with the `await`, comes before it.
+        self._later.add(handle, self._blob, self._pin.share(), is_awaited=want_digest)
+        stored = await self._calls.put(filled)
         self._rooms.add(self._request, stored.rooms)
         return stored.written.result()

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from kvobj.ids import BlobId
 from kvobj.store.hashing import INLINE_BYTES, BlobHash
 from kvobj.store.requests import PutRequest
 from kvobj.workers import spare_rooms, spare_writing
-from kvobj.workers.calls import Hashed, SpareRoom
+from kvobj.workers.calls import FilledRoom, Hashed
 
 SIZE_BYTES = 120_000
 MEMORY = {"x-kvobj-durability": "memory"}
@@ -67,6 +68,14 @@ async def with_room(pair: WorkerPair, rooms: int = 1, size_bytes: int = SIZE_BYT
 async def row_of(pair: WorkerPair, key: str) -> ObjectRow | None:
     (row,) = await pair.kv.node.catalog.lookup("cache", [key])
     return row
+
+
+async def fill_dirty_room(pair: WorkerPair) -> Callable[[], None]:
+    """Have as much wait to be written down as may; what is returned makes room again."""
+    placement = pair.kv.node.store._rooms._placement
+    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
+    await placement.reserve_dirty(reserved)
+    return partial(placement.unreserve_dirty, reserved)
 
 
 async def all_is_given_back(pair: WorkerPair) -> None:
@@ -245,13 +254,11 @@ async def test_what_there_was_no_room_for_when_it_was_told_of_is_stored_if_there
     pair: WorkerPair,
 ) -> None:
     await with_room(pair)
-    placement = pair.kv.node.store._rooms._placement
-    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
-    await placement.reserve_dirty(reserved)
-    placement._wait_seconds = 0.01
+    make_dirty_room = await fill_dirty_room(pair)
+    pair.kv.node.store._rooms._placement._wait_seconds = 0.01
     body = OpenBody(SIZE_BYTES)
     writing = await begin(pair, "slow", body)
-    placement.unreserve_dirty(reserved)
+    make_dirty_room()
     body.send(data_of(3)[SIZE_BYTES // 2 :])
     assert (await writing).status == 200
     assert (await pair.kv.driver.get("/cache/slow")).body == data_of(3)
@@ -265,23 +272,20 @@ async def test_a_hash_that_comes_with_the_call_is_kept_until_the_chunk_can_be_st
     """Both in one read of the store process, which cannot store the chunk at once."""
     await with_room(pair)
     node = pair.kv.node
-    placement, sealing = node.store._rooms._placement, node.sealing
-    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
-    if is_full == "dirty":
-        await placement.reserve_dirty(reserved)
-    else:
-        monkeypatch.setattr(sealing, "_unhashed_bytes_max", 0)
+    make_dirty_room = await fill_dirty_room(pair) if is_full == "dirty" else None
+    if is_full == "unhashed":
+        monkeypatch.setattr(node.sealing, "_unhashed_bytes_max", 0)
     handle, room = next(iter(pair.desk._rooms._rooms.items()))
     room.blob.payload[:] = data_of(5)
     whole = BlobHash(memoryview(data_of(5)))
     whole.advance(SIZE_BYTES, None)
     assert whole.digest is not None
     request = await request_for(pair, "late")
-    putting = pair.channel.call("put", handle, request, {}, (), False, 0)  # noqa: FBT003 - as the call has it
+    putting = pair.channel.call("put", FilledRoom(handle, request))
     pair.channel.tell("hashed", [Hashed(handle, 0, whole.digest, whole.block_crcs)])
-    if is_full == "dirty":
+    if make_dirty_room is not None:
         await wait_for(lambda: len(pair.desk._room_puts._begun) == 1)
-        placement.unreserve_dirty(reserved)
+        make_dirty_room()
     async with asyncio.timeout(20):
         stored = await putting
     assert stored.written.object is not None
@@ -294,15 +298,13 @@ async def test_a_hash_that_comes_with_the_call_is_kept_until_the_chunk_can_be_st
 
 async def test_a_call_that_is_given_up_in_the_moment_in_which_it_comes_leaves_nothing(pair: WorkerPair) -> None:
     await with_room(pair)
-    placement = pair.kv.node.store._rooms._placement
-    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
-    await placement.reserve_dirty(reserved)
+    make_dirty_room = await fill_dirty_room(pair)
     handle = next(iter(pair.desk._rooms._rooms))
-    putting = pair.channel.call("put", handle, await request_for(pair, "never"), {}, (), False, 0)  # noqa: FBT003
+    putting = pair.channel.call("put", FilledRoom(handle, await request_for(pair, "never")))
     putting.cancel()  # both messages leave together
     await pair.store._calls.last_event()
     await wait_for(lambda: not pair.desk._room_puts._begun)
-    placement.unreserve_dirty(reserved)
+    make_dirty_room()
     assert await row_of(pair, "never") is None
     await all_is_given_back(pair)
 
@@ -375,13 +377,11 @@ async def test_a_checksum_is_made_where_the_bytes_arrive_and_a_wrong_one_stores_
 
 async def test_a_chunk_that_has_to_wait_until_others_are_written_down_waits_and_is_stored(pair: WorkerPair) -> None:
     await with_room(pair)
-    placement = pair.kv.node.store._rooms._placement
-    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
-    await placement.reserve_dirty(reserved)
+    make_dirty_room = await fill_dirty_room(pair)
     writing = asyncio.create_task(put(pair, "late", data_of(4)))
     await wait_for(lambda: len(pair.desk._room_puts._begun) == 1)
     assert not writing.done()
-    placement.unreserve_dirty(reserved)
+    make_dirty_room()
     assert (await writing).status == 200
     assert (await pair.kv.driver.get("/cache/late")).body == data_of(4)
     await all_is_given_back(pair)
@@ -389,26 +389,30 @@ async def test_a_chunk_that_has_to_wait_until_others_are_written_down_waits_and_
 
 async def test_one_that_is_given_up_while_it_waits_leaves_nothing(pair: WorkerPair) -> None:
     await with_room(pair)
-    placement = pair.kv.node.store._rooms._placement
-    reserved = placement.dirty_bytes_max - placement.cache.dirty_bytes
-    await placement.reserve_dirty(reserved)
+    make_dirty_room = await fill_dirty_room(pair)
     writing = asyncio.create_task(put(pair, "never", data_of(4)))
     await wait_for(lambda: len(pair.desk._room_puts._begun) == 1)
     writing.cancel()
     await asyncio.wait([writing])
     await wait_for(lambda: not pair.desk._room_puts._begun)
-    placement.unreserve_dirty(reserved)
+    make_dirty_room()
     assert await row_of(pair, "never") is None
     await all_is_given_back(pair)
 
 
-async def test_rooms_that_come_when_their_asker_is_gone_are_given_back(pair: WorkerPair) -> None:
+@pytest.mark.parametrize("call", ["spare_rooms", "put"])
+async def test_rooms_that_come_when_their_asker_is_gone_are_given_back(pair: WorkerPair, call: str) -> None:
+    """The answer and the end of who asked meet: it holds rooms, which nobody else knows of."""
     await with_room(pair)
-    pair.store.unwanted("spare_rooms", [SpareRoom(-10_000, room.room) for room in pair.store.spare._rooms.popitem()[1]])
+    request, rooms = await request_for(pair, "a"), len(pair.desk._rooms)
+    if call == "spare_rooms":
+        answer = await pair.channel.call(call, request, 1)
+    else:
+        answer = await pair.channel.call(call, FilledRoom(next(iter(pair.desk._rooms._rooms)), request, rooms=2))
+    assert len(pair.desk._rooms) == rooms + 1
+    pair.store.unwanted(call, answer)
     await pair.store._calls.last_event()
-    assert len(pair.desk._rooms) > 0  # what is no room of this worker is ignored
-    pair.store.spare.give_back(list(pair.desk._rooms._rooms))
-    await all_is_given_back(pair)
+    assert len(pair.desk._rooms) == rooms - (call == "put")
 
 
 async def test_what_a_dead_worker_had_is_taken_back_and_what_it_had_stored_is_hashed(
@@ -463,7 +467,7 @@ async def test_a_room_is_for_the_chunk_it_was_given_for(pair: WorkerPair) -> Non
     (handle,) = list(pair.desk._rooms._rooms)[:1]
     other = PutRequest(bucket, "k", SIZE_BYTES + 1, "o")
     with pytest.raises(InvalidRequestError):
-        await pair.store._calls.put(handle, other, {}, (), False, 0)  # noqa: FBT003 - as the call has it
+        await pair.store._calls.put(FilledRoom(handle, other))
     with pytest.raises(InvalidRequestError):
-        await pair.store._calls.put(-9999, other, {}, (), False, 0)  # noqa: FBT003
+        await pair.store._calls.put(FilledRoom(-9999, other))
     assert await row_of(pair, "k") is None
