@@ -34,7 +34,7 @@ _get_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_
 _release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
 
 
-def address_of(view: memoryview | mmap.mmap) -> int:
+def address_of(view: bytes | memoryview | mmap.mmap) -> int:
     """Where a buffer's bytes begin: good for as long as the caller keeps it, and whatever it is of, alive. BufferError for one that
     is not contiguous."""
     if isinstance(view, memoryview) and not view.readonly and view.c_contiguous and view.nbytes:

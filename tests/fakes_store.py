@@ -377,6 +377,9 @@ class FakeStore:
             return None
         return FakeReader(b"".join(self.blobs[ref.blob_id] for ref in row.blobs)[start:stop])
 
+    def open_hot(self, row: ObjectRow, start: int, stop: int) -> FakeReader | None:  # noqa: ARG002 - as the protocol has it
+        return None
+
     def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:  # noqa: ARG002 - as the protocol has it
         return None
 

@@ -6,7 +6,7 @@ values are str decoded as latin-1 exactly as they arrived; the target is the raw
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -113,12 +113,22 @@ class WholeStream(BodyStream, Protocol):
         ...
 
 
-class LedStream(BodyStream, Protocol):
-    """A body of unknown length whose views have a few bytes each in front of them that go out in the same chunk: one write, and
-    one wake of the client, less for each."""
+def whole_of(stream: BodyStream) -> memoryview | None:
+    """The body as one view, where it is one (`WholeStream`)."""
+    of_stream: Callable[[], memoryview | None] | None = getattr(stream, "whole", None)
+    view = None if of_stream is None else of_stream()
+    if view is not None and len(view) != stream.length:
+        raise RuntimeError("a body stream has another length than it said")
+    return view
 
-    def pieces(self) -> AsyncIterator[tuple[bytes, memoryview]]:
-        """What `views` has, as (bytes in front, view), either of which may be empty; valid as long as those of `views`."""
+
+class BurstStream(BodyStream, Protocol):
+    """A body of unknown length of which several views may be there at once, each with a few bytes in front of it: they go out as
+    one chunk, for one hand-over and one wake of the client."""
+
+    def bursts(self) -> AsyncIterator[Sequence[tuple[bytes, memoryview]]]:
+        """What `views` has, in bursts of (bytes in front, view), either of which may be empty. All of a burst stays valid until the
+        next is asked for, as a view of `views` does."""
         ...
 
 

@@ -132,6 +132,10 @@ class ObjectStore(Protocol):
         """The bytes `[start, stop)`, or None where they are lost."""
         ...
 
+    def open_hot(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
+        """`open`, at once, of bytes that lie in memory as they are read; None, and nothing was done, where they do not."""
+        ...
+
     def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
         """The whole of a live object as `look_up` and `open` give it, at once, where its bytes lie in memory as they are read.
 

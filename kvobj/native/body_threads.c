@@ -15,11 +15,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 #define PIECE_BYTES ((size_t)1 << 20) /* of one system call: bounds how long `kvobj_mover_end` waits */
+#define PARTS_A_CALL 64
 #define MOVERS_MAX 64
 
 /* FREE → READY ⇄ MOVING → ENDED → FREE; READY → LEFT → FREE when its owner goes first. MOVING: within the system call that uses
@@ -39,9 +41,11 @@ typedef struct {
     /* Written by the owner while FREE. */
     int fd;
     unsigned char *memory;
+    const struct iovec *parts; /* to be sent one after the other; NULL: `memory` is all */
     uint64_t size;
     int low_water;
     /* The thread's. */
+    size_t part_moved; /* of `parts[0]`: those before it are through */
     sem_t go;
     pthread_t thread;
     struct movers *all;
@@ -69,10 +73,29 @@ static void tell(const movers_t *all) {
     (void)written; /* full: the owner has been told already */
 }
 
-/* Bytes of a piece; 0: the peer sends no more. */
-static ssize_t move(const mover_t *m, uint64_t moved, size_t piece) {
-    return m->all->direction == SEND ? send(m->fd, m->memory + moved, piece, MSG_DONTWAIT | MSG_NOSIGNAL)
-                                     : recv(m->fd, m->memory + moved, piece, MSG_DONTWAIT);
+/* Bytes sent of the next `*piece`, which may turn out shorter: so many parts go into one call. */
+static ssize_t send_parts(mover_t *m, size_t *piece) {
+    struct iovec window[PARTS_A_CALL];
+    struct msghdr message = {.msg_iov = window};
+    size_t total = 0, skipped = m->part_moved;
+    for (const struct iovec *part = m->parts; total < *piece && message.msg_iovlen < PARTS_A_CALL; part++, skipped = 0) {
+        size_t left = part->iov_len - skipped, room = *piece - total, taken = left < room ? left : room;
+        window[message.msg_iovlen++] = (struct iovec){(unsigned char *)part->iov_base + skipped, taken};
+        total += taken;
+    }
+    *piece = total;
+    ssize_t count = sendmsg(m->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count <= 0) return count;
+    m->part_moved += (size_t)count;
+    for (; m->part_moved && m->part_moved >= m->parts->iov_len; m->parts++) m->part_moved -= m->parts->iov_len;
+    return count;
+}
+
+/* Bytes moved of the next `*piece`, as `send_parts`; 0: the peer sends no more. */
+static ssize_t move(mover_t *m, uint64_t moved, size_t *piece) {
+    if (m->parts) return send_parts(m, piece);
+    return m->all->direction == SEND ? send(m->fd, m->memory + moved, *piece, MSG_DONTWAIT | MSG_NOSIGNAL)
+                                     : recv(m->fd, m->memory + moved, *piece, MSG_DONTWAIT);
 }
 
 /* Less is left than the socket wakes for: wake for that. Within MOVING, since only then the number is the socket's for certain. */
@@ -90,7 +113,7 @@ static int move_all(mover_t *m) {
     while (moved < m->size) {
         size_t piece = m->size - moved < PIECE_BYTES ? (size_t)(m->size - moved) : PIECE_BYTES;
         if (!step_to(m, READY, MOVING)) return WHOLE;
-        ssize_t count = move(m, moved, piece);
+        ssize_t count = move(m, moved, &piece);
         int error = count < 0 ? errno : 0;
         if (count > 0) atomic_store(&m->moved, moved += (uint64_t)count);
         if (m->low_water) lower_water(m, m->size - moved);
@@ -161,19 +184,30 @@ EXPORTED int kvobj_movers_count(const movers_t *all) { return all->count; }
 /* What the owner may read of one of them. */
 EXPORTED mover_t *kvobj_mover_at(movers_t *all, int index) { return &all->each[index]; }
 
-/* Move on any thread that is free; its index, or -1. One caller at a time. `low_water`: what SO_RCVLOWAT of the socket is, so that it
- * is lowered where less is left (0: leave it). */
-EXPORTED int kvobj_mover_begin(movers_t *all, int fd, unsigned char *memory, uint64_t size, int low_water) {
+static int begin(movers_t *all, int fd, unsigned char *memory, const struct iovec *parts, uint64_t size, int low_water) {
     for (int index = 0; index < all->count; index++) {
         mover_t *m = &all->each[index];
         if (atomic_load(&m->state) != FREE) continue;
         m->fd = fd, m->memory = memory, m->size = size, m->low_water = low_water, m->outcome = WHOLE;
+        m->parts = parts, m->part_moved = 0;
         atomic_store(&m->moved, 0);
         atomic_store(&m->state, READY);
         sem_post(&m->go);
         return index;
     }
     return -1;
+}
+
+/* Move on any thread that is free; its index, or -1. One caller at a time. `low_water`: what SO_RCVLOWAT of the socket is, so that it
+ * is lowered where less is left (0: leave it). */
+EXPORTED int kvobj_mover_begin(movers_t *all, int fd, unsigned char *memory, uint64_t size, int low_water) {
+    return begin(all, fd, memory, NULL, size, low_water);
+}
+
+/* Send several parts, `size` bytes in all and more than none, one after the other; else as `kvobj_mover_begin`. They and what they
+ * name are the mover's until `kvobj_mover_end`. -1, too, where the threads receive. */
+EXPORTED int kvobj_mover_begin_parts(movers_t *all, int fd, const struct iovec *parts, uint64_t size) {
+    return all->direction == SEND ? begin(all, fd, NULL, parts, size, 0) : -1;
 }
 
 /* The owner is done with it, whether it has ended or not: from here on nothing uses the memory. Waits for one system call at most.

@@ -109,12 +109,22 @@ class ObjectReads:
         The caller closes the reader. `TierUnavailableError`: they are on the remote, which does not answer; of a chunk that is a
         miss like any other. `FrameCorruptError` cannot come from here: a corrupt copy is a miss in its tier.
         """
-        reader = self._open_hot(row, start, stop) or await self.open_blobs(row.blobs, start, stop)
+        reader = self.open_hot(row, start, stop)
+        if reader is not None:
+            return reader
+        reader = await self.open_blobs(row.blobs, start, stop)
         if reader is None:
             await self._lost.forget_if_lost(row)
             await self._lost.refuse_if_away(row)
             return None
         self._on_read(row)
+        return reader
+
+    def open_hot(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """See `ObjectStore.open_hot`."""
+        reader = self._open_hot(row, start, stop)
+        if reader is not None:
+            self._on_read(row)
         return reader
 
     def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:

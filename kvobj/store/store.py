@@ -296,6 +296,10 @@ class Store:
         """
         return await self._reads.open(row, start, stop)
 
+    def open_hot(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """See `ObjectStore.open_hot`."""
+        return self._reads.open_hot(row, start, stop)
+
     def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
         """See `ObjectStore.read_hot`."""
         return self._reads.read_hot(bucket, key, only_short=only_short)

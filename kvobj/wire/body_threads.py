@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from typing import Final
@@ -46,18 +46,31 @@ class _Mover(ctypes.Structure):
     _fields_ = (("state", ctypes.c_int32), ("outcome", ctypes.c_int32), ("moved", ctypes.c_uint64))
 
 
+class _Part(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
+
+
 class Moving:
     """One body on its way. `end` must be called, while the socket is open: from then on the memory is the caller's again."""
 
-    __slots__ = ("_index", "_moved", "_mover", "_on_moved", "_threads", "_view", "ended")
+    __slots__ = ("_index", "_memory", "_moved", "_mover", "_on_moved", "_size_bytes", "_threads", "ended")
 
     def __init__(
-        self, threads: BodyThreads, index: int, view: memoryview, on_moved: Callable[[], None] | None = None
+        self,
+        threads: BodyThreads,
+        index: int,
+        memory: object,
+        size_bytes: int,
+        on_moved: Callable[[], None] | None = None,
     ) -> None:
+        """`memory`: whatever keeps the bytes where they are."""
         self._threads = threads
         self._index = index
         self._mover = threads.at(index)
-        self._view: memoryview | None = view
+        self._memory: object | None = memory
+        self._size_bytes = size_bytes
         self._moved = 0
         self._on_moved = on_moved
         self.ended: asyncio.Future[MoveOutcome | None] = threads.loop.create_future()
@@ -66,18 +79,18 @@ class Moving:
     @property
     def moved(self) -> int:
         """Bytes that are through."""
-        return self._moved if self._view is None else int(self._mover.moved)
+        return self._moved if self._memory is None else int(self._mover.moved)
 
     @property
     def left(self) -> int:
         """Bytes that are not through yet; 0 once it was ended."""
-        return 0 if self._view is None else len(self._view) - int(self._mover.moved)
+        return 0 if self._memory is None else self._size_bytes - int(self._mover.moved)
 
     def end(self) -> int:
         """Stop it if it still goes on; how many bytes are through. Idempotent."""
-        if self._view is not None:
+        if self._memory is not None:
             self._moved = self._threads.end(self._index)
-            self._view = None
+            self._memory = None
         return self._moved
 
     def look(self) -> None:
@@ -125,9 +138,22 @@ class BodyThreads:
         if self._all is None and not self._open():
             return None
         index = self._native.kvobj_mover_begin(self._all, descriptor, address_of(view), len(view), low_water)
-        if index < 0:
+        return None if index < 0 else self._begun(index, view, len(view), on_moved)
+
+    def begin_parts(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> Moving | None:
+        """`begin` of several views, of which some may be empty and not all are, to be sent one after the other."""
+        if self._all is None and not self._open():
             return None
-        moving = self._movings[index] = Moving(self, index, view, on_moved)
+        table = (_Part * len(parts))()
+        size_bytes = 0
+        for entry, part in zip(table, parts, strict=True):
+            entry.address, entry.size_bytes = address_of(part), len(part)
+            size_bytes += len(part)
+        index = self._native.kvobj_mover_begin_parts(self._all, descriptor, table, size_bytes)
+        return None if index < 0 else self._begun(index, (table, parts), size_bytes, None)
+
+    def _begun(self, index: int, memory: object, size_bytes: int, on_moved: Callable[[], None] | None) -> Moving:
+        moving = self._movings[index] = Moving(self, index, memory, size_bytes, on_moved)
         return moving
 
     def at(self, index: int) -> _Mover:
@@ -191,8 +217,8 @@ def native_threads() -> ctypes.CDLL | None:
 
 def _declare(native: ctypes.CDLL) -> bool:
     """Say what the functions take and give; False for a library that was built from an older source."""
-    begin = getattr(native, "kvobj_mover_begin", None)
-    if begin is None:
+    begin, begin_parts = (getattr(native, f"kvobj_mover_{name}", None) for name in ("begin", "begin_parts"))
+    if begin is None or begin_parts is None:
         return False
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
     native.kvobj_movers_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int, size, size]
@@ -201,6 +227,7 @@ def _declare(native: ctypes.CDLL) -> bool:
     native.kvobj_mover_at.argtypes = [pointer, ctypes.c_int]
     native.kvobj_mover_at.restype = pointer
     begin.argtypes = [pointer, ctypes.c_int, pointer, size, ctypes.c_int]
+    begin_parts.argtypes = [pointer, ctypes.c_int, pointer, size]
     native.kvobj_mover_end.argtypes = [pointer, ctypes.c_int]
     native.kvobj_mover_end.restype = size
     native.kvobj_movers_close.argtypes = [pointer]

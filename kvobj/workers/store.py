@@ -207,6 +207,14 @@ class WorkerStore:
         """See `ObjectStore.represent`."""
         return await self._calls.represent(row, list(accepts))
 
+    def open_hot(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
+        """See `ObjectStore.open_hot`: of what this worker has kept."""
+        frame = self.frames.kept.find(row)
+        if frame is None or start >= stop:
+            return None
+        self.frames.kept.count(stop - start)
+        return self._reader(slices_of(row.blobs, start, stop), frame.share())
+
     def read_hot(self, bucket: BucketRow, key: str, *, only_short: bool = False) -> HotRead | None:
         """See `ObjectStore.read_hot`: of what this worker has kept. For all else the store process has to be waited for."""
         row, frame = self._find_kept(bucket, key)
@@ -240,14 +248,12 @@ class WorkerStore:
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """See `ObjectStore.open`."""
+        reader = self.open_hot(row, start, stop)
+        if reader is not None:
+            return reader
         slices = slices_of(row.blobs, start, stop)
         if not slices:
             return self._reader(slices, None)
-        kept = self.frames.kept
-        frame = kept.find(row)
-        if frame is not None:
-            kept.count(stop - start)
-            return self._reader(slices, frame.share())
         used = self.frames.use([part.blob.blob_id for part in slices]) if len(slices) > 1 else None
         asked_at = self._loop.time()
         try:
@@ -261,7 +267,7 @@ class WorkerStore:
                 used.release()
             return None
         frame = self.frames.frame(opened)
-        kept.note(row, frame, asked_at)
+        self.frames.kept.note(row, frame, asked_at)
         return self._reader(slices, frame, used or NOTHING_USED)
 
     def _reader(self, slices: list[BlobSlice], frame: PinnedFrame | None, in_use: InUse = NOTHING_USED) -> ObjectReader:

@@ -72,6 +72,82 @@ async def test_the_event_loop_goes_on_for_a_client_that_takes_nothing_for_a_whil
             await asyncio.wait_for(sending, TIMEOUT_SECONDS)
 
 
+def pieces_of(*sizes: int) -> tuple[list[tuple[bytes, memoryview]], bytes]:
+    """Pieces whose views are so long, each but every third led by some bytes; and all of them joined."""
+    leads = [b"" if index % 3 == 2 else b"%d:" % index * index for index in range(len(sizes))]
+    contents = [pattern(size, index + 1) for index, size in enumerate(sizes)]
+    return (
+        [(lead, memoryview(content)) for lead, content in zip(leads, contents, strict=True)],
+        b"".join(lead + content for lead, content in zip(leads, contents, strict=True)),
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1024 * 1024,) * 12,
+        (0, SENT_BYTES_MIN, 0, 0, 1),
+        (3, 3_000_000, 1, 2_000_001, 5, 7_000_000),
+        (65_537,) * 200,  # more parts than one call takes
+        (1,) * 999 + (SENT_BYTES_MIN,),
+    ],
+)
+async def test_a_thread_sends_a_burst_as_one(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
+    pieces, whole = pieces_of(*sizes)
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        with client:
+            wire.write(HEAD)
+            sending = asyncio.ensure_future(wire.send_burst(pieces))
+            assert await received(client, len(HEAD) + len(whole)) == HEAD + whole
+            await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+            assert wire.bytes_taken == wire.bytes_out == len(HEAD) + len(whole)
+        assert [moving.ended.result() for moving in served.movings] == [MoveOutcome.WHOLE]
+
+
+async def test_a_short_burst_is_the_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, whole = pieces_of(1, 20_000, 0, 300_000)
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        with client:
+            sending = asyncio.ensure_future(wire.send_burst(pieces))
+            assert await received(client, len(whole)) == whole
+            await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+            assert wire.bytes_taken == wire.bytes_out == len(whole)
+        assert served.movings == []
+
+
+async def test_bursts_that_find_no_free_thread_are_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts = [pieces_of(*(1_000_000 + index,) * 9) for index in range(3)]
+    async with serving_one_thread(monkeypatch) as served:
+        pairs = [await served.connect() for _ in bursts]
+        sends = [
+            asyncio.ensure_future(wire.send_burst(pieces)) for (wire, _), (pieces, _) in zip(pairs, bursts, strict=True)
+        ]
+        got = await asyncio.gather(
+            *(received(client, len(whole)) for (_, client), (_, whole) in zip(pairs, bursts, strict=True))
+        )
+        await asyncio.wait_for(asyncio.gather(*sends), TIMEOUT_SECONDS)
+        for _, client in pairs:
+            client.close()
+    assert got == [whole for _, whole in bursts]
+
+
+async def test_the_event_loop_goes_on_in_the_middle_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, whole = pieces_of(*(1_000_003,) * 14)
+    async with serving_one_thread(monkeypatch) as served:
+        wire, client = await served.connect()
+        with client:
+            sending = asyncio.ensure_future(wire.send_burst(pieces))
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await until(lambda: bool(served.movings))
+                assert await served.movings[0].ended is MoveOutcome.SLOW
+            assert 0 < wire.bytes_taken < wire.bytes_out
+            assert await received(client, len(whole)) == whole
+            await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+            assert wire.bytes_taken == len(whole)
+
+
 async def test_who_finds_no_free_thread_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = [pattern(BODY_BYTES + index) for index in range(3)]
     async with serving_one_thread(monkeypatch) as served:
@@ -90,13 +166,15 @@ async def test_who_finds_no_free_thread_is_served_all_the_same(monkeypatch: pyte
     assert 1 <= len(served.movings) < len(bodies) + 1
 
 
+@pytest.mark.parametrize("count", [1, 7])
 @pytest.mark.parametrize("how", ["the client resets", "the server resets", "the sender is cancelled"])
 async def test_a_sending_that_is_cut_short_leaves_its_memory_and_its_thread(
-    monkeypatch: pytest.MonkeyPatch, how: str
+    monkeypatch: pytest.MonkeyPatch, how: str, count: int
 ) -> None:
     async with serving_one_thread(monkeypatch) as served:
         wire, client = await served.connect()
-        sending = asyncio.ensure_future(wire.send(HEAD, memoryview(bytearray(BODY_BYTES))))
+        pieces = [(HEAD, memoryview(bytearray(BODY_BYTES // count))) for _ in range(count)]
+        sending = asyncio.ensure_future(wire.send_burst(pieces))
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await until(lambda: bool(served.movings))
             if how == "the client resets":

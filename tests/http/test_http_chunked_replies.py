@@ -87,26 +87,34 @@ async def test_a_chunk_is_whole_at_the_client_while_the_next_is_not_there_yet(si
         assert await read_chunk(peer) == b""
 
 
-class Led(Unmeasured):
-    """The same, each view but the second led by its number."""
+class Bursts(Unmeasured):
+    """The same, each view but the second led by its number, and so many of them in a burst."""
 
-    async def pieces(self) -> AsyncIterator[tuple[bytes, memoryview]]:
-        index = 0
-        async for view in self.views():
-            yield b"" if index == 1 else b"<%d>" % index, view
-            index += 1
+    def __init__(self, contents: list[bytes], size: int) -> None:
+        super().__init__(contents)
+        self._bursts = [range(len(contents))[start : start + size] for start in range(0, len(contents), size)]
+
+    async def bursts(self) -> AsyncIterator[list[tuple[bytes, memoryview]]]:
+        for indexes in self._bursts:
+            memory = [bytearray(self._contents[index]) for index in indexes]
+            leads = [b"" if index == 1 else b"<%d>" % index for index in indexes]
+            yield [(lead, memoryview(content)) for lead, content in zip(leads, memory, strict=True)]
+            for content in memory:
+                content[:] = b"\xee" * len(content)
 
 
-async def test_what_leads_a_view_comes_in_its_chunk() -> None:
-    contents = [pattern(100), pattern(70_000, 2), pattern(3_000_000, 3), b""]
-    async with serving(answering(Led(contents))) as served:
+@pytest.mark.parametrize("size", [1, 2, 5])
+async def test_what_comes_in_a_burst_is_one_chunk_with_what_leads_each_view(size: int) -> None:
+    contents = [pattern(100), pattern(70_000, 2), pattern(3_000_000, 3), b"", pattern(900, 4)]
+    parts = [b"<0>" + contents[0], contents[1], b"<2>" + contents[2], b"<3>", b"<4>" + contents[4]]
+    async with serving(answering(Bursts(contents, size))) as served:
         peer = await served.connect()
         await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await read_head(peer)
         received = []
         while chunk := await read_chunk(peer):
             received.append(chunk)
-    assert received == [b"<0>" + contents[0], contents[1], b"<2>" + contents[2], b"<3>"]
+    assert received == [b"".join(parts[start : start + size]) for start in range(0, len(parts), size)]
 
 
 async def test_an_unmeasured_stream_that_fails_is_reset_and_never_ended() -> None:

@@ -41,17 +41,8 @@ async def serving(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> AsyncIte
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         served = Served(threads, listener)
-        begin = threads.begin
-
-        def noted(
-            descriptor: int, view: memoryview, *, low_water: int = 0, on_moved: Callable[[], None] | None = None
-        ) -> Moving | None:
-            moving = begin(descriptor, view, low_water=low_water, on_moved=on_moved)
-            if moving is not None:
-                served.movings.append(moving)
-            return moving
-
-        monkeypatch.setattr(threads, "begin", noted)
+        for name in ("begin", "begin_parts"):
+            monkeypatch.setattr(threads, name, _noting(served.movings, getattr(threads, name)))
         wires: list[Wire] = []
 
         def make() -> Wire:
@@ -76,3 +67,13 @@ async def serving(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> AsyncIte
             threads.close()
             server.close()
             await server.wait_closed()
+
+
+def _noting(movings: list[Moving], begin: Callable[..., Moving | None]) -> Callable[..., Moving | None]:
+    def noted(*arguments: object, **keywords: object) -> Moving | None:
+        moving = begin(*arguments, **keywords)
+        if moving is not None:
+            movings.append(moving)
+        return moving
+
+    return noted

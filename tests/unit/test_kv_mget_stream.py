@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from kv_driver import parse_stream
 
-from kvobj.api.kv.mget import LOOK_AHEAD, ChunkStream, Span
+from kvobj.api.kv.mget import BURST_BYTES, LOOK_AHEAD, ChunkStream, Span
 from kvobj.api.object_store import ObjectStore
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.errors import BusyError, TierUnavailableError
@@ -27,7 +27,7 @@ class OneReader:
     def __init__(self, store: Chunks, key: str, length: int) -> None:
         self.length = length
         self._store = store
-        self._data = key.encode() * length
+        self._data = key.encode("latin-1") * length
         store.open_readers += 1
 
     async def views(self) -> AsyncIterator[memoryview]:
@@ -42,15 +42,34 @@ class OneReader:
         self._store.open_readers -= 1
 
 
-class Chunks:
-    """A store of chunks whose bytes repeat their key."""
+class WholeReader(OneReader):
+    """A chunk whose bytes lie in memory, until the reader is closed."""
 
-    def __init__(self, *, busy: int = 0, lost: str = "", fails_in: bytes = b"") -> None:
+    def __init__(self, store: Chunks, key: str, length: int) -> None:
+        super().__init__(store, key, length)
+        self._memory = bytearray(self._data)
+
+    def whole(self) -> memoryview:
+        return memoryview(self._memory)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self._memory[:] = b"!" * len(self._memory)
+
+
+class Chunks:
+    """A store of chunks whose bytes repeat their key; those of `hot` lie in memory."""
+
+    def __init__(self, *, busy: int = 0, lost: str = "", fails_in: bytes = b"", hot: str = "") -> None:
+        self.hot = hot
         self.busy = busy
         self.lost = lost
         self.fails_in = fails_in
         self.open_readers = 0
         self.opened: list[str] = []
+
+    def open_hot(self, found: ObjectRow, start: int, stop: int) -> WholeReader | None:
+        return WholeReader(self, found.key, stop - start) if found.key in self.hot else None
 
     async def open(self, found: ObjectRow, start: int, stop: int) -> OneReader | None:
         await asyncio.sleep(0)
@@ -163,6 +182,83 @@ async def test_others_run_while_a_long_list_of_misses_is_told() -> None:
 
 async def test_an_items_header_leads_the_first_of_its_bytes() -> None:
     stream, _ = stream_of(Chunks(), 200_000, 200_000)
-    pieces = [(bool(lead), len(view)) async for lead, view in stream.pieces()]
+    bursts = [[(bool(lead), len(view)) for lead, view in burst] async for burst in stream.bursts()]
     await stream.aclose()
-    assert pieces == [(True, 100_000), (False, 100_000), (True, 100_000), (False, 100_000), (True, 0)]
+    assert bursts == [[(True, 100_000)], [(False, 100_000)], [(True, 100_000)], [(False, 100_000)], [(True, 0)]]
+
+
+ALL_HOT = "".join(chr(97 + index) for index in range(150))
+
+
+async def test_what_lies_in_memory_is_one_burst_up_to_so_many_bytes() -> None:
+    store = Chunks(hot=ALL_HOT)
+    size_bytes = BURST_BYTES // 4
+    stream, released = stream_of(store, *[size_bytes] * 10)
+    sizes, body, most = [], b"", 0
+    async for burst in stream.bursts():
+        sizes.append([len(view) for _, view in burst])
+        body += b"".join(bytes(part) for piece in burst for part in piece)
+        most = max(most, store.open_readers)
+    await stream.aclose()
+    assert sizes == [[size_bytes] * 4, [size_bytes] * 4, [size_bytes] * 2 + [0]]
+    assert [item.payload for item in parse_stream(body)] == [bytes([97 + index]) * size_bytes for index in range(10)]
+    assert most <= 4 + LOOK_AHEAD + 1
+    assert (store.open_readers, released, store.opened) == (0, [1], [])
+
+
+async def test_a_burst_has_a_bounded_number_of_items() -> None:
+    store = Chunks(hot=ALL_HOT)
+    stream, _ = stream_of(store, *[20_000] * 150)
+    counts = [len(burst) async for burst in stream.bursts()]
+    await stream.aclose()
+    assert max(counts) <= 64
+    assert (sum(counts), store.open_readers) == (150 + 1, 0)
+
+
+async def test_a_burst_does_not_wait_for_a_chunk_that_is_not_there_yet() -> None:
+    store = Chunks(hot="abde")
+    stream, _ = stream_of(store, *[50_000] * 5)
+    bursts = [[len(view) for _, view in burst] async for burst in stream.bursts()]
+    await stream.aclose()
+    assert bursts[0] == [50_000, 50_000]
+    assert store.opened == ["c"]
+    assert store.open_readers == 0
+
+
+async def test_what_a_burst_holds_is_given_back_before_a_chunk_is_opened_that_found_no_room() -> None:
+    class Full(Chunks):
+        async def open(self, found: ObjectRow, start: int, stop: int) -> OneReader | None:
+            if self.open_readers:
+                raise BusyError("no room")
+            return await super().open(found, start, stop)
+
+    stream, released = stream_of(Full(hot="ab"), *[50_000] * 3)
+    items = parse_stream(await whole(stream))
+    assert [item.payload for item in items] == [bytes([97 + index]) * 50_000 for index in range(3)]
+    assert released == [1]
+
+
+async def test_who_leaves_in_the_middle_of_bursts_leaves_nothing_open() -> None:
+    for bursts in range(4):
+        store = Chunks(hot=ALL_HOT)
+        stream, released = stream_of(store, *[BURST_BYTES // 2] * 9)
+        running = stream.bursts()
+        for _ in range(bursts):
+            await anext(running)
+        await running.aclose()
+        await stream.aclose()
+        assert (store.open_readers, released) == (0, [1])
+
+
+async def test_who_is_cancelled_while_a_chunk_opens_leaves_nothing_open() -> None:
+    for turns in range(6):
+        store = Chunks()
+        stream, released = stream_of(store, *[50_000] * 5)
+        sending = asyncio.create_task(whole(stream))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await stream.aclose()
+        assert (store.open_readers, released) == (0, [1])

@@ -7,11 +7,12 @@ connection: a client never takes half an object for a whole one. Head fields are
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
+from itertools import chain
 
-from kvobj.api.message import BodyStream, Reply
+from kvobj.api.message import BodyStream, Reply, whole_of
 from kvobj.clock import Clock
 from kvobj.wire.body_handover import Wire
 
@@ -70,7 +71,7 @@ class ReplyWriter:
         try:
             if is_head or reply.status in _BODILESS or body.length == 0:
                 return await self._send_bytes(wire, head, b"")
-            whole = _whole(body)
+            whole = whole_of(body)
             if whole is not None and len(whole) <= _JOINED_BYTES:
                 wire.write(head + whole)
                 await wire.flush()
@@ -120,15 +121,6 @@ def content_length(reply: Reply) -> int | None:
     return len(body) if isinstance(body, bytes) else body.length
 
 
-def _whole(stream: BodyStream) -> memoryview | None:
-    """The body as one view, where it is one (`WholeStream`)."""
-    of_stream: Callable[[], memoryview | None] | None = getattr(stream, "whole", None)
-    view = None if of_stream is None else of_stream()
-    if view is not None and len(view) != stream.length:
-        raise RuntimeError("a body stream has another length than it said")
-    return view
-
-
 async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:
     remaining = stream.length
     views: AsyncIterator[memoryview] = stream.views()
@@ -152,33 +144,35 @@ async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:
 
 
 async def _send_chunks(wire: Wire, head: bytes, stream: BodyStream) -> None:
-    """Transfer-Encoding: chunked (RFC 9112 §7.1), a chunk a view with what leads it. The head does not wait for the first view, nor
-    a chunk's end for the next one: a stream of events may rest for long."""
-    led: Callable[[], AsyncIterator[tuple[bytes, memoryview]]] | None = getattr(stream, "pieces", None)
-    pieces = _unled(stream) if led is None else led()
+    """Transfer-Encoding: chunked (RFC 9112 §7.1), a chunk a view, or a burst of them. The head does not wait for the first view,
+    nor a chunk's end for the next one: a stream of events may rest for long."""
+    of_stream: Callable[[], AsyncIterator[Sequence[tuple[bytes, memoryview]]]] | None
+    of_stream = getattr(stream, "bursts", None)
+    bursts = _one_by_one(stream) if of_stream is None else of_stream()
     wire.write(head)
     try:
-        async for lead, view in pieces:
-            size = len(lead) + len(view)
+        async for burst in bursts:
+            size = sum(len(lead) + len(view) for lead, view in burst)
             if not size:
                 continue
             if size <= _JOINED_CHUNK_BYTES:
-                wire.write(b"%x\r\n%s%s\r\n" % (size, lead, view))
+                wire.write(b"".join([b"%x\r\n" % size, *chain.from_iterable(burst), b"\r\n"]))
                 await wire.flush()
             else:
-                await wire.send(b"%x\r\n%s" % (size, lead), view)
+                (lead, view), *rest = burst
+                await wire.send_burst([(b"%x\r\n%s" % (size, lead), view), *rest])
                 wire.write(b"\r\n")
     finally:
-        await _close(pieces)
+        await _close(bursts)
     wire.write(b"0\r\n\r\n")
     await wire.flush()
 
 
-async def _unled(stream: BodyStream) -> AsyncIterator[tuple[bytes, memoryview]]:
+async def _one_by_one(stream: BodyStream) -> AsyncIterator[Sequence[tuple[bytes, memoryview]]]:
     views: AsyncIterator[memoryview] = stream.views()
     try:
         async for view in views:
-            yield b"", view
+            yield ((b"", view),)
     finally:
         await _close(views)
 

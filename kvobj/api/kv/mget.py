@@ -18,7 +18,7 @@ from kvobj.api.kv.chunk_lists import chunk_list
 from kvobj.api.kv.chunk_stream import CONTENT_TYPE, framed
 from kvobj.api.kv.matching import session_of
 from kvobj.api.kv_store import ChunkStore
-from kvobj.api.message import Reply
+from kvobj.api.message import Reply, whole_of
 from kvobj.api.object_store import ObjectStore, Reader
 from kvobj.api.operations import GetChunks
 from kvobj.catalog.chunk_list import ChunkList
@@ -30,7 +30,10 @@ from kvobj.store.representation import Accepted, lossy_text, plain_only, stored_
 from kvobj.tiers.coded_frames import spoken_name
 
 LOOK_AHEAD: Final = 2
-"""Chunks that are opened while one is sent: each pins a frame, and a cold one fills meanwhile."""
+"""Chunks that are opened while others are sent: each pins a frame, and a cold one fills meanwhile."""
+BURST_BYTES: Final = 8 * 1024 * 1024
+"""Chunks that lie in memory are sent together until they are so many bytes: handing 1 MiB over by itself takes as long as sending
+it."""
 _GATHERED_VIEW_BYTES: Final = 16 * 1024
 _GATHERED_BYTES: Final = 64 * 1024
 _NOTHING: Final = memoryview(b"")
@@ -75,6 +78,9 @@ class Span:
 
 _Opened = tuple[Reader | None, Span]
 """What a span was opened as: of another representation than plain bytes the span is another too."""
+
+_Opening = asyncio.Task[_Opened] | Reader | None
+_Pieces = list[tuple[bytes, memoryview]]
 
 
 class BatchReads:
@@ -168,7 +174,7 @@ class BatchReads:
 
 
 class ChunkStream:
-    """Implements `message.LedStream`: opens a few items ahead of the one that is sent, and ends with a count."""
+    """Implements `message.BurstStream`: opens a few items ahead of those that are sent, and ends with a count."""
 
     length = None
 
@@ -184,47 +190,67 @@ class ChunkStream:
         self._store = store
         self._release = release
         self._accepts = accepts
-        self._ahead: deque[tuple[Span, asyncio.Task[_Opened] | None]] = deque()
+        self._ahead: deque[tuple[Span, _Opening]] = deque()
         self._current: Reader | None = None
+        self._sent: list[Reader] = []
+        """Of what is in the burst that is made, or was taken last."""
+        self._items = 0
 
     async def views(self) -> AsyncIterator[memoryview]:
         """See `BodyStream.views`."""
-        async with aclosing(self.pieces()) as pieces:
-            async for lead, view in pieces:
-                if lead:
-                    yield memoryview(lead)
-                if len(view):
-                    yield view
+        async with aclosing(self.bursts()) as bursts:
+            async for burst in bursts:
+                for lead, view in burst:
+                    if lead:
+                        yield memoryview(lead)
+                    if len(view):
+                        yield view
 
-    async def pieces(self) -> AsyncGenerator[tuple[bytes, memoryview], None]:
-        """See `LedStream.pieces`. Headers, and payloads that are small, are gathered, and lead the next one that is not."""
-        count = 0
-        gathered = bytearray()
-        while True:
-            while len(self._ahead) <= LOOK_AHEAD and (span := next(self._spans, None)) is not None:
-                self._ahead.append((span, self._open(span)))
-            if not self._ahead:
-                break
-            span, opening = self._ahead.popleft()
-            if opening is not None and not opening.done() and gathered:
-                yield bytes(gathered), _NOTHING  # nobody knows how long the next one takes
-                gathered.clear()
-            count += 1
-            reader, span = (None, span) if opening is None else await self._opened(span, opening)
+    async def bursts(self) -> AsyncGenerator[_Pieces, None]:
+        """See `BurstStream.bursts`. Headers, and payloads that are small, are gathered, and lead the next one that is not."""
+        burst = _Burst()
+        while (following := await self._following()) is not None:
+            span, opening = following
+            if not (burst.is_empty or _is_open(opening)):
+                yield burst.take()  # nobody knows how long the next one takes, which may need the room of these
+                await self._close_sent()
+            reader, span = await self._opened(span, opening)
+            self._ahead.popleft()
             self._current = reader
-            gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
+            burst.gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
             if reader is not None:
-                async with aclosing(_joined(gathered, reader)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                whole = whole_of(reader)
+                if whole is not None:
+                    burst.add(whole)
+                    self._sent.append(reader)
+                else:
+                    async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
+                        async for view in views:
+                            if burst.add(view):
+                                yield burst.take()
+                                await self._close_sent()
+                    await reader.aclose()
                 self._current = None
-                await reader.aclose()
-            if len(gathered) >= _GATHERED_BYTES // 2:
-                yield bytes(gathered), _NOTHING
-                gathered.clear()
-            if count % _ITEMS_A_TURN == 0:
-                await asyncio.sleep(0)
-        yield bytes(gathered) + framed({"end": True, "items": count}), _NOTHING
+            if burst.is_full:
+                yield burst.take()
+                await self._close_sent()
+        burst.gathered += framed({"end": True, "items": self._items})
+        yield burst.take()
+
+    async def _following(self) -> tuple[Span, _Opening] | None:
+        """The item that is sent next, which stays among those ahead until it was opened."""
+        while len(self._ahead) <= LOOK_AHEAD and (span := next(self._spans, None)) is not None:
+            self._ahead.append((span, self._open(span)))
+        if not self._ahead:
+            return None
+        self._items += 1
+        if self._items % _ITEMS_A_TURN == 0:
+            await asyncio.sleep(0)
+        return self._ahead[0]
+
+    async def _close_sent(self) -> None:
+        while self._sent:
+            await self._sent.pop().aclose()
 
     async def _header(self, span: Span, *, is_there: bool) -> bytes:
         header: dict[str, object] = {"i": span.index, "layer": span.layer, "codec": "raw"}
@@ -239,10 +265,12 @@ class ChunkStream:
         digest = row.digest if size_bytes == row.size_bytes and "lossy" not in header else None
         return framed(header | {"size_bytes": size_bytes, "digest": digest, "status": 200})
 
-    def _open(self, span: Span) -> asyncio.Task[_Opened] | None:
+    def _open(self, span: Span) -> _Opening:
+        """The reader where its bytes lie in memory, or the task that opens it; None where there is nothing to open."""
         if span.row is None or span.start == span.stop:
             return None
-        return asyncio.ensure_future(self._open_row(span, span.row))
+        hot = self._store.open_hot(span.row, span.start, span.stop) if self._accepts is None else None
+        return hot or asyncio.create_task(self._open_row(span, span.row))
 
     async def _open_row(self, span: Span, row: ObjectRow) -> _Opened:
         if self._accepts is not None:
@@ -253,7 +281,9 @@ class ChunkStream:
             row, span = found, Span(span.index, span.layer, found, span.start, stop)
         return await self._store.open(row, span.start, span.stop), span
 
-    async def _opened(self, span: Span, opening: asyncio.Task[_Opened]) -> _Opened:
+    async def _opened(self, span: Span, opening: _Opening) -> _Opened:
+        if not isinstance(opening, asyncio.Task):
+            return opening, span
         try:
             return await opening
         except BusyError:
@@ -265,17 +295,74 @@ class ChunkStream:
         """See `BodyStream.aclose`."""
         try:
             if self._current is not None:
-                await self._current.aclose()
+                self._sent.append(self._current)
                 self._current = None
             while self._ahead:
                 _, opening = self._ahead.popleft()
-                if opening is not None:
-                    with suppress(KvobjError):
-                        reader, _ = await opening
-                        if reader is not None:
-                            await reader.aclose()
+                reader = await _found(opening) if isinstance(opening, asyncio.Task) else opening
+                if reader is not None:
+                    self._sent.append(reader)
+            await self._close_sent()
         finally:
             self._release()
+
+
+class _Burst:
+    """What is sent next. Headers and small payloads are gathered, by copy, in front of the next view, or behind the last."""
+
+    __slots__ = ("_pieces", "_size_bytes", "gathered")
+
+    def __init__(self) -> None:
+        self.gathered = bytearray()
+        self._pieces: _Pieces = []
+        self._size_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pieces and not self.gathered
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            self._size_bytes >= BURST_BYTES
+            or len(self._pieces) >= _ITEMS_A_TURN
+            or len(self.gathered) >= _GATHERED_BYTES // 2
+        )
+
+    def add(self, view: memoryview) -> bool:
+        """Whether the view itself is sent, and has to stay: of a small one its bytes are."""
+        if len(view) <= _GATHERED_VIEW_BYTES and len(self.gathered) + len(view) <= _GATHERED_BYTES:
+            self.gathered += view
+            return False
+        self._pieces.append((bytes(self.gathered), view))
+        self._size_bytes += len(view)
+        self.gathered.clear()
+        return True
+
+    def take(self) -> _Pieces:
+        """All of it; from here on it is empty."""
+        pieces = self._pieces
+        if self.gathered:
+            pieces.append((bytes(self.gathered), _NOTHING))
+            self.gathered.clear()
+        self._pieces, self._size_bytes = [], 0
+        return pieces
+
+
+def _is_open(opening: _Opening) -> bool:
+    """Whether nothing is to be waited for."""
+    if not isinstance(opening, asyncio.Task):
+        return True
+    return opening.done() and not opening.cancelled() and opening.exception() is None
+
+
+async def _found(opening: asyncio.Task[_Opened]) -> Reader | None:
+    """The reader that nobody wants any more; None where there is none, also since whoever waited for it was cancelled."""
+    await asyncio.wait([opening])
+    if not opening.cancelled():
+        with suppress(KvobjError):
+            return opening.result()[0]
+    return None
 
 
 def _representation(row: ObjectRow) -> dict[str, object]:
@@ -288,18 +375,6 @@ def _representation(row: ObjectRow) -> dict[str, object]:
         if row.lossy.profile:
             told["profile"] = row.lossy.profile
     return told
-
-
-async def _joined(gathered: bytearray, reader: Reader) -> AsyncGenerator[tuple[bytes, memoryview], None]:
-    """The reader's views, the first of them led by what was gathered; small ones are gathered too, to be sent with what follows."""
-    async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
-        async for view in views:
-            if len(view) <= _GATHERED_VIEW_BYTES and len(gathered) + len(view) <= _GATHERED_BYTES:
-                gathered += view
-                continue
-            lead = bytes(gathered)
-            gathered.clear()
-            yield lead, view
 
 
 def _whole(rows: Sequence[ObjectRow | None]) -> Iterator[Span]:
