@@ -37,6 +37,7 @@ from kvobj.config.credential_rules import (
 )
 from kvobj.errors import (
     AccessDeniedError,
+    BucketExistsError,
     DigestMismatchError,
     EntityTooLargeError,
     InvalidRequestError,
@@ -209,7 +210,7 @@ class AdminService:
             if path.startswith("/api/v1/"):
                 answer = await self._answer(head, path.removeprefix("/api/v1/"), raw_query, body)
                 return Reply(200, _JSON, msgspec.json.encode(answer))
-            return self._open_to_all(head.method, path, close=has_unread_body)
+            return self._open_to_all(head, path, close=has_unread_body)
         except KvobjError as error:
             return _error_reply(error, head, path, close=has_unread_body)
         except Exception:  # the outermost handler: a defect is a 500 with a traceback in the log, not a dead connection
@@ -218,10 +219,9 @@ class AdminService:
                 head, path, status=500, code="InternalError", message="internal error", detail={}, close=True
             )
 
-    def _open_to_all(self, method: str, path: str, *, close: bool) -> Reply:
-        if method not in ("GET", "HEAD"):
-            raise NotFoundError("no such page", path=path)
-        match path:
+    def _open_to_all(self, head: RequestHead, path: str, *, close: bool) -> Reply:
+        method = head.method
+        match path if method in ("GET", "HEAD") else "":
             case "/metrics":
                 content = self._metrics.render()
                 return Reply(200, _METRICS, *_body_of(content, method), close=close)
@@ -231,8 +231,11 @@ class AdminService:
                 is_ready = self._view.is_ready()
                 content = b"ready\n" if is_ready else b"not ready\n"
                 return Reply(200 if is_ready else 503, _TEXT, *_body_of(content, method), close=close)
-            case _:
+            case _ if head.header("authorization") is None and "x-amz-signature=" not in head.target.lower():
                 raise NotFoundError("no such page: this is the admin port, S3 is at another", path=path)
+            case _:
+                # A client that looks for a bucket here: a 404 would be a miss to it, and it would look on for ever.
+                raise AccessDeniedError("this is the admin port: S3 is at another", path=path)
 
     async def _answer(self, head: RequestHead, name: str, raw_query: str, body: RequestBody) -> object:
         user = await self._authenticate(head)
@@ -324,7 +327,14 @@ class AdminService:
             region=self._region,
             remote=asked.remote,
         )
-        await self._catalog.create_bucket(row)
+        try:
+            await self._catalog.create_bucket(row)
+        except BucketExistsError as error:
+            standing = await self._catalog.bucket(row.name)
+            if standing is None:
+                raise
+            told = {"bucket": row.name, "owner": standing.owner, "kind": standing.kind.value}
+            raise BucketExistsError("the bucket exists", **told) from error
         made = await self._catalog.bucket(row.name)  # its time may have been raised
         return _bucket_document(made or row)
 

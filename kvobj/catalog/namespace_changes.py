@@ -145,7 +145,7 @@ class RemoveNamespace:
 def equally_declared(existing: NamespaceRow, row: NamespaceRow) -> NamespaceRow:
     """The row that stands, if it is declared as the given one is. `NamespaceConflictError`."""
     if existing.declaration != row.declaration:
-        raise NamespaceConflictError("the namespace is declared otherwise", name=row.name, existing=existing)
+        raise NamespaceConflictError("the namespace is declared otherwise", namespace=row.name, existing=existing)
     return existing
 
 
@@ -166,7 +166,7 @@ def require_empty(usage: NamespaceUsage, name: str) -> None:
 
 def no_such_namespace(bucket: str, name: str) -> NoSuchNamespaceError:
     """What absent and forbidden answer alike."""
-    return NoSuchNamespaceError("no such namespace", bucket=bucket, name=name)
+    return NoSuchNamespaceError("no such namespace", bucket=bucket, namespace=name)
 
 
 def _write(view: WriteView, root: bytes, row: NamespaceRow) -> None:

@@ -150,7 +150,10 @@ class ChunkStore:
         page = await self._catalog.list_objects(bucket.name, key_prefix=f"{name}/", limit=1)
         if page.rows:
             raise NamespaceConflictError(
-                "keys of another namespace begin with this name", name=name, differs=("keys",), key=page.rows[0].key
+                "keys of another namespace begin with this name",
+                namespace=name,
+                differs=("keys",),
+                key=page.rows[0].key,
             )
 
     async def namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> OpenNamespace:

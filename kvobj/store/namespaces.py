@@ -105,7 +105,9 @@ class NamespaceBook:
             if standing.declaration != declaration.canonical:
                 raise _conflict(standing, declaration.canonical)
             if key is not None and not hmac.compare_digest(key, self._key_of(standing)):
-                raise NamespaceConflictError("the namespace has another key", name=name, differs=("key",))
+                raise NamespaceConflictError(
+                    "the namespace has another key", bucket=bucket.name, namespace=name, differs=("key",)
+                )
             changed = declaration.settings.over(standing)
             if changed.profile and changed.profile != standing.profile:
                 await self._check_profile(changed)
@@ -129,11 +131,11 @@ class NamespaceBook:
         """The namespace with its key, if the caller may use it. `NoSuchNamespaceError`; `CorruptionError` (see `KeyWrapper`)."""
         if name in ("", DEFAULT_NAMESPACE):
             if not caller.is_owner:
-                raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, name=name)
+                raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=name)
             return OpenNamespace(default_namespace(bucket.name), b"", may_write=True)
         row = await self._namespaces.namespace(bucket.name, name) if _NAME.fullmatch(name) else None
         if row is None or not (caller.is_owner or caller.user_id in row.access):
-            raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, name=name)
+            raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=name)
         return self._opened(row, caller)
 
     async def page(
@@ -205,11 +207,15 @@ def _require_owner(bucket: BucketRow, caller: Caller) -> None:
     if bucket.kind is not BucketKind.KV:
         raise InvalidRequestError("only KV buckets have namespaces", bucket=bucket.name)
     if not caller.is_owner:
-        raise AccessDeniedError("only the bucket's owner may declare and remove namespaces", bucket=bucket.name)
+        hint = "only the bucket's owner declares and removes namespaces"
+        raise AccessDeniedError(hint, bucket=bucket.name, hint=hint)
 
 
 def _conflict(standing: NamespaceRow, declaration: bytes) -> NamespaceConflictError:
     fields = differs(standing.declaration, declaration)
     return NamespaceConflictError(
-        f"the namespace is declared otherwise: {', '.join(fields)}", name=standing.name, differs=fields
+        f"the namespace is declared otherwise: {', '.join(fields)}",
+        bucket=standing.bucket,
+        namespace=standing.name,
+        differs=fields,
     )

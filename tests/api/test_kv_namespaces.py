@@ -48,6 +48,7 @@ async def test_the_same_declaration_again_changes_nothing_and_another_names_what
     other = await kv.call("PUT", "namespace=llama", declaration(salt="x", adapter="lora"))
     assert (other.status, other.code) == (409, "NamespaceConflict")
     assert sorted(other.detail["differs"]) == ["adapter", "salt"]
+    assert other.detail["namespace"] == "llama"
     assert (await kv.call("GET", "namespace=llama")).value["key"] == first.value["key"]
 
 
@@ -147,6 +148,7 @@ async def test_only_owners_and_root_declare_and_remove(kv: KvDriver) -> None:
     for method, value in (("PUT", declaration()), ("DELETE", None)):
         answer = await kv.call(method, "namespace=llama", value, user=BOB)
         assert (answer.status, answer.code) == (403, "AccessDenied")
+        assert answer.detail["hint"] == "only the bucket's owner declares and removes namespaces"
     assert (await kv.call("PUT", "namespace=second", declaration(), user=ROOT)).status == 200
 
 
@@ -156,7 +158,8 @@ async def test_absent_and_forbidden_namespaces_answer_alike(kv: KvDriver) -> Non
     forbidden = await kv.call("GET", "namespace=mine", user=BOB)
     absent = await kv.call("GET", "namespace=none", user=BOB)
     assert (forbidden.status, forbidden.code) == (404, "NoSuchNamespace")
-    for answer in (forbidden, absent):
+    for answer, asked in ((forbidden, "mine"), (absent, "none")):
+        assert answer.detail.pop("namespace") == asked
         answer.value["error"].pop("request_id")
     assert forbidden.value == absent.value
 

@@ -117,6 +117,17 @@ async def test_an_unknown_page_is_404(service: AdminService, target: str) -> Non
     assert (await call(service, "GET", target)).status == 404
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+@pytest.mark.parametrize("target", ["/cache/0001", "/cache?match", "/cache/0001?X-Amz-Signature=00"])
+async def test_an_s3_client_at_the_admin_port_is_told_so_and_not_of_a_miss(
+    service: AdminService, method: str, target: str
+) -> None:
+    headers = () if "Signature" in target else (("authorization", "AWS4-HMAC-SHA256 Credential=…"),)
+    reply = await service.handle(RequestHead(method, target, headers, "ID", "127.0.0.1"), BytesBody(b""))
+    assert (reply.status, error_code(reply)) == (403, "AccessDenied")
+    assert "this is the admin port: S3 is at another" in str(document(reply))
+
+
 async def test_a_body_whose_digest_was_not_signed_is_refused(service: AdminService, store: FakeStore) -> None:
     for digest in ("UNSIGNED-PAYLOAD", "00" * 32):
         reply = await call(service, "POST", "/api/v1/users", b'{"id":"evil"}', digest)
@@ -144,6 +155,8 @@ async def test_a_kv_bucket_is_created_with_its_kinds_defaults(service: AdminServ
     assert (row.kind, row.owner, row.durability) == (BucketKind.KV, "root", Durability.MEMORY)
     again = await call(service, "POST", "/api/v1/buckets", b'{"name":"chunks"}')
     assert again.status == 409
+    told = cast("dict[str, dict[str, object]]", document(again)["error"])["detail"]
+    assert told == {"bucket": "chunks", "owner": "root", "kind": "kv"}
 
 
 async def test_a_remote_makes_class_shared_and_rules_for_it_things_to_ask_for(store: FakeStore) -> None:

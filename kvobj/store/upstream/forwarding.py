@@ -100,7 +100,9 @@ class Forwarder:
         problem = await self._agreement.ask(place.namespace, until=until)
         if problem:
             raise NamespaceConflictError(
-                f"the upstream has not the same namespace: {problem}", name=place.namespace.name, differs=("upstream",)
+                f"the upstream has not the same namespace: {problem}",
+                namespace=place.namespace.name,
+                differs=("upstream",),
             )
 
     def note(self, found: Forwarded) -> None:
