@@ -273,11 +273,11 @@ class ServerProcess:
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
-    def terminate(self, *, timeout_seconds: float = 60.0) -> int:
-        """SIGTERM, wait, return the exit status. TimeoutError (after a kill) if it does not end."""
+    def terminate(self, *, by: signal.Signals = signal.SIGTERM, timeout_seconds: float = 60.0) -> int:
+        """Signal it, wait, return the exit status. TimeoutError (after a kill) if it does not end."""
         if self._process is None:
             raise RuntimeError("the server is not running")
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(by)
         try:
             status = self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Final, Self, TypeVar
 from kvobj.arena.directory import prepare_directory, remove_files
 from kvobj.arena.extent import ALIGNMENT, Extent, Hold, Pin, let_go
 from kvobj.arena.geometry import FORMAT, Geometry, write_geometry
+from kvobj.arena.outside_writers import GivenOutside, has_earlier_writer
 from kvobj.arena.queue import ReservationQueue
 from kvobj.arena.region import Region
 from kvobj.arena.room import Room
@@ -30,6 +31,7 @@ REGION_BYTES: Final = 256 * 1024 * 1024
 _STEP_BYTES: Final = 32 * 1024 * 1024
 # A generation is (incarnation of the arena, reservation within it): higher than any of an earlier process.
 _INCARNATION_SHIFT: Final = 40
+_LOOK_SECONDS: Final = 1.0
 
 Reclaimer = Callable[[int], Awaitable[int]]
 _T = TypeVar("_T")
@@ -49,6 +51,8 @@ class ArenaUsage:
     dedicated_regions: int
     huge_pages: bool
     location: str
+    withheld_bytes: int = 0
+    """Extents that nobody has, since a process of before the restart may still write to them."""
 
 
 class Arena:
@@ -87,6 +91,11 @@ class Arena:
         self._populating: asyncio.Task[None] | None = None
         self._stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="arena")
+        self._outside = GivenOutside(directory, geometry.capacity_bytes)
+        self._withheld: dict[int, list[Pin]] = {}
+        """By region, room that a process of an earlier life may still write to."""
+        self._watching: asyncio.Task[None] | None = None
+        self._keeps_outside = False
 
     @classmethod
     async def open(
@@ -123,6 +132,7 @@ class Arena:
         arena = cls(directory, geometry, adopted=adopted, huge_pages=huge_pages, dedicated_buckets=dedicated_buckets)
         if adopted:
             arena._map_existing(dedicated_buckets)
+            await asyncio.to_thread(arena._read_outside)
         else:
             try:
                 await arena._populate_step()
@@ -186,20 +196,62 @@ class Arena:
         for start, at in usable:
             extent = extents[at]
             length = extent.length
-            if start > position:
-                pending.append((position, start))
+            self._keep_between(position, start, pending, spans)
             position = start + length
             spans.append((start, length))
             room = rooms[extent.region]
             assert room is not None  # or it would not be usable
             hold = holds[start] = Hold(extent, room, length, on_released)
             pins[at] = Pin(hold)
-        if position < self.capacity_bytes:
-            pending.append((position, self.capacity_bytes))
+        self._keep_between(position, self.capacity_bytes, pending, spans)
         self._room.record(spans)
         self._requested_bytes += sum(length for _, length in spans)
         self._pending = pending
+        if self._withheld:
+            held_bytes = sum(pin.extent.length for pins in self._withheld.values() for pin in pins)
+            _log.warning(
+                "%d bytes of the arena wait for writers of before the restart, which may fill them", held_bytes
+            )
+            self._watching = asyncio.get_running_loop().create_task(self._watch(), name="arena withheld")
+            self._watching.add_done_callback(_note_failure)
         return pins
+
+    def _keep_between(
+        self, start: int, stop: int, pending: deque[tuple[int, int]], spans: list[tuple[int, int]]
+    ) -> None:
+        """What is between two adopted extents is free, but for what somebody of before may still write to: that is held."""
+        for begin, end in self._outside.within(start, stop):
+            if begin > start:
+                pending.append((start, begin))
+            start = end
+            for at, length in self._by_region(begin, end):
+                region, offset = divmod(at, self._room.region_bytes)
+                self._generation += 1
+                hold = Hold(
+                    Extent(region, offset, length, self._generation), self._memory(region), length, self._released
+                )
+                self._holds[at] = hold
+                self._withheld.setdefault(region, []).append(Pin(hold))
+                spans.append((at, length))
+        if stop > start:
+            pending.append((start, stop))
+
+    def _by_region(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Offset and length of the parts of a span that lie in one region each."""
+        while start < stop:
+            end = min(stop, (start // self._room.region_bytes + 1) * self._room.region_bytes)
+            yield start, end - start
+            start = end
+
+    async def _watch(self) -> None:
+        while self._withheld:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.look_outside()
+
+    def look_outside(self) -> None:
+        """See whether writers of an earlier life have ended, and free what was held for them. Done by itself each second."""
+        for number in [number for number in self._withheld if not self._has_earlier_writer(number)]:
+            self.release_many(self._withheld.pop(number))
 
     def _map_existing(self, dedicated_buckets: frozenset[str]) -> None:
         for region in self._regions:
@@ -211,6 +263,22 @@ class Arena:
                 self._room.owners[number] = bucket
         self._room.lent.update(lent)
         self._room.mark_used()
+
+    def _read_outside(self) -> None:
+        """What was given to writers outside, of regions that such a process of before still has; of others it is free."""
+        try:
+            self._outside.read()
+        except OSError as error:
+            raise UnavailableError(
+                "arena directory cannot be used", directory=str(self.directory), cause=str(error)
+            ) from error
+        for number in range(len(self._regions)):
+            start, size_bytes = self._room.region_span(number)
+            if any(self._outside.within(start, start + size_bytes)) and not self._has_earlier_writer(number):
+                self._outside.clear(start, size_bytes)
+
+    def _has_earlier_writer(self, number: int) -> bool:
+        return has_earlier_writer(self._regions[number].path, self._geometry.incarnation)
 
     # -- reserving -----------------------------------------------------------------------------------------------------
     def try_reserve(self, length: int, *, bucket: str | None = None) -> Pin | None:
@@ -287,6 +355,32 @@ class Arena:
             number for number, region in enumerate(self._regions) if region.room is not None and number not in owners
         ]
 
+    @property
+    def life(self) -> int:
+        """Which process since the arena was made anew this is."""
+        return self._geometry.incarnation
+
+    def give_outside(self, region: int, offset: int, size_bytes: int) -> None:
+        """Another process is about to be given this part of an extent to fill. Should it outlive this one, that part is nobody
+        else's for as long as it has the region mapped. `UnavailableError` where that cannot be noted."""
+        try:
+            self._outside.note(region * self._room.region_bytes + offset, size_bytes)
+        except OSError as error:
+            raise UnavailableError("room cannot be given outside", region=region, cause=str(error)) from error
+
+    def keep_outside(self) -> None:
+        """End before clients do: from now on no room is freed that was given outside. The next life sees who still has it."""
+        self._keeps_outside = True
+
+    def _stays_outside(self, start: int, hold: Hold) -> bool:
+        """Whether an extent is not to be freed, though nobody here has it any more; else it is noted no longer."""
+        length = hold.extent.length
+        if not self._outside.has(start, length):
+            return False
+        if not self._keeps_outside:
+            self._outside.clear(start, length)
+        return self._keeps_outside
+
     def lend(self, region: int, bucket: str) -> None:
         """Somebody outside, who may see this bucket alone, is about to be shown the whole region: it is the bucket's for good from
         now on. ValueError where it is not the bucket's."""
@@ -318,6 +412,7 @@ class Arena:
             dedicated_regions=len(self._room.owners),
             huge_pages=self._huge_pages_seen,
             location=str(self.directory),
+            withheld_bytes=sum(pin.extent.length for pins in self._withheld.values() for pin in pins),
         )
 
     def _take(self, length: int, lane: str | None) -> Hold | None:
@@ -337,6 +432,8 @@ class Arena:
 
     def _give_back(self, hold: Hold) -> None:
         start = self._start_of(hold.extent)
+        if self._stays_outside(start, hold):
+            return
         owners = len(self._room.owners)
         del self._holds[start]
         self._requested_bytes -= hold.requested_bytes
@@ -349,12 +446,13 @@ class Arena:
         and nothing is released, where one is released already or given twice."""
         ended = let_go(pins)
         if ended:
-            starts = [self._start_of(hold.extent) for hold in ended]
+            places = [(self._start_of(hold.extent), hold) for hold in ended]
+            freed = [(start, hold) for start, hold in places if not self._stays_outside(start, hold)]
             owners = len(self._room.owners)
-            for start, hold in zip(starts, ended, strict=True):
+            for start, hold in freed:
                 del self._holds[start]
                 self._requested_bytes -= hold.requested_bytes
-            self._room.free_many(starts)
+            self._room.free_many([start for start, _ in freed])
             if len(self._room.owners) != owners:
                 self._note_owners()
             self._queue.serve()
@@ -438,7 +536,8 @@ class Arena:
 
     def _hand_out(self, upto: int) -> None:
         if self._pending is None:
-            self._pending = deque([(0, self.capacity_bytes)])
+            self._keep((), ())
+        assert self._pending is not None
         region_bytes = self._room.region_bytes
         while self._pending and self._pending[0][0] < upto:
             start, stop = self._pending.popleft()
@@ -461,7 +560,11 @@ class Arena:
         await self._queue.aclose()
         if self._populating is not None:
             await asyncio.wait([self._populating])
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         self._thread.shutdown(wait=False)
+        self._outside.close()
         for region in self._regions:
             region.drop()
         if remove:

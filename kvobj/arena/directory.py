@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from kvobj.arena.geometry import GEOMETRY_FILE, Geometry, read_geometry, write_geometry
+from kvobj.arena.outside_writers import NOTES_FILE
 from kvobj.errors import StoreFullError, UnavailableError
 
 
@@ -28,6 +29,7 @@ def prepare_directory(directory: Path, wanted: Geometry) -> tuple[Geometry, bool
         if not adopted:
             for file in files:
                 file.unlink()
+            (directory / NOTES_FILE).unlink(missing_ok=True)
             files = []
         geometry = Geometry(
             format=wanted.format,
@@ -74,7 +76,8 @@ def remove_files(directory: Path) -> None:
     """Delete the arena's files, and the directory if nothing else is in it."""
     for file in _region_files(directory):
         file.unlink(missing_ok=True)
-    (directory / GEOMETRY_FILE).unlink(missing_ok=True)
+    for name in (GEOMETRY_FILE, NOTES_FILE):
+        (directory / name).unlink(missing_ok=True)
     # Somebody else's files (the volatile catalog) may be there too: they are removed by their owner.
     with contextlib.suppress(OSError):
         directory.rmdir()

@@ -317,7 +317,9 @@ class Lane:
         for region in told.regions:
             descriptor = self._take_descriptor()
             try:
-                self._regions[region.number] = mapped(descriptor, region.size_bytes, is_writable=self.grant.is_trusted)
+                self._regions[region.number] = mapped(
+                    descriptor, region.size_bytes, is_writable=self.grant.is_trusted, life=region.life
+                )
             finally:
                 os.close(descriptor)
 

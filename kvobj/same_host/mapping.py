@@ -1,6 +1,7 @@
 """Memory behind a descriptor as views, and copies out of and into it that do not hold the interpreter's lock.
 
-A region is mapped once in a process, however many connections were handed it; the mapping goes with the last view of it.
+A region is mapped once in a process, however many connections were handed it; the mapping goes with the last view of it. After a
+restart of the server one that is written through is mapped anew: the old mapping tells the server that somebody may write still.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UNLOCKED_BYTES: Final = 128 * 1024
 """From here on a copy lets other threads run; below, letting go of the lock costs more than the copy."""
 _BLOCK_BYTES: Final = 2 * 1024 * 1024
 
-_Identity = tuple[int, int, bool]
+_Identity = tuple[int, int, bool, int]
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -92,11 +93,11 @@ _known: Final[weakref.WeakValueDictionary[_Identity, Mapping]] = weakref.WeakVal
 _lock: Final = threading.Lock()
 
 
-def mapped(descriptor: int, size_bytes: int, *, is_writable: bool) -> Mapping:
-    """The mapping of what is behind a descriptor, which this process may have already; the descriptor is the caller's to close.
-    Its pages are made ready in the background."""
+def mapped(descriptor: int, size_bytes: int, *, is_writable: bool, life: int = 0) -> Mapping:
+    """The mapping of what is behind a descriptor, which this process may have already (of the same `life`); the descriptor is the
+    caller's to close. Its pages are made ready in the background."""
     told = os.fstat(descriptor)
-    identity = (told.st_dev, told.st_ino, is_writable)
+    identity = (told.st_dev, told.st_ino, is_writable, life)
     with _lock:
         known = _known.get(identity)
         if known is None or known.size_bytes != size_bytes:

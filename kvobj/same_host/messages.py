@@ -132,10 +132,12 @@ class Welcome(_Message, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Region(_Message, frozen=True, array_like=True, gc=False):
-    """A region file, whose descriptor comes along."""
+    """A region file, whose descriptor comes along. `life`: which of the arena's it is, where the client may write: a mapping of
+    another life is not to be used for it, since it would keep room of that life from everybody."""
 
     number: int
     size_bytes: int
+    life: int = 0
 
 
 class Regions(_Message, frozen=True, array_like=True, gc=False, tag=2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from itertools import count
@@ -66,6 +67,22 @@ def reserve(name: str, size_bytes: int) -> str:
     return "reserved"
 
 
+def fill_late(name: str, size_bytes: int) -> str:
+    """Stand still where a writer copies into its room, until somebody has this process go on; then copy."""
+    deadline = time.monotonic() + 5
+    with client._same_host._lane(deadline) as lane:
+        assert lane is not None
+        reserved = lane.call(Reserve("default", [NewItem(name, size_bytes)]), Reserved, deadline=deadline)
+        (room,) = reserved.rooms
+        assert room is not None
+        memory = lane.piece(room.region, room.offset, room.size_bytes)[1]
+    sys.stdout.write("reserved\n")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    memory[:] = b"\xee" * size_bytes
+    return "written"
+
+
 def store_on(name: str, size_bytes: int) -> str:
     """Four chunks in two batches."""
     chunks = [
@@ -83,6 +100,7 @@ def store_for_ever(name: str, size_bytes: int) -> str:
 
 SIZED = {
     "reserve": reserve,
+    "fill-late": fill_late,
     "read": read,
     "fork-ahead": fork_ahead,
     "storing-on": store_on,

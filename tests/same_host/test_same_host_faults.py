@@ -91,6 +91,36 @@ def test_room_of_a_trusted_writer_that_stalls_is_nobody_elses_until_it_is_gone(s
     wait_for_nothing_held(server)
 
 
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGUSR2])
+def test_room_of_a_writer_that_outlives_its_server_is_nobody_elses_in_the_next_life(
+    server: ServerProcess, by: signal.Signals
+) -> None:
+    names = [f"other-{number}" for number in range(8)]
+    with Holder(server) as holder:
+        holder.say(f"fill-late mine {8 * MIB}")
+        assert holder.hear() == "reserved"
+        server.terminate(by=by)
+        server.start()
+        withheld = server.status()["arena"]["withheld_bytes"]
+        assert 8 * MIB <= withheld <= 9 * MIB
+        with client_of(server) as client:
+            client.mput([NewChunk(name, payload(name, SIZE)) for name in names])
+            holder.process.send_signal(signal.SIGCONT)
+            assert holder.hear() == "written"
+            for name in names:
+                assert client.get_chunk(name) == payload(name, SIZE)
+        with client_of(server, same_host=False) as client:
+            for name in names:
+                assert client.get_chunk(name) == payload(name, SIZE)
+        # The writer has found out, and mapped the memory anew: nothing of before can be written to any more.
+        assert holder.ask("get other-0") == payload("other-0", 8).hex()
+
+        def is_given_back() -> bool:
+            return bool(server.status()["arena"]["withheld_bytes"] == 0)
+
+        wait_until(is_given_back, timeout_seconds=20, what="the room of the writer of before")
+
+
 def test_a_client_falls_back_while_its_server_is_away_and_comes_back_with_it(server: ServerProcess) -> None:
     put(server)
     with client_of(server) as client:

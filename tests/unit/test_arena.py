@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import mmap
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from kvobj.arena import ALIGNMENT, Arena, Extent, Pin, orphaned_arenas
 from kvobj.arena.location import SHARED_MEMORY
+from kvobj.arena.outside_writers import mark_writer
 from kvobj.arena.region import Region
 from kvobj.errors import BusyError, CorruptionError, StoreFullError, UnavailableError
 
@@ -322,6 +324,17 @@ async def test_an_orphan_is_one_whose_data_directory_is_gone(tmp_path: Path) -> 
     await arena.aclose(remove=True)
 
 
+def mapped_by_a_writer(arena: Arena, region: int) -> mmap.mmap:
+    """The memory as a client has it: mapped, its descriptor closed."""
+    path, size_bytes = arena.region_file(region)
+    descriptor = os.open(path, os.O_RDWR)
+    mark_writer(descriptor, arena.life)
+    # Python keeps a descriptor of its own beside a mapping, of the same description: the lock ends with both.
+    memory = mmap.mmap(descriptor, size_bytes)
+    os.close(descriptor)
+    return memory
+
+
 class TestRestart:
     async def test_the_next_process_finds_the_bytes_and_everything_else_is_free(self, open_arena: Open) -> None:
         before = await open_arena()
@@ -346,6 +359,103 @@ class TestRestart:
         whole = await after.reserve_many([MIB] * 4, timeout_seconds=0)
         for pin in whole:
             pin.release()
+
+    async def test_room_that_was_given_outside_is_held_while_a_writer_of_before_has_it_mapped(
+        self, open_arena: Open
+    ) -> None:
+        before = await open_arena()
+        await before.populate()
+        kept, given, free = [await before.reserve(300 * KIB, timeout_seconds=0) for _ in range(3)]
+        for pin in (kept, given):
+            before.give_outside(pin.extent.region, pin.extent.offset + KIB, pin.extent.length - KIB)
+        assert given.extent.region == kept.extent.region
+        memory = mapped_by_a_writer(before, given.extent.region)
+        adopted_later, extent = kept.extent, given.extent
+        del free
+        await before.aclose(remove=False)
+
+        after = await open_arena()
+        (adopted,) = after.adopt([adopted_later])
+        await after.populate()
+        usage = after.usage()
+        assert (usage.withheld_bytes, usage.reserved_bytes) == (extent.length, extent.length + adopted_later.length)
+        after.look_outside()
+        assert after.usage().withheld_bytes == extent.length
+        everything = []
+        while (page := after.try_reserve(4 * KIB)) is not None:
+            everything.append(page)
+        places = {(page.extent.region, page.extent.offset) for page in everything}
+        assert not any((extent.region, extent.offset + at) in places for at in range(0, extent.length, 4 * KIB))
+        memory.close()
+        after.look_outside()
+        assert after.usage().withheld_bytes == 0
+        for pin in (adopted, *everything):
+            pin.release()
+        for pin in await after.reserve_many([MIB] * 4, timeout_seconds=0):
+            pin.release()
+
+    async def test_room_that_was_given_outside_is_free_where_nobody_of_before_is_left(self, open_arena: Open) -> None:
+        before = await open_arena()
+        pin = await before.reserve(300 * KIB, timeout_seconds=0)
+        before.give_outside(pin.extent.region, pin.extent.offset, pin.extent.length)
+        mapped_by_a_writer(before, pin.extent.region).close()
+        await before.aclose(remove=False)
+        after = await open_arena()
+        await after.populate()
+        assert after.usage().withheld_bytes == 0
+        memory = mapped_by_a_writer(after, 0)  # of this life
+        after.look_outside()
+        for whole in await after.reserve_many([MIB] * 4, timeout_seconds=0):
+            whole.release()
+        memory.close()
+
+    async def test_room_that_was_given_outside_and_came_back_is_not_held(self, open_arena: Open) -> None:
+        before = await open_arena()
+        pins = [await before.reserve(300 * KIB, timeout_seconds=0) for _ in range(3)]
+        for pin in pins:
+            before.give_outside(pin.extent.region, pin.extent.offset, pin.extent.length)
+        memory = mapped_by_a_writer(before, 0)
+        pins[0].release()
+        before.release_many(pins[1:])
+        await before.aclose(remove=False)
+        after = await open_arena()
+        await after.populate()
+        assert after.usage().withheld_bytes == 0
+        memory.close()
+
+    async def test_room_outside_is_freed_no_more_once_the_process_is_about_to_end(self, open_arena: Open) -> None:
+        before = await open_arena()
+        pins = [await before.reserve(200 * KIB, timeout_seconds=0) for _ in range(4)]
+        for pin in pins[1:]:
+            before.give_outside(pin.extent.region, pin.extent.offset, pin.extent.length)
+        memory = mapped_by_a_writer(before, 0)
+        before.keep_outside()
+        pins[0].release()
+        pins[1].release()
+        before.release_many(pins[2:])
+        outside_bytes = 3 * pins[0].extent.length
+        assert before.usage().reserved_bytes == outside_bytes
+        await before.aclose(remove=False)
+        after = await open_arena()
+        await after.populate()
+        assert after.usage().withheld_bytes == outside_bytes
+        memory.close()
+
+    async def test_what_a_writer_of_before_may_fill_is_held_over_several_lives(self, open_arena: Open) -> None:
+        first = await open_arena()
+        pin = await first.reserve(300 * KIB, timeout_seconds=0)
+        first.give_outside(pin.extent.region, pin.extent.offset, pin.extent.length)
+        memory = mapped_by_a_writer(first, 0)
+        await first.aclose(remove=False)
+        for _ in range(2):
+            later = await open_arena()
+            await later.populate()
+            assert later.usage().withheld_bytes == pin.extent.length
+            await later.aclose(remove=False)
+        memory.close()
+        last = await open_arena()
+        await last.populate()
+        assert last.usage().withheld_bytes == 0
 
     async def test_an_adopted_extent_freed_before_its_region_is_populated_is_room_once(self, open_arena: Open) -> None:
         before = await open_arena(capacity_bytes=MIB)

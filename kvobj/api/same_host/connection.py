@@ -27,6 +27,7 @@ from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Grant, Grants, Rights
 from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
 from kvobj.arena import Arena, PinnedFrame
+from kvobj.arena.outside_writers import mark_writer
 from kvobj.catalog.rows import ObjectRow
 from kvobj.errors import AccessDeniedError, InvalidRequestError, KvobjError, UnavailableError
 from kvobj.same_host.descriptors import control_page
@@ -49,6 +50,7 @@ from kvobj.same_host.messages import (
     Request,
     Reserve,
     Reserved,
+    ReservedRoom,
     Stage,
     Staged,
     Welcome,
@@ -299,7 +301,7 @@ class Connection:
             case Reserve():
                 batch, rooms = await writes.reserve(request, rights)
                 try:
-                    await self._show([room.region for room in rooms if room is not None])
+                    await self._give([room for room in rooms if room is not None])
                 except KvobjError:
                     await writes.abandon(batch)
                     raise
@@ -314,11 +316,17 @@ class Connection:
         assert self._grant is not None
         try:
             prepared = writes.prepare(request, self._grant.rights)
-            await self._show([room.region for room in prepared.rooms])
+            await self._give(prepared.rooms)
         except KvobjError:
             writes.end_prepared()
             return Prepared(0, [])
         return prepared
+
+    async def _give(self, rooms: Sequence[ReservedRoom]) -> None:
+        """Let the client write into these."""
+        for room in rooms:
+            self._parts.arena.give_outside(room.region, room.offset, room.size_bytes)
+        await self._show([room.region for room in rooms])
 
     async def _show(self, regions: Sequence[int]) -> None:
         """Hand over the descriptors of regions that the client has not got yet."""
@@ -340,7 +348,9 @@ class Connection:
                     arena.lend(number, rights.lane)
                 path, size_bytes = arena.region_file(number)
                 descriptors.append(os.open(path, mode | os.O_CLOEXEC))
-                told.append(Region(number, size_bytes))
+                if rights.is_trusted:
+                    mark_writer(descriptors[-1], arena.life)
+                told.append(Region(number, size_bytes, arena.life if rights.is_trusted else 0))
             await self._send(Regions(told), descriptors)
         except OSError as error:
             raise UnavailableError("a region cannot be handed over", reason=str(error)) from error

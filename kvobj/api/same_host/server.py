@@ -73,6 +73,7 @@ class SameHostServer(BackgroundWorker):
             listener.close()
             self.path.unlink(missing_ok=True)
         await super().aclose()
+        self._parts.arena.keep_outside()
         for connection in list(self._connections):
             await connection.aclose()
 
