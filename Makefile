@@ -7,6 +7,7 @@
 # make fuzz     a million mutated requests into each parser and into the whole service, a million damaged frames (two hours)
 # make s3-tests a public suite of S3 tests against a server of its own, and a table of what it says (two minutes)
 # make mutants  leaves out one rule of leases and gc after another; the tests must notice (five minutes)
+# make engine-envs   LMCache and modules of other engines, which demos and benchmarks use (mooncake-env, codec-env: what these compare)
 # make native   compile the native libraries again, where their sources changed
 #
 # Both do all their own set-up and are quick the second time. VENV and ENVS say where the environments lie.

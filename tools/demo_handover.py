@@ -268,6 +268,9 @@ def main() -> int:
     parser.add_argument("--runs", type=one_or_more, default=3)
     parser.add_argument("--out", type=output_file, help="also append the output to this file")
     asked = parser.parse_args()
+    if not PYTHON.exists():
+        print("torch's environment is missing: make engine-envs", file=sys.stderr)
+        return 2
     plan = Plan(asked.chunks, asked.tokens, asked.runs, asked.link_mib_s, tuple(SHAPE.items()))
     with tempfile.TemporaryDirectory() as name, ServerProcess(Path(name) / "server", server_settings()) as server:
         done, torch_version = hand_over(plan, server, Path(name))

@@ -41,12 +41,12 @@ def without_file(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != CREDENTIALS_FILE and name not in LOADERS}
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/engines/lmcache.md"])
-def test_the_l2_adapter_takes_what_is_told_to_copy(path: str) -> None:
+@pytest.mark.parametrize(("path", "bucket"), [("README.md", "chunks"), ("docs/engines/lmcache.md", "cache")])
+def test_the_l2_adapter_takes_what_is_told_to_copy(path: str, bucket: str) -> None:
     adapter = given(path, "--l2-adapter")
     assert (adapter["type"], adapter["module_path"]) == ("plugin", "kvobj.connectors.lmcache")
     assert CREDENTIALS_FILE in adapter["adapter_params"]
-    assert LinkSettings.parse(without_file(adapter["adapter_params"]), KEYS).bucket == "cache"
+    assert LinkSettings.parse(without_file(adapter["adapter_params"]), KEYS).bucket == bucket
 
 
 def test_the_connector_takes_what_is_told_to_copy() -> None:
