@@ -99,7 +99,12 @@ def start_same_host(
         return None
     metrics.gauge_of("kvobj_same_host_connections", "same-host clients' connections", lambda: server.connections)
     metrics.gauge_of(
-        "kvobj_same_host_pinned_bytes", "bytes that same-host clients have pinned", lambda: pinned.pinned_bytes
+        "kvobj_same_host_pinned_bytes",
+        "bytes of whole extents of the arena that same-host clients have pinned",
+        lambda: pinned.pinned_bytes,
+    )
+    metrics.gauge_of(
+        "kvobj_same_host_handles", "handles that same-host clients have on extents of the arena", lambda: pinned.handles
     )
     metrics.gauge_of("kvobj_same_host_staging_bytes", "staging rooms of same-host clients", lambda: staging.total_bytes)
     metrics.gauge_of(

@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvobj.arena import Arena, Extent, Pin, PinnedFrame
+from kvobj.arena import ALIGNMENT, Arena, Extent, Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
-from kvobj.codec.frame import raw_payload_offset
+from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
 from kvobj.errors import BusyError
 from kvobj.store.ingest import PutTransfer
 
 HANDLES_MAX: Final = 65_536
-"""Of one holder: handles cost it nothing, and this process a kilobyte each."""
+"""Of one holder: handles cost it nothing, and this process some 300 bytes each."""
+HANDLES_TOTAL_MAX: Final = 4 * HANDLES_MAX
+"""Of all holders: some 80 MiB here, however many connections there are. Bytes alone do not bound them: all may be on one short
+extent."""
 
 
 class WholeFrames(Protocol):
@@ -52,14 +55,17 @@ class OpenedExtent:
 
 
 class PinnedBudget:
-    """Bytes of extents that all holders may keep pinned together, so that there is always room for others."""
+    """What all holders may keep pinned together, so that there is always room for others. Bytes are those of whole extents: it is
+    these that nobody else gets, however few bytes an object has."""
 
-    __slots__ = ("holder_bytes_max", "pinned_bytes", "total_bytes_max")
+    __slots__ = ("handles", "handles_max", "holder_bytes_max", "pinned_bytes", "total_bytes_max")
 
-    def __init__(self, *, holder_bytes_max: int, total_bytes_max: int) -> None:
+    def __init__(self, *, holder_bytes_max: int, total_bytes_max: int, handles_max: int = HANDLES_TOTAL_MAX) -> None:
         self.holder_bytes_max = holder_bytes_max
         self.total_bytes_max = total_bytes_max
+        self.handles_max = handles_max
         self.pinned_bytes = 0
+        self.handles = 0
 
 
 class FilledElsewhere:
@@ -97,28 +103,28 @@ class ExtentLedger:
         self._lane = lane
         self._reserve_seconds = reserve_seconds
         self._next_handle = 1
-        self._frames: dict[int, tuple[PinnedFrame | Pin, int]] = {}
+        self._pins: dict[int, Pin] = {}
+        self._opening = 0
         self._is_closed = False
         self.pinned_bytes = 0
+        """Of whole extents."""
 
     def __len__(self) -> int:
         """How many handles are out."""
-        return len(self._frames)
+        return len(self._pins)
 
     @staticmethod
     def can_open(row: ObjectRow) -> bool:
         """Whether the object's plain bytes lie in one piece where they lie at all: one blob, raw, not empty."""
         return len(row.blobs) == 1 and row.blobs[0].codec == "raw" and row.size_bytes > 0
 
-    def has_room(self, row: ObjectRow) -> bool:
-        """Whether the holder may pin the row's bytes now; it may again once it has released others."""
-        return self.has_room_for(1, row.size_bytes)
-
     def has_room_for(self, count: int, size_bytes: int, *, share: int = 1) -> bool:
-        """`has_room` of several rows together, in one of so many parts of what may be pinned."""
+        """Whether the holder may pin so many extents of so many bytes together now, in one of so many parts of what may be pinned;
+        it may again once it has released others."""
         budget = self._budget
         return (
-            len(self._frames) + count <= HANDLES_MAX // share
+            len(self._pins) + self._opening + count <= HANDLES_MAX // share
+            and budget.handles + count <= budget.handles_max // share
             and self.pinned_bytes + size_bytes <= budget.holder_bytes_max // share
             and budget.pinned_bytes + size_bytes <= budget.total_bytes_max // share
         )
@@ -126,56 +132,60 @@ class ExtentLedger:
     async def open(self, row: ObjectRow) -> OpenedExtent | None:
         """Where the bytes of a row lie that `can_open`; None where they are lost, as a GET would find.
 
-        What is not in dram is brought there first. `BusyError`: the holder has too much pinned (`has_room`), or dram has no room
-        in time.
+        What is not in dram is brought there first. `BusyError`: the holder has too much pinned (`has_room_for`), or dram has no
+        room in time.
         """
-        if not self.has_room(row):
-            raise BusyError("too many bytes are pinned by this holder or by all", pinned_bytes=self.pinned_bytes)
-        self._count(row.size_bytes)
+        expected_bytes = extent_bytes(row.size_bytes)
+        if not self.has_room_for(1, expected_bytes):
+            raise self._too_much()
+        # Counted before anything is waited for: others of this holder open meanwhile.
+        self._count(1, expected_bytes)
+        self._opening += 1
         try:
             frame = await self._store.frame_of(row)
             if frame is not None and self._lane is not None:
                 frame = await self._within_lane(frame)
-        except BaseException:
-            self._count(-row.size_bytes)
-            raise
-        if frame is None or self._is_closed:
-            self._count(-row.size_bytes)
-            if frame is not None:
-                frame.release()
+        finally:
+            self._opening -= 1
+            self._count(-1, -expected_bytes)
+        if frame is None:
             return None
-        handle = self._take_handle()
-        self._frames[handle] = (frame, row.size_bytes)
+        if self._is_closed:
+            frame.release()
+            return None
+        if not self.has_room_for(1, frame.pin.extent.length):  # it may lie in a longer one than its frame needs
+            frame.release()
+            raise self._too_much()
+        handle = self.keep(frame.pin)
         return OpenedExtent(handle, place_in(frame.pin.extent, row.size_bytes), frame.tier)
 
     def open_hot(self, row: ObjectRow) -> tuple[int, PinnedFrame] | None:
         """As `open`, at once: the handle and the frame, which stays the ledger's. None where `open` has to be asked."""
-        size_bytes = row.size_bytes
-        if self._lane is not None or self._is_closed or not self.has_room(row):
+        if self._lane is not None or self._is_closed or not self.has_room_for(1, extent_bytes(row.size_bytes)):
             return None
         frame = self._hot_frame(row)
         if frame is None:
             return None
-        handle = self._take_handle()
-        self._frames[handle] = (frame, size_bytes)
-        self._count(size_bytes)
-        return handle, frame
+        if not self.has_room_for(1, frame.pin.extent.length):
+            frame.release()
+            return None
+        return self.keep(frame.pin), frame
 
-    def keep(self, pin: Pin, size_bytes: int) -> int:
+    def keep(self, pin: Pin) -> int:
         """A handle for a pin on a whole frame in dram, which is the ledger's from now on. Who asks has looked for room."""
-        handle = self._take_handle()
-        self._frames[handle] = (pin, size_bytes)
-        self._count(size_bytes)
+        handle = self._next_handle
+        self._next_handle += 1
+        self._pins[handle] = pin
+        self._count(1, pin.extent.length)
         return handle
 
     def release(self, handles: Iterable[int]) -> None:
         """Let go of what was opened. Handles that are not known are ignored: they may have been revoked."""
         for handle in handles:
-            held = self._frames.pop(handle, None)
-            if held is not None:
-                frame, size_bytes = held
-                self._count(-size_bytes)
-                frame.release()
+            pin = self._pins.pop(handle, None)
+            if pin is not None:
+                self._count(-1, -pin.extent.length)
+                pin.release()
 
     async def _within_lane(self, frame: PinnedFrame) -> PinnedFrame:
         """The frame in a region of the lane: copied where it lies among others' (it was promoted, or stored before the bucket got
@@ -192,22 +202,26 @@ class ExtentLedger:
     def close(self) -> None:
         """The holder is gone: all pins are released. Idempotent; opens that are going on end with nothing held."""
         self._is_closed = True
-        self.release(list(self._frames))
+        self.release(list(self._pins))
 
-    def _take_handle(self) -> int:
-        handle = self._next_handle
-        self._next_handle += 1
-        return handle
+    def _too_much(self) -> BusyError:
+        return BusyError("too much is pinned by this holder or by all", pinned_bytes=self.pinned_bytes)
 
-    def _count(self, size_bytes: int) -> None:
+    def _count(self, handles: int, size_bytes: int) -> None:
         self.pinned_bytes += size_bytes
         self._budget.pinned_bytes += size_bytes
+        self._budget.handles += handles
 
 
 def room_of(transfer: PutTransfer) -> Place | None:
     """Where the body of a transfer goes that has not begun to receive; None where it is several blobs."""
     pin, size_bytes = transfer.room
     return None if pin is None else place_in(pin.extent, size_bytes)
+
+
+def extent_bytes(plain_bytes: int) -> int:
+    """What an extent takes that is made for the raw frame of so many bytes."""
+    return -(-raw_frame_bytes(plain_bytes) // ALIGNMENT) * ALIGNMENT
 
 
 def place_in(extent: Extent, plain_bytes: int) -> Place:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvobj.arena import ALIGNMENT, Arena
+from kvobj.arena import Arena
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import (
     BlobRef,
@@ -29,6 +29,7 @@ from kvobj.errors import BusyError, KvobjError
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import kv_etag
+from kvobj.store.extents import extent_bytes
 from kvobj.store.ingest import ReceivedBlob
 from kvobj.store.placement import Placement
 from kvobj.store.requests import PutRequest
@@ -84,7 +85,7 @@ class PreparedRooms:
         if not 0 < size_bytes <= self._split.blob_plain_bytes_max:  # before anything is made that grows with it
             return []
         frame_bytes = raw_frame_bytes(size_bytes)
-        if -(-frame_bytes // ALIGNMENT) * ALIGNMENT * count > self._left_bytes:  # as extents count
+        if extent_bytes(size_bytes) * count > self._left_bytes:
             return []
         rooms: list[ReceivedBlob] = []
         for _ in range(count):

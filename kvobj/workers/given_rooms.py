@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvobj.errors import InvalidRequestError
+from kvobj.store.extents import extent_bytes
 from kvobj.store.ingest import ReceivedBlob
 from kvobj.store.prepared import PreparedRooms
 from kvobj.store.requests import PutRequest
@@ -46,8 +47,9 @@ class GivenRooms:
     def give(self, request: PutRequest, count: int) -> list[SpareRoom]:
         """So many rooms for chunks like this one, or as many as there are to spare."""
         bucket, plain_bytes = request.bucket, request.size_bytes
+        room_bytes = extent_bytes(plain_bytes)
         rooms: list[SpareRoom] = []
-        while len(rooms) < count and len(self._rooms) < GIVEN_MAX and self._bytes + plain_bytes <= self._bytes_max:
+        while len(rooms) < count and len(self._rooms) < GIVEN_MAX and self._bytes + room_bytes <= self._bytes_max:
             blobs = self._prepared.prepare(bucket, request.durability, plain_bytes, 1)
             if not blobs:
                 break

@@ -91,7 +91,7 @@ def gauge(server: ServerProcess, name: str) -> int:
 
 def wait_for_nothing_held(server: ServerProcess) -> None:
     """Until no connection, pin, staging room or prepared room is left of any same-host client."""
-    for name in ("connections", "pinned_bytes", "staging_bytes", "prepared_bytes"):
+    for name in ("connections", "pinned_bytes", "handles", "staging_bytes", "prepared_bytes"):
         metric = f"kvobj_same_host_{name}"
         wait_until(lambda metric=metric: gauge(server, metric) == 0, timeout_seconds=15, what=metric)  # type: ignore[misc]
 

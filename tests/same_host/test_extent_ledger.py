@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,12 +14,13 @@ from blake3 import blake3
 from real_store import MIB, node_settings, running_node
 
 from kvobj.app.node import Node
+from kvobj.arena import ALIGNMENT
 from kvobj.catalog.rows import BucketRow, Durability, ObjectRow
 from kvobj.codec.frame import block_crcs
 from kvobj.config.settings import BucketSettings
 from kvobj.errors import BusyError, InvalidRequestError
 from kvobj.ids import BlobId
-from kvobj.store.extents import ExtentLedger, PinnedBudget, Place, room_of
+from kvobj.store.extents import ExtentLedger, PinnedBudget, Place, extent_bytes, room_of
 from kvobj.store.places import ChunkPlace, default_namespace
 from kvobj.store.requests import PutRequest
 
@@ -94,7 +96,7 @@ async def test_what_is_stored_is_opened_where_it_lies(node: Node) -> None:
     assert opened is not None
     assert opened.place == place
     assert memory(node, opened.place) == data
-    assert ledger.pinned_bytes == len(data)
+    assert ledger.pinned_bytes == extent_bytes(len(data))
     assert len(ledger) == 1
     await node.sealing.drain()
     assert (await node.store.settled(row)).digest == blake3(data).digest()
@@ -149,7 +151,7 @@ async def test_bytes_stay_right_under_a_handle_whatever_becomes_of_the_chunk(nod
 
 
 async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
-    shared = PinnedBudget(holder_bytes_max=2 * MIB, total_bytes_max=3 * MIB)
+    shared = PinnedBudget(holder_bytes_max=2 * extent_bytes(MIB), total_bytes_max=3 * extent_bytes(MIB))
     one, other = ledger_of(node, shared), ledger_of(node, shared)
     rows = [await stored(node, f"k{number}", os.urandom(MIB)) for number in range(4)]
     held = [await one.open(row) for row in rows[:2]]
@@ -163,7 +165,53 @@ async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
     assert await other.open(rows[3]) is not None
     one.close()
     other.close()
-    assert shared.pinned_bytes == 0
+    assert (shared.pinned_bytes, shared.handles) == (0, 0)
+
+
+async def test_chunks_of_a_byte_pin_no_more_of_the_arena_than_long_ones(node: Node) -> None:
+    shared = PinnedBudget(holder_bytes_max=4 * ALIGNMENT, total_bytes_max=6 * ALIGNMENT)
+    one, other = ledger_of(node, shared), ledger_of(node, shared)
+    rows = [await stored(node, f"k{number}", b"x") for number in range(8)]
+    for row in rows[:4]:
+        assert await one.open(row) is not None
+    with pytest.raises(BusyError):
+        await one.open(rows[4])
+    assert [await other.open(row) is not None for row in rows[4:6]] == [True, True]
+    with pytest.raises(BusyError):
+        await other.open(rows[6])
+    assert shared.pinned_bytes == 6 * ALIGNMENT
+    one.close()
+    assert await other.open(rows[6]) is not None
+    other.close()
+    assert (shared.pinned_bytes, shared.handles) == (0, 0)
+
+
+async def test_handles_of_all_holders_together_are_bounded_also_on_one_extent(node: Node) -> None:
+    shared = PinnedBudget(holder_bytes_max=32 * MIB, total_bytes_max=48 * MIB, handles_max=5)
+    one, other = ledger_of(node, shared), ledger_of(node, shared)
+    row = await stored(node, "k", b"x")
+    for ledger in (one, other, one, other):
+        assert await ledger.open(row) is not None
+    assert not other.has_room_for(2, 0)
+    assert await other.open(row) is not None
+    with pytest.raises(BusyError):
+        await one.open(row)
+    assert shared.handles == 5
+    other.close()
+    assert await one.open(row) is not None
+    one.close()
+    assert (shared.pinned_bytes, shared.handles) == (0, 0)
+
+
+async def test_opens_that_are_under_way_count_before_they_have_their_bytes(node: Node) -> None:
+    shared = PinnedBudget(holder_bytes_max=2 * ALIGNMENT, total_bytes_max=2 * ALIGNMENT)
+    ledger = ledger_of(node, shared)
+    rows = [await stored(node, f"k{number}", b"x") for number in range(5)]
+    told = await asyncio.gather(*(ledger.open(row) for row in rows), return_exceptions=True)
+    assert sum(isinstance(each, BusyError) for each in told) == 3
+    assert len(ledger) == 2
+    ledger.close()
+    assert (shared.pinned_bytes, shared.handles) == (0, 0)
 
 
 async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Node) -> None:

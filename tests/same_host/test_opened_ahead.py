@@ -43,9 +43,11 @@ from kvobj.same_host.messages import (
     Welcome,
     encode,
 )
+from kvobj.store.extents import extent_bytes
 
 DECLARATION = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign"}
 SIZE = 300_000
+EXTENT = extent_bytes(SIZE)
 DRAM_MIB = 256
 HITS = 'kvobj_tier_gets_total{outcome="hit",tier="dram"}'
 
@@ -101,7 +103,7 @@ def test_what_was_opened_ahead_is_pinned_and_its_read_is_counted_once(server: Se
     names = stored(client)
     before = gauge(server, HITS)
     client.open_ahead(names)
-    assert pinned_bytes(server) == 3 * SIZE
+    assert pinned_bytes(server) == 3 * EXTENT
     assert gauge(server, HITS) == before + 3
     assert read(client, names) == bodies(names)
     wait_for_pinned(server, 0)
@@ -134,7 +136,7 @@ def test_what_is_dropped_is_let_go_of_and_asked_for_anew(server: ServerProcess, 
     client.open_ahead(names)
     replace(server, names[0], b"new")
     client.drop_ahead(names[:1])
-    wait_for_pinned(server, 2 * SIZE)
+    wait_for_pinned(server, 2 * EXTENT)
     assert read(client, names)[0] == b"new"
     wait_for_pinned(server, 0)
 
@@ -142,7 +144,7 @@ def test_what_is_dropped_is_let_go_of_and_asked_for_anew(server: ServerProcess, 
 def test_what_nobody_reads_is_let_go_of_after_its_time(server: ServerProcess, client: KvClient) -> None:
     names = stored(client)
     client.open_ahead(names)
-    assert pinned_bytes(server) == 3 * SIZE
+    assert pinned_bytes(server) == 3 * EXTENT
     wait_for_pinned(server, 0)  # nobody says a word
     assert read(client, names) == bodies(names)
 
@@ -174,7 +176,7 @@ def test_a_read_of_others_beside_is_right_and_leaves_nothing_held(server: Server
     wait_for_pinned(server, 0)
     client.open_ahead(names)
     assert read(client, names[2:4]) == bodies(names[2:4])
-    wait_for_pinned(server, 3 * SIZE)
+    wait_for_pinned(server, 3 * EXTENT)
     assert read(client, [names[0], names[0]]) == bodies([names[0], names[0]]), "the second is asked for"
     client.drop_ahead(names)
 
@@ -215,14 +217,14 @@ def test_where_there_is_no_shared_memory_it_does_nothing(server: ServerProcess) 
 def test_what_is_ahead_takes_half_of_what_a_holder_may_pin_and_readers_find_room(
     server: ServerProcess, client: KvClient
 ) -> None:
-    names = stored(client, 7, 8 * MIB)  # of 256 MiB one may pin 64
+    names = stored(client, 7, 8 * MIB)  # of 256 MiB one may pin 64, in whole extents
     for name in names:
         client.open_ahead([name])
-    assert pinned_bytes(server) == 4 * 8 * MIB
+    assert pinned_bytes(server) == 3 * extent_bytes(8 * MIB)
     with client_of(server) as other:
-        assert read(other, names[:4], 8 * MIB) == bodies(names[:4], 8 * MIB)
+        assert read(other, names[:3], 8 * MIB) == bodies(names[:3], 8 * MIB)
         assert other.same_host_fallbacks == 0
-    assert read(client, names[4:], 8 * MIB) == bodies(names[4:], 8 * MIB)
+    assert read(client, names[3:], 8 * MIB) == bodies(names[3:], 8 * MIB)
     assert client.same_host_fallbacks == 0
     client.drop_ahead(names)
 
@@ -259,7 +261,7 @@ def test_a_client_that_stalls_past_its_lease_reads_right_and_one_that_dies_leave
             far.put_chunk("k", payload("k", SIZE))
         with Holder(server) as holder:
             assert holder.ask("ahead k") == "True"
-            assert pinned_bytes(server) == SIZE
+            assert pinned_bytes(server) == EXTENT
             holder.process.send_signal(signal.SIGSTOP)
             wait_for_pinned(server, 0)
             replace(server, "k", payload("other", SIZE))
@@ -315,7 +317,7 @@ def test_a_peer_is_shown_all_ahead_or_nothing(server: ServerProcess, client: KvC
         shown = peer.ask(Open(names, is_ahead=True))
         assert isinstance(shown, Opened)
         assert [each and each.size_bytes for each in shown.extents] == [SIZE] * 3
-        assert pinned_bytes(server) == 4 * SIZE
+        assert pinned_bytes(server) == 4 * EXTENT
 
 
 # -- what a client keeps of them -----------------------------------------------------------------------------------

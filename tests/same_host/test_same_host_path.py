@@ -56,6 +56,7 @@ from kvobj.same_host.messages import (
     Welcome,
     encode,
 )
+from kvobj.store.extents import extent_bytes
 
 DECLARATION = {
     "model": "m",
@@ -499,7 +500,25 @@ def test_what_is_asked_ahead_is_answered_in_its_order_and_counted_as_reads(
         opened = [[extent and (extent.handle, extent.size_bytes) for extent in each.extents] for each in answers]  # type: ignore[union-attr]
         assert opened == [[(4, 5000)], [(5, 5000), (6, 5000), None], [(7, 5000)]]
         assert gauge(server, hits) == before + 4
-        assert gauge(server, "kvobj_same_host_pinned_bytes") == 3 * 5000
+        assert gauge(server, "kvobj_same_host_pinned_bytes") == 3 * extent_bytes(5000)
+
+
+def test_a_reader_of_many_short_chunks_pins_no_more_of_memory_than_its_share(tmp_path: Path) -> None:
+    names = [f"short-{number}" for number in range(5000)]
+    with ServerProcess(tmp_path, settings(dram_mib=64)) as server, client_of(server, same_host=False) as far:
+        for start in range(0, len(names), 1000):
+            far.mput([NewChunk(name, b"x") for name in names[start : start + 1000]])
+        grant = grant_of(server)
+        with raw_peer(grant.socket) as peer:
+            peer.ask(Hello(VERSION, grant.token))
+            asked = [names[start : start + 64] for start in range(0, 1024, 64)]  # answered where they arrive
+            asked += [names[start : start + 1000] for start in range(1024, len(names), 1000)]
+            answers = [peer.ask(Open(keys)) for keys in asked]
+            opened = [extent for each in answers for extent in each.extents if extent is not None]  # type: ignore[union-attr]
+            assert len(opened) == 16 * MIB // extent_bytes(1)
+            assert gauge(server, "kvobj_same_host_pinned_bytes") == 16 * MIB
+            assert gauge(server, "kvobj_same_host_handles") == len(opened)
+        wait_for_nothing_held(server)
 
 
 # -- what a writer may do to its staging room ------------------------------------------------------------------------

@@ -131,17 +131,17 @@ class HotOpens:
     ) -> list[Pin] | None:
         """A pin on each row's extent, or on none."""
         pins: list[Pin] = []
-        size_bytes = 0
+        extent_bytes = 0
         for row in rows:
             found = self.pin_hot(row.blobs[0].blob_id) if ledger.can_open(row) else None
             if found is None:
                 break
             pins.append(found[0])
-            size_bytes += row.size_bytes
+            extent_bytes += found[0].extent.length
             if found[0].extent.region not in shown:
                 break
         else:
-            if ledger.has_room_for(len(pins), size_bytes, share=share):
+            if ledger.has_room_for(len(pins), extent_bytes, share=share):
                 return pins
         for pin in pins:
             pin.release()
@@ -152,7 +152,7 @@ class HotOpens:
         if digest is None:
             digest = self.digests.get(row.blobs[0].blob_id) or self._settled_digest(row)
         offset = extent.offset + raw_payload_offset(size_bytes)
-        return Extent(ledger.keep(pin, size_bytes), extent.region, offset, size_bytes, extent.generation, digest, _TIER)
+        return Extent(ledger.keep(pin), extent.region, offset, size_bytes, extent.generation, digest, _TIER)
 
     def _settled_digest(self, row: ObjectRow) -> bytes | None:
         settled = at_once(self.rows.settled(row, wait=False))
