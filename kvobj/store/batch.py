@@ -90,6 +90,7 @@ class ChunkBatch:
         self._check_shown = check_shown
         self._reached = reached
         self._is_inside = False
+        self._is_aside = False
         self._bucket: BucketRow | None = None
         self._namespace_root = b""
         self._asked: Durability | None = None
@@ -135,7 +136,17 @@ class ChunkBatch:
             try:
                 await self._stack.__aexit__(kind, error, trace)
             finally:
-                self._gate.leave(self._size_bytes)
+                if self._is_aside:
+                    self._gate.leave_aside(self._size_bytes)
+                else:
+                    self._gate.leave(self._size_bytes)
+
+    def set_aside(self) -> None:
+        """Keep what the batch holds, but let others in: its writer may be stopped inside its copy, and nobody knows for how long.
+        Nothing more is received or committed. Idempotent."""
+        if self._is_inside and not self._is_aside:
+            self._is_aside = True
+            self._gate.set_aside(self._size_bytes)
 
     async def add(self, request: PutRequest, source: ByteSource, *, digest: bytes | None = None) -> None:
         """Receive the next chunk from the source; of one that is stored already the bytes are passed over.

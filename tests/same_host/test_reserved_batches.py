@@ -15,16 +15,17 @@ from blake3 import blake3
 from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
-from kvobj.api.same_host.writes import ExtentWrites, StagingBudget
+from kvobj.api.same_host.writes import RESERVED_SHARE, ExtentWrites, StagingBudget
 from kvobj.app.node import Node
+from kvobj.arena import ALIGNMENT
 from kvobj.config.settings import BucketSettings
-from kvobj.errors import InvalidRequestError
+from kvobj.errors import BusyError, EntityTooLargeError, InvalidRequestError
 from kvobj.same_host.messages import Commit, NewItem, Reserve
 
 
 @pytest.fixture
 async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=32)
+    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
     async with running_node(replace(settings, buckets=(BucketSettings("cache", "kv", "memory"),))) as running:
         await running.arena.populate()
         yield running
@@ -148,6 +149,58 @@ async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer
         await writer.commit_reserved(number)
 
 
+async def test_one_connection_reserves_a_part_of_what_all_batches_may_be(node: Node, writer: Writer) -> None:
+    share = node.kv.gate.limit_bytes // RESERVED_SHARE
+    half = share // 2 - ALIGNMENT
+    first, _ = await writer.reserve(("a", half))
+    await writer.reserve(("b", half))
+    before = node.arena.reserved_bytes
+    with pytest.raises(BusyError):
+        await writer.reserve(("c", half))
+    with pytest.raises(EntityTooLargeError):
+        await writer.reserve(("d", share))
+    assert node.arena.reserved_bytes == before
+    await writer.writes.abandon(first)
+    await writer.reserve(("c", half))
+    await writer.writes.aclose()
+
+
+async def test_short_chunks_are_reserved_as_what_they_take_of_the_arena(node: Node, writer: Writer) -> None:
+    count = node.kv.gate.limit_bytes // RESERVED_SHARE // ALIGNMENT
+    batches = [[(f"k{number}", 1) for number in range(at, min(at + 500, count))] for at in range(0, count, 500)]
+    for batch in batches:
+        await writer.reserve(*batch)
+    with pytest.raises(BusyError):
+        await writer.reserve(("more", 1))
+    await writer.writes.aclose()
+
+
+async def test_room_that_is_set_aside_stays_its_writers_and_lets_other_batches_in(node: Node) -> None:
+    before = node.arena.reserved_bytes
+    size_bytes = node.kv.gate.limit_bytes // RESERVED_SHARE - ALIGNMENT
+    writers = [await writer_of(node) for _ in range(RESERVED_SHARE)]
+    for number, each in enumerate(writers):
+        await each.reserve((f"k{number}", size_bytes))
+    held = node.arena.reserved_bytes
+    other = await writer_of(node)
+    reserving = asyncio.create_task(other.reserve(("other", size_bytes)))
+    await asyncio.sleep(0)
+    assert not reserving.done()
+    writers[0].writes.set_aside()
+    number, (room,) = await reserving
+    assert node.arena.reserved_bytes > held
+    other.fill(room, bytes(size_bytes))
+    assert (await other.commit_reserved(number)).items[0].status == 200
+    await node.store.delete("cache", ["other"])
+    for each in writers:
+        await each.writes.aclose()
+    (row,) = await node.catalog.lookup("cache", ["k0"])
+    assert row is None
+    await node.kv.gate.enter(node.kv.gate.limit_bytes)  # nothing is inside any more
+    node.kv.gate.leave(node.kv.gate.limit_bytes)
+    assert node.arena.reserved_bytes - before <= size_bytes + 2 * ALIGNMENT  # what was deleted goes when it is reaped
+
+
 async def local_batch(writer: Writer, *keys: str) -> int:
     items = [NewItem(key, SIZE) for key in keys]
     number, rooms = await writer.writes.reserve(Reserve("default", items, "local"), writer.rights)
@@ -191,7 +244,7 @@ async def test_room_is_kept_for_a_copy_that_is_under_way_however_often_its_write
     may_copy = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(may_copy.wait, 30)
-        writes = ExtentWrites(node.kv.chunks, pool, budget, node.prepared)
+        writes = ExtentWrites(node.kv.chunks, pool, budget, node.prepared, reserved_bytes_max=0)
         writes.stage(MIB, writer.rights)
         request = Commit(0, "default", [NewItem("k", MIB)])
         committing = asyncio.create_task(writes.commit(request, writer.rights, writer.told.append))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ from same_host_world import (
 )
 from server_process import MIB, ServerProcess, wait_until
 
-from kvobj.client import KvClient, NewChunk
+from kvobj.client import KvClient, NewChunk, StoredChunk
 from kvobj.errors import NoSuchSessionError, UnavailableError
-from kvobj.same_host.messages import VERSION, Failed, Hello, Open, Opened, Welcome
+from kvobj.same_host.messages import VERSION, Failed, Hello, NewItem, Open, Opened, Reserve, Reserved, Welcome
 from kvobj.store.extents import extent_bytes
 
 SIZE = 3 * MIB
@@ -120,6 +121,27 @@ def test_room_of_a_writer_that_outlives_its_server_is_nobody_elses_in_the_next_l
             return bool(server.status()["arena"]["withheld_bytes"] == 0)
 
         wait_until(is_given_back, timeout_seconds=20, what="the room of the writer of before")
+
+
+def test_writers_that_stall_with_all_they_may_reserve_do_not_keep_others_from_storing(server: ServerProcess) -> None:
+    grants = [grant_of(server) for _ in range(4)]
+    with ExitStack() as stack:
+        peers = [stack.enter_context(raw_peer(grant.socket)) for grant in grants]
+        for number, (peer, grant) in enumerate(zip(peers, grants, strict=True)):
+            assert isinstance(peer.ask(Hello(VERSION, grant.token)), Welcome)
+            items = [NewItem(f"stalled-{number}-{index}", 5 * MIB) for index in range(3)]
+            assert isinstance(peer.ask(Reserve("default", items)), Reserved)  # of 256 MiB one may reserve 16
+            refused = peer.ask(Reserve("default", [NewItem("more", MIB)]))
+            assert isinstance(refused, Failed)
+            assert refused.status == 503
+        held = server.occupancy()["arena reserved_bytes"]
+        wait_until(lambda: server.log_tail(200).count("is revoked") == 4, timeout_seconds=15, what="the revocations")
+        with client_of(server) as client, client_of(server, same_host=False) as far:
+            for each in (client, far):
+                (told,) = each.mput([NewChunk(f"stored-{each is far}", payload("k", 16 * MIB))])
+                assert isinstance(told, StoredChunk)
+        assert server.occupancy()["arena reserved_bytes"] > held
+    wait_for_nothing_held(server)
 
 
 def test_a_client_falls_back_while_its_server_is_away_and_comes_back_with_it(server: ServerProcess) -> None:

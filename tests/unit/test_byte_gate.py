@@ -72,3 +72,28 @@ async def test_who_is_cancelled_lets_those_behind_in() -> None:
     gate.leave(8)
     gate.leave(2)
     await gate.enter(10)
+
+
+async def test_who_is_set_aside_keeps_nobody_out_up_to_a_bound() -> None:
+    gate = ByteGate(limit_bytes=10, wait_seconds=60)
+    await gate.enter(4)
+    await gate.enter(6)
+    waiting = asyncio.create_task(gate.enter(5))
+    await settle()
+    assert not waiting.done()
+    gate.set_aside(4)
+    await settle()
+    assert not waiting.done()  # four are free
+    gate.set_aside(6)
+    await settle()
+    assert waiting.done()  # ten are aside, five of which count
+    behind = asyncio.create_task(gate.enter(4))
+    await settle()
+    assert not behind.done()
+    gate.leave_aside(6)
+    await settle()
+    assert behind.done()
+    gate.leave_aside(4)
+    gate.leave(5)
+    gate.leave(4)
+    await gate.enter(10)

@@ -86,6 +86,7 @@ class Parts:
     pinned: PinnedBudget
     staging: StagingBudget
     prepared: PreparedRooms
+    reserved_bytes_max: int
     executor: Executor | None
     reserve_seconds: float
     log: logging.Logger
@@ -174,7 +175,13 @@ class Connection:
             reserve_seconds=parts.reserve_seconds,
             hot_frame=parts.hot_frame,
         )
-        self._writes = ExtentWrites(parts.chunks, parts.executor, parts.staging, parts.prepared)
+        self._writes = ExtentWrites(
+            parts.chunks,
+            parts.executor,
+            parts.staging,
+            parts.prepared,
+            reserved_bytes_max=parts.reserved_bytes_max,
+        )
         self._control, self._page = control_page()
         if rights.is_trusted and rights.may_write:
             # The first look at a page costs as much as a copy: it can be had before room is asked for.
@@ -373,6 +380,7 @@ class Connection:
         if self._writes is not None:
             with suppress(KvobjError, asyncio.CancelledError):
                 if self._writes.has_reserved:
+                    self._writes.set_aside()
                     await self._messages.wait_end()
             with suppress(KvobjError):
                 await self._writes.aclose()

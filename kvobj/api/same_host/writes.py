@@ -35,7 +35,7 @@ from kvobj.same_host.descriptors import staging_memory
 from kvobj.same_host.messages import Commit, Committed, NewItem, Prepare, Prepared, Reserve, ReservedRoom, StoredItem
 from kvobj.store.batch import BatchItem, ChunkBatch, take_turns
 from kvobj.store.chunk_values import OpenNamespace
-from kvobj.store.extents import FilledElsewhere, place_in, room_of
+from kvobj.store.extents import FilledElsewhere, extent_bytes, place_in, room_of
 from kvobj.store.ingest import PutTransfer, ReceivedBlob
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace
 from kvobj.store.prepared import PreparedRooms, Told
@@ -45,6 +45,9 @@ from kvobj.task_endings import to_their_end
 STAGING_BYTES_MIN: Final = 1024 * 1024
 BATCHES_MAX: Final = 8
 """Reservations that one connection may have open."""
+RESERVED_SHARE: Final = 4
+"""What one connection has reserved takes this share of what all batches may be, one part in so many. A client stores by three
+connections at most: if all of it stalls, others still find room."""
 _INLINE_BYTES: Final = 256 * 1024
 """Up to here copying where one is is cheaper than a hop to a pool."""
 _STEP_BYTES: Final = 4 * 1024 * 1024
@@ -63,6 +66,7 @@ class StagingBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
+    size_bytes: int
     batch: ChunkBatch
     namespace: OpenNamespace
     items: Sequence[tuple[PutTransfer | None, bytes | None]]
@@ -70,13 +74,21 @@ class _Batch:
 
 
 class ExtentWrites:
-    """What one connection writes. `aclose` gives back all that is not committed."""
+    """What one connection writes; `reserved_bytes_max`: of its reservations together. `aclose` gives back all that is not
+    committed."""
 
     def __init__(
-        self, chunks: ChunkStore, executor: Executor | None, budget: StagingBudget, prepared: PreparedRooms
+        self,
+        chunks: ChunkStore,
+        executor: Executor | None,
+        budget: StagingBudget,
+        prepared: PreparedRooms,
+        *,
+        reserved_bytes_max: int,
     ) -> None:
         self._chunks = chunks
         self._prepared = prepared
+        self._reserved_bytes_max = reserved_bytes_max
         self._rooms: dict[int, ReceivedBlob] = {}
         self._next_room = 1
         self._executor = executor
@@ -121,6 +133,8 @@ class ExtentWrites:
             raise AccessDeniedError("only trusted writers write into the arena", user_id=rights.user_id)
         if len(self._batches) >= BATCHES_MAX:
             raise BusyError("too many reservations are open", limit=BATCHES_MAX)
+        size_bytes = _size_of(request.items)
+        self._check_share(size_bytes)
         namespace = await self._namespace(request.namespace, rights)
         async with AsyncExitStack() as stack:
             batch = await self._begin(stack, request.items, rights)
@@ -129,8 +143,15 @@ class ExtentWrites:
             items = list(zip(transfers, [item.digest for item in request.items], strict=True))
             number = self._next_batch
             self._next_batch += 1
-            self._batches[number] = _Batch(batch, namespace, items, stack.pop_all())
+            self._batches[number] = _Batch(size_bytes, batch, namespace, items, stack.pop_all())
         return number, rooms
+
+    def _check_share(self, size_bytes: int) -> None:
+        limit_bytes = self._reserved_bytes_max
+        if size_bytes > limit_bytes:
+            raise EntityTooLargeError("a reservation is not so large", size_bytes=size_bytes, limit_bytes=limit_bytes)
+        if sum(held.size_bytes for held in self._batches.values()) + size_bytes > limit_bytes:
+            raise BusyError("too much is reserved by this connection", size_bytes=size_bytes, limit_bytes=limit_bytes)
 
     async def expect(self, number: int) -> None:
         """The writer has been told of its room, and fills it: do what need not wait for the commit."""
@@ -264,12 +285,10 @@ class ExtentWrites:
             ) from None
 
     async def _begin(self, stack: AsyncExitStack, items: Sequence[NewItem], rights: Rights) -> ChunkBatch:
-        size_bytes = sum(item.size_bytes for item in items)
-
         async def check_shown(row: ObjectRow) -> None:
             await self._check_shown(row, rights)
 
-        return await stack.enter_async_context(self._chunks.batch(size_bytes, check_shown=check_shown))
+        return await stack.enter_async_context(self._chunks.batch(_size_of(items), check_shown=check_shown))
 
     async def _namespace(self, name: str, rights: Rights) -> OpenNamespace:
         namespace = await self._chunks.namespace(rights.bucket, name or DEFAULT_NAMESPACE, caller=rights.caller)
@@ -281,6 +300,11 @@ class ExtentWrites:
     def has_reserved(self) -> bool:
         """Whether the writer may be writing into the arena at this moment."""
         return bool(self._batches or self._rooms)
+
+    def set_aside(self) -> None:
+        """The writer stalls, and may wake inside its copy: its room stays its own, but keeps no batch of others from its turn."""
+        for held in self._batches.values():
+            held.batch.set_aside()
 
     async def aclose(self) -> None:
         """The connection is gone. Idempotent."""
@@ -326,6 +350,11 @@ class _Staged:
 def _check_may_write(rights: Rights) -> None:
     if not rights.may_write:
         raise AccessDeniedError("the bucket may not be written", bucket=rights.bucket.name, user_id=rights.user_id)
+
+
+def _size_of(items: Sequence[NewItem]) -> int:
+    """What chunks take of the arena."""
+    return sum([extent_bytes(item.size_bytes) for item in items])
 
 
 def _put_requests(request: Reserve | Commit, namespace: OpenNamespace, rights: Rights) -> list[PutRequest]:
