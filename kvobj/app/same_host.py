@@ -79,7 +79,7 @@ def start_same_host(
     parts = Parts(
         store=node.store,
         hot_frame=hot_frame,
-        reads=ExtentReads(node.store, chunks, node.dram.held, count_hits),
+        reads=ExtentReads(node.store, chunks, node.dram.held, count_hits, node.catalog.bucket),
         hot=HotOpens(node.store, node.catalog.lookup, pin_hot, on_read, on_pinned_read, count_hits),
         chunks=chunks,
         arena=node.arena,

@@ -11,6 +11,7 @@ from kvobj.arena.allocator import ExtentAllocator
 from kvobj.arena.arena import Arena, ArenaUsage, Reclaimer
 from kvobj.arena.extent import ALIGNMENT, Extent, Pin
 from kvobj.arena.frame import PinnedFrame, Progress
+from kvobj.arena.lane import Lane, NamedBucket
 from kvobj.arena.location import ArenaLocation, choose_location, orphaned_arenas
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "ArenaUsage",
     "Extent",
     "ExtentAllocator",
+    "Lane",
+    "NamedBucket",
     "Pin",
     "PinnedFrame",
     "Progress",

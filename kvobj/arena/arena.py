@@ -20,13 +20,17 @@ from typing import Final, Self, TypeVar
 from kvobj.arena.directory import prepare_directory, remove_files
 from kvobj.arena.extent import ALIGNMENT, Extent, Hold, Pin, let_go
 from kvobj.arena.geometry import FORMAT, Geometry, write_geometry
+from kvobj.arena.lane import Lane, NamedBucket
 from kvobj.arena.outside_writers import GivenOutside, has_earlier_writer
 from kvobj.arena.queue import ReservationQueue
 from kvobj.arena.region import Region
 from kvobj.arena.room import Room
-from kvobj.errors import CorruptionError, KvobjError, StoreFullError, UnavailableError
+from kvobj.errors import BusyError, CorruptionError, KvobjError, StoreFullError, UnavailableError
 
 REGION_BYTES: Final = 256 * 1024 * 1024
+FORMER_SHARE: Final = 4
+"""Regions that were shown to owners of a bucket that is gone are of use to nobody: once those of one name are more than this part
+of the arena, its bucket's are shown no more."""
 # Room is handed out in steps of this much while a region is being populated.
 _STEP_BYTES: Final = 32 * 1024 * 1024
 # A generation is (incarnation of the arena, reservation within it): higher than any of an earlier process.
@@ -67,12 +71,10 @@ class Arena:
         self._geometry = geometry
         self._huge_pages = huge_pages
         self._huge_pages_seen = False
-        # Whoever was shown a region once may look at it still: it stays the bucket's, declared so or not.
-        lent_to = {bucket for number, bucket in geometry.dedicated.items() if number in geometry.lent}
         self._room = Room(
             geometry.capacity_bytes,
             geometry.region_bytes,
-            dedicated_buckets | lent_to,
+            dedicated_buckets,
             on_dedicated=lambda number: self._regions[number].wipe(),
         )
         self._regions = [
@@ -131,7 +133,7 @@ class Arena:
         geometry, adopted = await asyncio.to_thread(prepare_directory, directory, geometry)
         arena = cls(directory, geometry, adopted=adopted, huge_pages=huge_pages, dedicated_buckets=dedicated_buckets)
         if adopted:
-            arena._map_existing(dedicated_buckets)
+            arena._map_existing()
             await asyncio.to_thread(arena._read_outside)
         else:
             try:
@@ -253,16 +255,11 @@ class Arena:
         for number in [number for number in self._withheld if not self._has_earlier_writer(number)]:
             self.release_many(self._withheld.pop(number))
 
-    def _map_existing(self, dedicated_buckets: frozenset[str]) -> None:
+    def _map_existing(self) -> None:
         for region in self._regions:
             if region.path.exists():
                 region.map(huge_pages=self._huge_pages)
-        lent = set(self._geometry.lent)
-        for number, bucket in self._geometry.dedicated.items():
-            if (bucket in dedicated_buckets or number in lent) and number < len(self._regions):
-                self._room.owners[number] = bucket
-        self._room.lent.update(lent)
-        self._room.mark_used()
+        self._room.adopt_owners(self._geometry.lanes, self._geometry.lent)
 
     def _read_outside(self) -> None:
         """What was given to writers outside, of regions that such a process of before still has; of others it is free."""
@@ -281,7 +278,7 @@ class Arena:
         return has_earlier_writer(self._regions[number].path, self._geometry.incarnation)
 
     # -- reserving -----------------------------------------------------------------------------------------------------
-    def try_reserve(self, length: int, *, bucket: str | None = None) -> Pin | None:
+    def try_reserve(self, length: int, *, bucket: NamedBucket | None = None) -> Pin | None:
         """An extent of at least `length` bytes at once, or None where there is no room now or others wait for it."""
         lane = self._room.lane(bucket)
         self._start_populating()
@@ -290,7 +287,7 @@ class Arena:
         hold = self._take(length, lane)
         return None if hold is None else Pin(hold)
 
-    async def reserve(self, length: int, *, timeout_seconds: float, bucket: str | None = None) -> Pin:
+    async def reserve(self, length: int, *, timeout_seconds: float, bucket: NamedBucket | None = None) -> Pin:
         """An extent of at least `length` bytes, in turn. The caller releases the pin.
 
         Calls the reclaimer where there is no room. `BusyError` after the deadline, `StoreFullError` if it could never fit,
@@ -302,7 +299,7 @@ class Arena:
         return (await self.reserve_many([length], timeout_seconds=timeout_seconds, bucket=bucket))[0]
 
     async def reserve_many(
-        self, lengths: Sequence[int], *, timeout_seconds: float, bucket: str | None = None
+        self, lengths: Sequence[int], *, timeout_seconds: float, bucket: NamedBucket | None = None
     ) -> list[Pin]:
         """Extents of all the lengths, or none: what one request needs is asked for at once, so that two half-served
         requests never wait for each other. Otherwise as `reserve`."""
@@ -335,7 +332,11 @@ class Arena:
             found.extend(self._holds[offset].extent for offset in offsets)
         return found
 
-    def lane_of(self, region: int) -> str | None:
+    def lane(self, bucket: NamedBucket) -> Lane | None:
+        """Whose regions the bucket's extents come from; None: those that are shared."""
+        return self._room.lane(bucket)
+
+    def lane_of(self, region: int) -> Lane | None:
         """The bucket that a region serves alone now; None: it is shared."""
         return self._room.owners.get(region)
 
@@ -381,12 +382,18 @@ class Arena:
             self._outside.clear(start, length)
         return self._keeps_outside
 
-    def lend(self, region: int, bucket: str) -> None:
+    def lend(self, region: int, lane: Lane) -> None:
         """Somebody outside, who may see this bucket alone, is about to be shown the whole region: it is the bucket's for good from
-        now on. ValueError where it is not the bucket's."""
-        if self._room.owners.get(region) != bucket:
-            raise ValueError(f"region {region} is not {bucket}'s alone")
+        now on, and no other's that gets its name. ValueError where it is not the bucket's. `BusyError` where so much was shown to
+        those who had the name before that no more can be spared (`FORMER_SHARE`)."""
+        if self._room.owners.get(region) != lane:
+            raise ValueError(f"region {region} is not {lane.name}'s alone")
         if region not in self._room.lent:
+            former_bytes = self._room.lent_bytes_of_former(lane)
+            if former_bytes > self.capacity_bytes // FORMER_SHARE:
+                raise BusyError(
+                    "too many regions are former buckets' of the name", bucket=lane.name, bytes=former_bytes
+                )
             self._room.lent.add(region)
             self._note_owners()
 
@@ -415,7 +422,7 @@ class Arena:
             withheld_bytes=sum(pin.extent.length for pins in self._withheld.values() for pin in pins),
         )
 
-    def _take(self, length: int, lane: str | None) -> Hold | None:
+    def _take(self, length: int, lane: Lane | None) -> Hold | None:
         owners = len(self._room.owners)
         start = self._room.allocate(length, lane)
         if start is None:
@@ -478,9 +485,10 @@ class Arena:
             **{
                 name: getattr(self._geometry, name)
                 for name in Geometry.__struct_fields__
-                if name not in ("dedicated", "lent")
+                if name not in ("dedicated", "made", "lent")
             },
-            dedicated=dict(self._room.owners),
+            dedicated={number: lane.name for number, lane in self._room.owners.items()},
+            made={number: (lane.created_ms, lane.owner) for number, lane in self._room.owners.items()},
             lent=sorted(self._room.lent),
         )
         if not self._stopping:

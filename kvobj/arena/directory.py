@@ -40,6 +40,7 @@ def prepare_directory(directory: Path, wanted: Geometry) -> tuple[Geometry, bool
             incarnation=previous.incarnation + 1 if previous is not None else 1,
             data_directory=str(Path(wanted.data_directory).absolute()) if wanted.data_directory else "",
             dedicated=previous.dedicated if previous is not None and adopted else {},
+            made=previous.made if previous is not None and adopted else {},
             lent=previous.lent if previous is not None and adopted else [],
         )
         free = os.statvfs(directory)

@@ -11,14 +11,17 @@ from typing import Final
 
 import msgspec
 
+from kvobj.arena.lane import Lane
+
 GEOMETRY_FILE: Final = "geometry"
 FORMAT: Final = 1
 
 
 class Geometry(msgspec.Struct, frozen=True):
     """Identity and shape of an arena. `incarnation` counts the processes that opened it; `data_directory` is whose it is;
-    `dedicated` names the bucket that a region serves alone, so that a restart does not mix others' bytes into it; `lent` are those
-    of them that somebody outside of the process was shown."""
+    `dedicated` names the bucket that a region serves alone, so that a restart does not mix others' bytes into it, and `made` says
+    which bucket of the name: when it was made, and whose it was (older versions wrote nothing down); `lent` are those of them that
+    somebody outside of the process was shown."""
 
     format: int
     store_id: bytes
@@ -28,7 +31,13 @@ class Geometry(msgspec.Struct, frozen=True):
     incarnation: int = 1
     data_directory: str = ""
     dedicated: dict[int, str] = {}
+    made: dict[int, tuple[int, str]] = {}
     lent: list[int] = []
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        """By region, whom it serves alone."""
+        return {number: Lane(name, *self.made.get(number, ())) for number, name in self.dedicated.items()}
 
     def same_shape(self, other: Geometry) -> bool:
         """Whether regions described by the one can be used as the other's."""

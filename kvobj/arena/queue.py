@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from kvobj.arena.extent import Hold
+from kvobj.arena.lane import Lane
 from kvobj.errors import BusyError, KvobjError, UnavailableError
 
 # One call of the reclaimer frees about this much at most, so that a long queue does not empty the cache in one go.
@@ -26,7 +27,7 @@ class Waiter:
 
     __slots__ = ("granted", "held", "lane", "lengths")
 
-    def __init__(self, lengths: Sequence[int], lane: str | None) -> None:
+    def __init__(self, lengths: Sequence[int], lane: Lane | None) -> None:
         self.lengths = lengths
         self.lane = lane
         self.held: dict[int, Hold] = {}
@@ -40,14 +41,14 @@ class ReservationQueue:
 
     def __init__(
         self,
-        take: Callable[[int, str | None], Hold | None],
+        take: Callable[[int, Lane | None], Hold | None],
         give_back: Callable[[Hold], None],
         may_reclaim: Callable[[], bool],
     ) -> None:
         self._take = take
         self._give_back = give_back
         self._may_reclaim = may_reclaim
-        self._lanes: dict[str | None, deque[Waiter]] = {}
+        self._lanes: dict[Lane | None, deque[Waiter]] = {}
         self._reclaim: Reclaim | None = None
         self._task: asyncio.Task[None] | None = None
         self._kicked = False
@@ -58,15 +59,15 @@ class ReservationQueue:
         self._reclaim = reclaim
         self.kick()
 
-    def is_waiting(self, lane: str | None) -> bool:
+    def is_waiting(self, lane: Lane | None) -> bool:
         """Whether somebody waits in the lane, so that a newcomer must wait behind."""
         return lane in self._lanes
 
-    def heads(self) -> list[tuple[int, str | None]]:
+    def heads(self) -> list[tuple[int, Lane | None]]:
         """For each lane, the length that its first waiter lacks next, and the lane."""
         return [(self._next_length(lane[0]), name) for name, lane in self._lanes.items()]
 
-    async def wait(self, lengths: Sequence[int], lane: str | None, timeout_seconds: float) -> list[Hold]:
+    async def wait(self, lengths: Sequence[int], lane: Lane | None, timeout_seconds: float) -> list[Hold]:
         """All of the lengths, in order, when it is this request's turn. `BusyError` after the deadline, `UnavailableError`
         when the arena closes. Cancelled or failed, it leaves nothing behind."""
         if self._closed:

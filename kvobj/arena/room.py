@@ -9,11 +9,12 @@ in it is freed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
 from kvobj.arena.allocator import ExtentAllocator
+from kvobj.arena.lane import Lane, NamedBucket
 
 # How much `obstacles` looks at before it takes the best it has seen: bounds its time to a few milliseconds.
 _LOOKED_AT_REGIONS: Final = 8
@@ -23,10 +24,12 @@ _LOOKED_AT_MOST: Final = 65536
 
 
 class Room:
-    """Extents by absolute offset. `dedicated_buckets` are those that get regions of their own; all others share. `on_dedicated` is
-    told of a region that was used before it becomes a bucket's own."""
+    """Extents by absolute offset. `dedicated_buckets` names those that get regions of their own; all others share. `on_dedicated`
+    is told of a region that was used before it becomes a bucket's own."""
 
     __slots__ = (
+        "_dedicated_buckets",
+        "_kept",
         "_next_look",
         "_on_dedicated",
         "_pools",
@@ -52,10 +55,12 @@ class Room:
         self.region_bytes = region_bytes
         # What can be had at all: less than the capacity once a region could not be created.
         self.usable_bytes = capacity_bytes
-        self.owners: dict[int, str] = {}  # region -> the bucket it is dedicated to
+        self.owners: dict[int, Lane] = {}  # region -> the bucket it is dedicated to
         self.extents: list[dict[int, int]] = [{} for _ in range(-(-capacity_bytes // region_bytes))]
         self._shared = self._pool()
-        self._pools = {bucket: self._pool() for bucket in dedicated_buckets}
+        self._dedicated_buckets = dedicated_buckets
+        self._pools: dict[Lane, ExtentAllocator] = {}  # of those that have a region
+        self._kept: set[Lane] = set()
         self._next_look = 0
         self._on_dedicated = on_dedicated
         self._used: set[int] = set()
@@ -75,9 +80,38 @@ class Room:
         """All gaps in populated memory, dedicated regions included."""
         return self._shared.free_bytes + sum(pool.free_bytes for pool in self._pools.values())
 
-    def lane(self, bucket: str | None) -> str | None:
-        """Whose room a bucket's extents come from: the bucket itself if it is dedicated, else None for the shared room."""
-        return bucket if bucket in self._pools else None
+    def lane(self, bucket: NamedBucket | None) -> Lane | None:
+        """Whose room a bucket's extents come from: its own if it is dedicated, else None for the shared room."""
+        if bucket is None:
+            return None
+        if bucket.name in self._dedicated_buckets:
+            return Lane.of(bucket)
+        if self._kept and (lane := Lane.of(bucket)) in self._kept:
+            return lane
+        return None
+
+    def adopt_owners(self, owners: Mapping[int, Lane], lent: Iterable[int]) -> None:
+        """Before anything else: whom regions served before, and which of them somebody was shown. These stay their bucket's,
+        declared so or not, and no other's of its name; so do the others if their bucket is still declared so."""
+        self.lent.update(lent)
+        for region, lane in owners.items():
+            if region < len(self.extents) and (region in self.lent or lane.name in self._dedicated_buckets):
+                self.owners[region] = lane
+                self._pools.setdefault(lane, self._pool())
+                if region in self.lent:
+                    self._kept.add(lane)
+        # Nobody knows what was in any region before.
+        self._used.update(range(len(self.extents)))
+
+    def lent_bytes_of_former(self, lane: Lane) -> int:
+        """Of regions that were shown to those whose the bucket's name was before: nobody else gets them."""
+        owners = self.owners
+        former = [
+            region
+            for region in self.lent
+            if (owner := owners.get(region)) is not None and owner.name == lane.name and owner != lane
+        ]
+        return sum(self.region_span(region)[1] for region in former)
 
     def rounded(self, length: int) -> int:
         """The bytes that an extent of `length` takes up."""
@@ -107,15 +141,15 @@ class Room:
                 left.append(room - length)
         return True
 
-    def allocate(self, length: int, lane: str | None) -> int | None:
+    def allocate(self, length: int, lane: Lane | None) -> int | None:
         """Absolute offset of a new extent in the lane's room, or None. A dedicated lane takes one more region if one is empty."""
-        pool = self._shared if lane is None else self._pools[lane]
-        offset = pool.allocate(length)
+        pool = self._shared if lane is None else self._pools.get(lane)
+        offset = None if pool is None else pool.allocate(length)
         if offset is None and lane is not None and self._dedicate_one(lane, length):
-            offset = pool.allocate(length)
+            offset = self._pools[lane].allocate(length)
         if offset is not None:
             region = offset // self.region_bytes
-            self.extents[region][offset] = pool.rounded(length)
+            self.extents[region][offset] = self._shared.rounded(length)
             self._used.add(region)
         return offset
 
@@ -155,11 +189,7 @@ class Room:
             held.update(own)
             self._pool_of(region).record(own)
 
-    def mark_used(self) -> None:
-        """Nobody knows what was in any region before."""
-        self._used.update(range(len(self.extents)))
-
-    def obstacles(self, length: int, lane: str | None, may_go: Callable[[int], bool]) -> list[int]:
+    def obstacles(self, length: int, lane: Lane | None, may_go: Callable[[int], bool]) -> list[int]:
         """Offsets of extents whose removal makes one gap for `length` in the lane: the fewest bytes found, none of which
         `may_go` refuses. Empty where there is no such place (or a gap is there already).
 
@@ -207,12 +237,14 @@ class Room:
         owner = self.owners.get(region)
         return self._shared if owner is None else self._pools[owner]
 
-    def _dedicate_one(self, lane: str, length: int) -> bool:
+    def _dedicate_one(self, lane: Lane, length: int) -> bool:
         for region in range(len(self.extents)):
             start, room = self.region_span(region)
             if room >= length and region not in self.owners and self._shared.is_free(start, room):
                 self._shared.remove(start, room)
                 self.owners[region] = lane
+                if lane not in self._pools:
+                    self._pools[lane] = self._pool()
                 self._pools[lane].add(start, room)
                 if region in self._used:
                     self._on_dedicated(region)
@@ -228,6 +260,8 @@ class Room:
         if pool.is_free(start, room):
             pool.remove(start, room)
             del self.owners[region]
+            if owner not in self.owners.values():
+                del self._pools[owner]
             self._shared.add(start, room)
 
 

@@ -90,7 +90,9 @@ class CommitStep:
         self._shared = shared
         self.sealing = sealing
 
-    async def reserve(self, plain_sizes: list[int], *, codec: str = "raw", bucket: str | None = None) -> list[Pin]:
+    async def reserve(
+        self, plain_sizes: list[int], *, codec: str = "raw", bucket: BucketRow | None = None
+    ) -> list[Pin]:
         """Extents for raw frames of the given plain sizes, all or none, and a last one to encode into if the codec is not raw; in
         the bucket's own regions where it has such.
 
@@ -325,7 +327,7 @@ class CommitStep:
             return None
         if not self._placement.has_dirty_room(frame_bytes):
             return None
-        pin = self._arena.try_reserve(frame_bytes, bucket=bucket.name)
+        pin = self._arena.try_reserve(frame_bytes, bucket=bucket)
         if pin is None:
             return None
         outcome: CommitOutcome | None = None
@@ -514,7 +516,7 @@ class CommitStep:
         plain.frame.release()
         transfer.held = encoded
         # The extent was reserved for the worst case: keep no more of the arena than the frame needs.
-        exact = self._arena.try_reserve(encoded.frame_bytes, bucket=transfer.request.bucket.name)
+        exact = self._arena.try_reserve(encoded.frame_bytes, bucket=transfer.request.bucket)
         if exact is not None:
             exact.view[: encoded.frame_bytes] = encoded.frame.view
             encoded.frame.release()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvobj.arena import ALIGNMENT, Arena, Extent, Pin, PinnedFrame
+from kvobj.arena import ALIGNMENT, Arena, Extent, Lane, Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
 from kvobj.errors import BusyError
@@ -92,7 +92,7 @@ class ExtentLedger:
         store: WholeFrames,
         arena: Arena,
         budget: PinnedBudget,
-        lane: str | None = None,
+        lane: Lane | None = None,
         reserve_seconds: float = 10.0,
         hot_frame: Callable[[ObjectRow], PinnedFrame | None] = lambda _: None,
     ) -> None:

@@ -89,7 +89,7 @@ class PreparedRooms:
             return []
         rooms: list[ReceivedBlob] = []
         for _ in range(count):
-            pin = self._arena.try_reserve(frame_bytes, bucket=bucket.name)
+            pin = self._arena.try_reserve(frame_bytes, bucket=bucket)
             if pin is None:
                 self.give_back(rooms)
                 return []
@@ -115,6 +115,11 @@ class PreparedRooms:
             and bucket.durability is not Durability.SHARED
             and bucket.remote is not RemoteRule.ALWAYS
         )
+
+    def are_of(self, rooms: Sequence[ReceivedBlob], bucket: BucketRow) -> bool:
+        """Whether rooms lie where the bucket's chunks go. They do not where they were prepared for one that had its name before."""
+        lane, lane_of = self._arena.lane(bucket), self._arena.lane_of
+        return all(lane_of(room.pin.extent.region) == lane for room in rooms)
 
     def take(self, room: ReceivedBlob) -> None:
         """The room is a writer's whose bytes are counted elsewhere from here on."""

@@ -135,9 +135,7 @@ class WriteRooms:
             pins = [room]
         elif existing is None:
             try:
-                pins = await self._commit_step.reserve(
-                    sizes[:2], codec=request.bucket.codec, bucket=request.bucket.name
-                )
+                pins = await self._commit_step.reserve(sizes[:2], codec=request.bucket.codec, bucket=request.bucket)
             except BaseException:
                 self._placement.unreserve_dirty(dirty_bytes)
                 raise

@@ -14,7 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from kvobj.arena import Arena, Pin, PinnedFrame
+from kvobj.arena import Arena, NamedBucket, Pin, PinnedFrame
 from kvobj.codec.frame import MAX_HEAD_BYTES, raw_payload_offset
 from kvobj.errors import BusyError, CapacityError, FrameCorruptError
 from kvobj.metrics import Metrics
@@ -67,7 +67,7 @@ class Transcoder:
         )
 
     async def encode(
-        self, frame: PinnedFrame, coding: Coding, *, tier: str, bucket: str | None = None, may_wait: bool = True
+        self, frame: PinnedFrame, coding: Coding, *, tier: str, bucket: NamedBucket | None = None, may_wait: bool = True
     ) -> CodedFrame | None:
         """The blob of a whole, sealed `raw` frame as the coding says; None where that is no smaller, so that the frame is to be
         used as it is. `bucket`: whose own regions it goes to, if any. `CapacityError`: no room for it (`may_wait`: in time).
@@ -105,7 +105,7 @@ class Transcoder:
         return coded
 
     async def _placed(
-        self, encoded: memoryview, held_in: str, tier: str, bucket: str | None, *, may_wait: bool
+        self, encoded: memoryview, held_in: str, tier: str, bucket: NamedBucket | None, *, may_wait: bool
     ) -> CodedFrame:
         """What lies in scratch memory, in an extent of its own."""
         try:
@@ -127,7 +127,7 @@ class Transcoder:
         self._plain.labels(*labels).inc(coded.head.plain_bytes)
         self._coded.labels(*labels).inc(coded.frame.frame_bytes)
 
-    async def _reserve(self, length: int, bucket: str | None, *, may_wait: bool) -> Pin:
+    async def _reserve(self, length: int, bucket: NamedBucket | None, *, may_wait: bool) -> Pin:
         if may_wait:
             return await self._arena.reserve(length, timeout_seconds=_RESERVE_SECONDS, bucket=bucket)
         pin = self._arena.try_reserve(length, bucket=bucket)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.catalog.rows import BucketRow
 from kvobj.errors import InvalidRequestError
 from kvobj.store.extents import extent_bytes
 from kvobj.store.ingest import ReceivedBlob
@@ -25,7 +26,7 @@ GIVEN_MAX: Final = 64
 class GivenRoom:
     """One room, of a bucket, for a chunk of one size."""
 
-    bucket: str
+    bucket: BucketRow
     blob: ReceivedBlob
 
 
@@ -54,7 +55,7 @@ class GivenRooms:
             if not blobs:
                 break
             handle, self._next_handle = self._next_handle, self._next_handle - 1
-            self._rooms[handle] = GivenRoom(bucket.name, blobs[0])
+            self._rooms[handle] = GivenRoom(bucket, blobs[0])
             self._bytes += blobs[0].pin.extent.length
             rooms.append(SpareRoom(handle, room_of(blobs[0].pin)))
         return rooms
@@ -64,8 +65,10 @@ class GivenRooms:
         room = self._rooms.get(handle)
         if room is None:
             raise InvalidRequestError("no such room", handle=handle)
-        if request.bucket.name != room.bucket or request.size_bytes != room.blob.plain_bytes:
-            raise InvalidRequestError("the room is another chunk's", bucket=room.bucket, handle=handle)
+        bucket, own = request.bucket, room.bucket
+        is_same = (bucket.name, bucket.created_ms) == (own.name, own.created_ms)
+        if not is_same or request.size_bytes != room.blob.plain_bytes:
+            raise InvalidRequestError("the room is another chunk's", bucket=own.name, handle=handle)
         return room.blob
 
     def take(self, handle: int) -> None:

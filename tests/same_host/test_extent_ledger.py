@@ -13,13 +13,16 @@ import pytest
 from blake3 import blake3
 from real_store import MIB, node_settings, running_node
 
+from kvobj.api.same_host.reads import ExtentReads
+from kvobj.api.same_host.rights import Rights
 from kvobj.app.node import Node
-from kvobj.arena import ALIGNMENT
-from kvobj.catalog.rows import BucketRow, Durability, ObjectRow
+from kvobj.arena import ALIGNMENT, Lane
+from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 from kvobj.codec.frame import block_crcs
 from kvobj.config.settings import BucketSettings
-from kvobj.errors import BusyError, InvalidRequestError
+from kvobj.errors import BusyError, InvalidRequestError, NoSuchBucketError
 from kvobj.ids import BlobId
+from kvobj.same_host.messages import Open
 from kvobj.store.extents import ExtentLedger, PinnedBudget, Place, extent_bytes, room_of
 from kvobj.store.places import ChunkPlace, default_namespace
 from kvobj.store.requests import PutRequest
@@ -43,8 +46,21 @@ def budget(holder_mib: int = 32) -> PinnedBudget:
     return PinnedBudget(holder_bytes_max=holder_mib * MIB, total_bytes_max=48 * MIB)
 
 
-def ledger_of(node: Node, pinned: PinnedBudget | None = None, *, lane: str | None = None) -> ExtentLedger:
+def ledger_of(node: Node, pinned: PinnedBudget | None = None, *, lane: Lane | None = None) -> ExtentLedger:
     return ExtentLedger(store=node.store, arena=node.arena, budget=pinned or budget(), lane=lane, reserve_seconds=1.0)
+
+
+async def lane_of(node: Node) -> Lane:
+    row = await node.catalog.bucket("apart")
+    assert row is not None
+    return Lane.of(row)
+
+
+async def make_anew(node: Node, owner: str) -> None:
+    """The bucket with regions of its own is gone with its chunk, and another of its name is there."""
+    await node.store.delete("apart", ["k"])
+    await node.store.delete_bucket("apart")
+    await node.catalog.create_bucket(BucketRow("apart", BucketKind.KV, owner, 0, Durability.MEMORY))
 
 
 async def request(node: Node, key: str, size_bytes: int, *, bucket: str = "cache", **more: object) -> PutRequest:
@@ -215,21 +231,21 @@ async def test_opens_that_are_under_way_count_before_they_have_their_bytes(node:
 
 
 async def test_a_holder_of_a_lane_is_shown_regions_of_its_bucket_alone(node: Node) -> None:
-    own = ledger_of(node, lane="apart")
+    lane = await lane_of(node)
+    own = ledger_of(node, lane=lane)
     await stored(node, "k", os.urandom(MIB))
     data = os.urandom(MIB)
     row = await stored(node, "k", data, bucket="apart")
     opened = await own.open(row)
     assert opened is not None
-    region = opened.place.region
-    assert node.arena.lane_of(region) == "apart"
+    assert node.arena.lane_of(opened.place.region) == lane
     # Promoted from nvme it lands among others' bytes: the lane gets a copy.
     await node.sealing.drain()
     assert await node.write_behind.flush(timeout_seconds=10)
     await node.dram.delete([BlobId(row.blobs[0].blob_id)])
     again = await own.open(row)
     assert again is not None
-    assert node.arena.lane_of(again.place.region) == "apart"
+    assert node.arena.lane_of(again.place.region) == lane
     assert memory(node, again.place) == data
     own.close()
 
@@ -245,7 +261,8 @@ async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: N
     opened = await everyone.open(row)
     assert opened is not None
     region = opened.place.region
-    node.arena.lend(region, "apart")
+    lane = await lane_of(node)
+    node.arena.lend(region, lane)
     room = node.arena._regions[region].room
     assert room is not None
     assert bytes(room).count(b"\xee\xee\xee\xee") == 0
@@ -254,6 +271,47 @@ async def test_a_region_that_was_lent_stays_its_buckets_and_begins_empty(node: N
     await node.dram.delete([BlobId(row.blobs[0].blob_id)])
     for number in range(12):
         await stored(node, f"later-{number}", os.urandom(3 * MIB))
-    assert node.arena.lane_of(region) == "apart"
+    assert node.arena.lane_of(region) == lane
     with pytest.raises(ValueError, match="alone"):
-        node.arena.lend((region + 1) % 4, "apart")
+        node.arena.lend((region + 1) % 4, lane)
+
+
+async def test_whoever_was_shown_a_bucket_sees_nothing_of_another_that_gets_its_name(node: Node) -> None:
+    row = await stored(node, "k", b"mine", bucket="apart")
+    before = await lane_of(node)
+    own = ledger_of(node, lane=before)
+    opened = await own.open(row)
+    assert opened is not None
+    node.arena.lend(opened.place.region, before)
+    seen = node.arena._regions[opened.place.region].room
+    assert seen is not None
+    own.close()
+    await make_anew(node, "another")
+    secret = b"secret of another" * 1000
+    fresh = await stored(node, "k", secret, bucket="apart")
+    assert bytes(seen).find(secret) < 0
+    now = await lane_of(node)
+    theirs = ledger_of(node, lane=now)
+    shown = await theirs.open(fresh)
+    assert shown is not None
+    assert memory(node, shown.place) == secret
+    assert shown.place.region != opened.place.region
+    assert node.arena.lane_of(opened.place.region) == before
+    theirs.close()
+
+
+async def test_a_holder_of_a_bucket_that_is_gone_is_shown_no_chunk_of_one_that_has_its_name(node: Node) -> None:
+    await stored(node, "k", b"mine", bucket="apart")
+    bucket = await node.catalog.bucket("apart")
+    assert bucket is not None
+    lane = Lane.of(bucket)
+    rights = Rights(bucket, bucket.owner, is_owner=True, lane=lane, may_write=True, is_trusted=False)
+    reads = ExtentReads(node.store, node.kv.chunks, node.dram.held, lambda *_: None, node.catalog.bucket)
+    ledger = ledger_of(node, lane=lane)
+    assert (await reads.open(Open(["k"]), rights, ledger)).extents[0] is not None
+    ledger.release([1])
+    await make_anew(node, "another")
+    await stored(node, "k", b"secret", bucket="apart")
+    with pytest.raises(NoSuchBucketError):
+        await reads.open(Open(["k"]), rights, ledger)
+    assert len(ledger) == 0

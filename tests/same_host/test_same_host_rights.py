@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fakes import ManualClock
 
 from kvobj.api.same_host.rights import PENDING_MAX, TOKEN_SECONDS, Grants, Levels, Rights
+from kvobj.arena import Lane
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability
 from kvobj.errors import AccessDeniedError, BusyError, NoSuchSessionError
 
@@ -26,7 +28,7 @@ def test_root_and_trusted_users_write_into_the_arena_and_others_do_not() -> None
     assert rights_of("trusted").is_trusted
     readers = [rights_of("all"), rights_of("anybody", is_owner=True)]
     assert [each.is_trusted for each in readers] == [False, False]
-    assert [each.lane for each in readers] == [None, "cache"]
+    assert [each.lane for each in readers] == [None, Lane.of(BUCKET)]
 
 
 @pytest.mark.parametrize(("user_id", "is_owner"), [("no", False), ("anybody", False)])
@@ -76,6 +78,16 @@ async def test_a_grant_is_renewed_by_its_user_with_its_rights_alone() -> None:
     for other in (rights_of("trusted"), rights_of("all2", is_owner=True)):
         with pytest.raises(NoSuchSessionError):
             await made.renew(granted.id, other)
+
+
+async def test_a_grant_for_a_buckets_own_regions_is_of_no_use_for_another_bucket_that_gets_its_name() -> None:
+    made = grants(ManualClock())
+    granted = await made.grant(rights_of("owner", is_owner=True))
+    assert made.claim(granted.token) is not None
+    anew = msgspec.structs.replace(BUCKET, created_ms=1)
+    rights = LEVELS.rights(anew, user_id="owner", is_root=False, is_owner=True, may_write=True)
+    with pytest.raises(NoSuchSessionError):
+        await made.renew(granted.id, rights)
 
 
 async def test_tokens_that_nobody_uses_are_bounded_and_make_room_when_they_expire() -> None:

@@ -5,9 +5,11 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvobj.arena import ALIGNMENT, Arena, Extent, Pin, orphaned_arenas
+from kvobj.arena import ALIGNMENT, Arena, Extent, Lane, Pin, orphaned_arenas
+from kvobj.arena.geometry import GEOMETRY_FILE
 from kvobj.arena.location import SHARED_MEMORY
 from kvobj.arena.outside_writers import mark_writer
 from kvobj.arena.region import Region
@@ -15,6 +17,8 @@ from kvobj.errors import BusyError, CorruptionError, StoreFullError, Unavailable
 
 MIB = 1024 * 1024
 KIB = 1024
+A = Lane("a", 1, "owner")
+ANEW = Lane("a", 2, "another")
 Open = Callable[..., Awaitable[Arena]]
 
 
@@ -512,8 +516,8 @@ class TestDedicatedRegions:
         arena = await open_arena(dedicated_buckets=frozenset({"a"}))
         await arena.populate()
         shared = await arena.reserve(4 * KIB, timeout_seconds=0)
-        mine = await arena.reserve(4 * KIB, timeout_seconds=0, bucket="a")
-        other = await arena.reserve(4 * KIB, timeout_seconds=0, bucket="b")
+        mine = await arena.reserve(4 * KIB, timeout_seconds=0, bucket=A)
+        other = await arena.reserve(4 * KIB, timeout_seconds=0, bucket=Lane("b", 1, "owner"))
         assert mine.extent.region not in {shared.extent.region, other.extent.region}
         assert shared.extent.region == other.extent.region
         assert arena.usage().dedicated_regions == 1
@@ -526,7 +530,7 @@ class TestDedicatedRegions:
     async def test_a_dedicated_region_stays_so_over_a_restart(self, open_arena: Open) -> None:
         before = await open_arena(dedicated_buckets=frozenset({"a"}))
         await before.populate()
-        pin = await before.reserve(4 * KIB, timeout_seconds=0, bucket="a")
+        pin = await before.reserve(4 * KIB, timeout_seconds=0, bucket=A)
         await before.aclose(remove=False)
         after = await open_arena(dedicated_buckets=frozenset({"a"}))
         adopted = after.adopt([pin.extent])[0]
@@ -542,7 +546,7 @@ class TestDedicatedRegions:
         arena = await open_arena(dedicated_buckets=frozenset({"a"}))
         await arena.populate()
         spread = await arena.reserve_many([MIB - 4 * KIB] * 4, timeout_seconds=0)
-        waiting = asyncio.create_task(arena.reserve(4 * KIB, timeout_seconds=5, bucket="a"))
+        waiting = asyncio.create_task(arena.reserve(4 * KIB, timeout_seconds=5, bucket=A))
         await asyncio.sleep(0)
         small = await arena.reserve(4 * KIB, timeout_seconds=0)
         small.release()
@@ -550,3 +554,85 @@ class TestDedicatedRegions:
         for pin in spread:
             pin.release()
         (await waiting).release()
+
+    async def test_a_region_that_was_lent_is_no_other_buckets_of_the_name_also_after_a_restart(
+        self, open_arena: Open
+    ) -> None:
+        before = await open_arena(dedicated_buckets=frozenset({"a"}))
+        await before.populate()
+        pin = await before.reserve(4 * KIB, timeout_seconds=0, bucket=A)
+        lent = pin.extent.region
+        before.lend(lent, A)
+        pin.release()
+        other = await before.reserve(4 * KIB, timeout_seconds=0, bucket=ANEW)
+        assert before.lane_of(lent) == A
+        assert before.lane_of(other.extent.region) == ANEW
+        await before.aclose(remove=False)
+        after = await open_arena(dedicated_buckets=frozenset({"a"}))
+        adopted = after.adopt([other.extent])
+        await after.populate()
+        assert (after.lane_of(lent), after.lane_of(other.extent.region)) == (A, ANEW)
+        held = await after.reserve_many([MIB - 4 * KIB, MIB, MIB], timeout_seconds=0, bucket=ANEW)
+        assert lent not in {each.extent.region for each in held}
+        own = await after.reserve(MIB, timeout_seconds=0, bucket=A)
+        assert own.extent.region == lent
+        for each in [*adopted, *held, own]:
+            each.release()
+        assert after.usage().dedicated_regions == 1
+
+    async def test_a_bucket_keeps_regions_that_were_lent_where_it_is_no_longer_declared_so(
+        self, open_arena: Open
+    ) -> None:
+        before = await open_arena(dedicated_buckets=frozenset({"a"}))
+        pin = await before.reserve(4 * KIB, timeout_seconds=1, bucket=A)
+        before.lend(pin.extent.region, A)
+        await before.aclose(remove=False)
+        after = await open_arena()
+        (adopted,) = after.adopt([pin.extent])
+        await after.populate()
+        assert after.lane(A) == A
+        assert after.lane(ANEW) is None
+        shared = await after.reserve_many([MIB] * 3, timeout_seconds=0, bucket=ANEW)
+        assert pin.extent.region not in {each.extent.region for each in shared}
+        for each in [adopted, *shared]:
+            each.release()
+
+    async def test_where_an_older_version_lent_a_region_nobody_knows_whose_it_is_and_what_lies_there_stays(
+        self, open_arena: Open, tmp_path: Path
+    ) -> None:
+        before = await open_arena(dedicated_buckets=frozenset({"a"}))
+        pin = await before.reserve(4 * KIB, timeout_seconds=1, bucket=A)
+        pin.view[:4] = b"mine"
+        before.lend(pin.extent.region, A)
+        await before.aclose(remove=False)
+        note = tmp_path / "arena" / GEOMETRY_FILE
+        written = msgspec.msgpack.decode(note.read_bytes())
+        del written["made"]
+        note.write_bytes(msgspec.msgpack.encode(written))
+        after = await open_arena(dedicated_buckets=frozenset({"a"}))
+        (adopted,) = after.adopt([pin.extent])
+        assert bytes(adopted.view[:4]) == b"mine"
+        await after.populate()
+        assert after.lane_of(pin.extent.region) == Lane("a")
+        fresh = await after.reserve(4 * KIB, timeout_seconds=0, bucket=A)
+        assert fresh.extent.region != pin.extent.region
+        adopted.release()
+        fresh.release()
+
+    async def test_what_former_buckets_of_a_name_keep_of_the_arena_is_bounded(self, open_arena: Open) -> None:
+        arena = await open_arena(dedicated_buckets=frozenset({"a", "b"}))
+        await arena.populate()
+        for number in range(2):
+            lane = Lane("a", number + 1, "owner")
+            pin = await arena.reserve(4 * KIB, timeout_seconds=0, bucket=lane)
+            arena.lend(pin.extent.region, lane)
+            pin.release()
+        third = Lane("a", 3, "owner")
+        pin = await arena.reserve(4 * KIB, timeout_seconds=0, bucket=third)
+        with pytest.raises(BusyError):
+            arena.lend(pin.extent.region, third)
+        pin.release()
+        other = await arena.reserve(4 * KIB, timeout_seconds=0, bucket=Lane("b", 1, "owner"))
+        arena.lend(other.extent.region, Lane("b", 1, "owner"))
+        other.release()
+        assert arena.usage().dedicated_regions == 3  # what could not be lent went back to all

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvobj.arena import choose_location
+from kvobj.arena import Lane, choose_location
 from kvobj.arena.geometry import FORMAT, Geometry, write_geometry
 from kvobj.arena.room import Room
 
 MIB = 1024 * 1024
 UNIT = 4096
 REGION = 32 * UNIT
+A = Lane("a", 1, "owner")
 
 
 def room_of(regions: int, dedicated: frozenset[str] = frozenset()) -> Room:
@@ -60,7 +61,7 @@ def test_many_that_are_freed_together_leave_what_they_leave_one_by_one() -> None
         rooms = [room_of(4, frozenset({"a"})) for _ in range(2)]
         held: list[int] = []
         for _ in range(40):
-            length, lane = chance.randrange(1, 12) * UNIT, chance.choice([None, "a"])
+            length, lane = chance.randrange(1, 12) * UNIT, chance.choice([None, A])
             first, second = (room.allocate(length, lane) for room in rooms)
             assert first == second
             held += [] if first is None else [first]
@@ -82,17 +83,17 @@ def test_obstacles_of_a_dedicated_bucket_empty_a_region_for_it() -> None:
     room = room_of(2, frozenset({"a"}))
     held = [room.allocate(8 * UNIT, None) for _ in range(8)]
     assert None not in held
-    assert room.allocate(UNIT, "a") is None
-    obstacles = room.obstacles(UNIT, "a", lambda _: True)
+    assert room.allocate(UNIT, A) is None
+    obstacles = room.obstacles(UNIT, A, lambda _: True)
     for offset in obstacles:
         room.free(offset)
-    assert room.allocate(UNIT, "a") is not None
-    assert room.owners in ({0: "a"}, {1: "a"})
+    assert room.allocate(UNIT, A) is not None
+    assert room.owners in ({0: A}, {1: A})
 
 
 def test_obstacles_take_a_dedicated_region_back_where_nothing_else_helps() -> None:
     room = room_of(1, frozenset({"a"}))
-    mine = room.allocate(UNIT, "a")
+    mine = room.allocate(UNIT, A)
     assert room.allocate(UNIT, None) is None
     assert room.obstacles(UNIT, None, lambda _: True) == [mine]
     assert mine is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -11,11 +11,11 @@ from kvobj.api.kv.bodies import SHORT_ID_BYTES
 from kvobj.api.kv.chunk_lists import chunk_list
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.same_host.rights import Rights
-from kvobj.arena import PinnedFrame
+from kvobj.arena import Lane, PinnedFrame
 from kvobj.catalog.namespace_protocol import NamespaceRow
-from kvobj.catalog.rows import ObjectRow
+from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.codec.frame import raw_payload_offset
-from kvobj.errors import InvalidRequestError, KvobjError, NoSuchNamespaceError
+from kvobj.errors import InvalidRequestError, KvobjError, NoSuchBucketError, NoSuchNamespaceError
 from kvobj.same_host.messages import Extent, Open, Opened
 from kvobj.store.extents import ExtentLedger
 from kvobj.store.places import DEFAULT_NAMESPACE, layer_span
@@ -38,16 +38,23 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExtentReads:
-    """Answers `Open`s. `in_memory` says of blobs which of them dram holds; `count_hits` counts reads of dram and their bytes."""
+    """Answers `Open`s. `in_memory` says of blobs which of them dram holds; `count_hits` counts reads of dram and their bytes;
+    `find_bucket` is `Catalog.bucket`."""
 
     store: Reads
     chunks: ChunkStore
     in_memory: Callable[[Sequence[bytes]], list[bool]]
     count_hits: Callable[[int, int], None]
+    find_bucket: Callable[[str], Awaitable[BucketRow | None]]
 
     async def open(self, request: Open, rights: Rights, ledger: ExtentLedger) -> Opened:
         """Errors as of ?mget."""
         rows = await self._rows(request, rights)
+        if rights.lane is not None:
+            # After the rows were looked up: what was made anew under the name would be copied to where another user looks.
+            bucket = await self.find_bucket(rights.bucket.name)
+            if bucket is None or Lane.of(bucket) != rights.lane:
+                raise NoSuchBucketError("no such bucket", bucket=rights.bucket.name)
         namespace: NamespaceRow | None = None
         if request.namespace is not None:
             namespace = (await self.chunks.namespace(rights.bucket, request.namespace, caller=rights.caller)).row

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from kvobj.arena import Lane
 from kvobj.catalog.rows import BucketRow
 from kvobj.clock import Clock
 from kvobj.errors import AccessDeniedError, BusyError, NoSuchSessionError
@@ -35,7 +36,7 @@ class Rights:
     bucket: BucketRow
     user_id: str
     is_owner: bool
-    lane: str | None
+    lane: Lane | None
     may_write: bool
     is_trusted: bool
 
@@ -58,7 +59,7 @@ class Levels:
         if level != "no":
             lane, is_trusted = None, level == "trusted"
         elif is_owner and bucket.name in self.own_buckets:
-            lane, is_trusted = bucket.name, False
+            lane, is_trusted = Lane.of(bucket), False
         else:
             raise AccessDeniedError("the memory is shared with others: use HTTP", bucket=bucket.name, user_id=user_id)
         return Rights(bucket, user_id, is_owner, lane, may_write, is_trusted)

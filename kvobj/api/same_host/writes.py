@@ -228,7 +228,8 @@ class ExtentWrites:
             requests = _put_requests(request, namespace, rights)
             if len({put.key for put in requests}) < len(requests):
                 raise InvalidRequestError("a batch has each of its chunks once")
-            if not self._prepared.may_hold(rights.bucket, _durability(request)):
+            may_hold = self._prepared.may_hold(rights.bucket, _durability(request))
+            if not may_hold or not self._prepared.are_of(rooms, rights.bucket):
                 # Another class than they were prepared for, or the bucket is another by now.
                 raise InvalidRequestError("no rooms for chunks of such a class", bucket=rights.bucket.name)
 
