@@ -1,16 +1,18 @@
 """What a Hugging Face model's KV cache is to the store: its layout, and the declaration of the namespace that its chunks are in.
 
-Everything that makes two caches differ is in the declaration: the model's name, a fingerprint of its weights, layers, heads, dtype,
-RoPE, chunk length, rank, adapter and salt. Models whose cache is more than keys and values of every token in every layer are
-refused by name (`InvalidRequestError`).
+Everything that makes two caches differ is in the declaration: the model's name, fingerprints of its weights and its configuration,
+layers, heads, dtype, RoPE, chunk length, rank, adapter and salt. Models whose cache is more than keys and values of every token in
+every layer, or follows from more than the tokens, are refused by name (`InvalidRequestError`).
 
-Source: transformers 5.23, `cache_utils.DynamicCache` and `modeling_rope_utils`.
+Source: transformers 5.23, `cache_utils.DynamicCache`, `modeling_rope_utils`, `modeling_utils.PreTrainedModel.input_modalities` and
+`configuration_utils.PreTrainedConfig.to_dict`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +28,26 @@ DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "
 ORDER: Final = ("layer", "kv", "head", "token", "dim")
 """A chunk's bytes: all of a layer together, so that layers can be read alone."""
 
-_SHIFTING_ROPE: Final = ("dynamic", "longrope")
+_SHIFTING_ROPE: Final = ("longrope", "su")
+"""… and all with `dynamic` in their names, which is how transformers tells them. `su` is what `longrope` was called before."""
+_ROPE_PARAMETERS: Final = ("rope_parameters", "rope_scaling")
+_NOT_TEXT: Final = re.compile(
+    "pixel|image|video|audio|speech|input_features|input_values|encoder_outputs|cross_attention_states"
+)
+"""In the name of an input of a model: what it is of is no text, or has been read by another model."""
+_NOT_COMPUTED: Final = re.compile(
+    "transformers_version|_?name_or_path|_commit_hash|architectures|auto_map|(torch_)?dtype"
+    "|_?(attn|experts)_implementation.*|use_cache|cache_implementation|gradient_checkpointing"
+    "|(use_)?return_dict|_?output_(attentions|hidden_states|router_logits|scores)|id2label|label2id|num_labels|problem_type"
+    "|(forced_)?(bos|eos)_token_id|decoder_start_token_id|tokenizer_class|task_specific_params|.*(dropout|pdrop|layerdrop)"
+)
+"""What a configuration says of where it came from, how it is run, what is made of the output, and training: caches are alike
+whatever it is. A name that is missing here separates caches that are alike; one too many would mix caches that are not."""
+_SAFE_INTEGER: Final = 2**53
 _SAMPLES: Final = 16
+_DIGEST_CHARACTERS: Final = 32
+_KINDS_MAX: Final = 8
+"""Kinds of layers whose theta is told by itself; a declaration has room for some such texts only."""
 _NAME_CHARACTERS_MAX: Final = 64
 _OUTSIDE_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -50,17 +70,18 @@ class KvShape:
 
 def shape_of(model: PreTrainedModel) -> KvShape:
     """What the model's configuration says. `InvalidRequestError` for a model whose cache is of another kind."""
-    config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
+    config = model.config
+    if config.is_encoder_decoder:
         raise InvalidRequestError("an encoder-decoder model caches cross-attention too, which is not stored")
+    check_inputs(model)
     if len({str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}) > 1:
         raise InvalidRequestError("a model that is spread over several devices is not supported")
-    rope_type = rope_of(config).get("rope_type", "default")
-    if rope_type in _SHIFTING_ROPE:
-        raise InvalidRequestError(
-            f"RoPE of type {rope_type} changes with the length of a sequence: keys cannot be shared"
-        )
-    layers = DynamicCache(config=model.config).layers
+    for rope_type in _rope_types(config.to_dict()):
+        if "dynamic" in rope_type or rope_type in _SHIFTING_ROPE:
+            raise InvalidRequestError(
+                f"RoPE of type {rope_type} changes with the length of a sequence: keys cannot be shared"
+            )
+    layers = DynamicCache(config=config).layers
     for layer in layers:
         check_layer(layer)
     if model.dtype not in DTYPES:
@@ -73,6 +94,33 @@ def shape_of(model: PreTrainedModel) -> KvShape:
         dtype=model.dtype,
         device=model.device,
     )
+
+
+def check_inputs(model: PreTrainedModel) -> None:
+    """Raise `InvalidRequestError` unless text is all that the model reads: chunks are named by token ids, and what stands for an
+    image or a sound is the same token whichever it is.
+
+    Told by what transformers declares (from 5.0 on; a model of code of one's own may say nothing), by the arguments of `forward`,
+    by models of other inputs inside, and by a configuration of which the text's is a part. A model that is itself the text part of
+    another (`model.language_model`) is text alone, though it may have inherited the declaration of the whole."""
+    config = model.config
+    declared = getattr(model, "input_modalities", ()) or ()
+    modalities = {declared} if isinstance(declared, str) else set(declared)
+    if type(config).__name__.endswith("TextConfig"):
+        modalities = set()
+    inputs = [name for name in inspect.signature(model.forward).parameters if _NOT_TEXT.search(name)]
+    readers = [
+        type(each).__name__
+        for each in model.modules()
+        if isinstance(each, PreTrainedModel) and each.main_input_name != "input_ids"
+    ]
+    is_composite = config.get_text_config(decoder=True) is not config
+    if modalities - {"text"} or inputs or readers or is_composite:
+        found = sorted(modalities - {"text"}) or inputs or readers or [type(config).__name__]
+        raise InvalidRequestError(
+            f"a model that reads more than text ({', '.join(found)}) is not supported: token ids do not tell one image or sound "
+            "from another; its text part alone is"
+        )
 
 
 def check_layer(layer: object) -> None:
@@ -93,10 +141,6 @@ def declaration_of(
     rank: tuple[int, int] = (0, 1),
 ) -> dict[str, object]:
     """The namespace's declaration (docs/formats.md)."""
-    rope = rope_of(model.config.get_text_config(decoder=True))
-    theta = rope.pop("rope_theta", None)
-    if rope == {"rope_type": "default"}:
-        rope = {}
     return {
         "model": name,
         "revision": revision_of(model),
@@ -111,7 +155,7 @@ def declaration_of(
         },
         "rank": {"tensor": rank, "pipeline": (0, 1)},
         "adapter": adapter,
-        "rope": None if theta is None else {"theta": float(theta), "applied": True, "scaling": rope or None},
+        "rope": _declared_rope(model.config),
         "salt": salt,
         "ids": "kvobj",
     }
@@ -123,16 +167,35 @@ def namespace_name(declaration: Mapping[str, object]) -> str:
     return f"hf-{model}-{blake3(canonical_json(declaration)).hexdigest()[:16]}"
 
 
-def rope_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - configurations differ from model to model
-    """The RoPE parameters that are no tables; those that differ between kinds of layers, under `KIND.NAME`."""
+def _declared_rope(config: Any) -> dict[str, object] | None:  # noqa: ANN401 - configurations differ from model to model
+    """For who compares two declarations: that they differ the fingerprint of the configuration says anyway, tables included.
+
+    Where kinds of layers have parameters of their own, each one's theta is told, and a digest of all."""
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    flat: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
-        else:
-            flat[name] = value
-    return {name: value for name, value in flat.items() if isinstance(value, bool | int | float | str)}
+    by_kind = {kind: value for kind, value in sorted(parameters.items()) if isinstance(value, Mapping)}
+    if by_kind:
+        thetas = {kind: value.get("rope_theta") for kind, value in by_kind.items()}
+        known = {kind: float(theta) for kind, theta in thetas.items() if theta}
+        if not known:
+            return None
+        told: dict[str, object] = {f"{kind}.rope_theta": theta for kind, theta in list(known.items())[:_KINDS_MAX]}
+        told["rope_parameters"] = config_digest(parameters)
+        return {"theta": next(iter(known.values())), "applied": True, "scaling": told}
+    rope = {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str)}
+    theta = rope.pop("rope_theta", None)
+    if rope == {"rope_type": "default"}:
+        rope = {}
+    return None if theta is None else {"theta": float(theta), "applied": True, "scaling": rope or None}
+
+
+def _rope_types(value: object, place: str = "") -> Iterator[str]:
+    """Every type of RoPE that a configuration names, at whatever depth: some have one for each kind of layer."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name == "rope_type" or (name == "type" and place in _ROPE_PARAMETERS):
+                yield str(inner)
+            else:
+                yield from _rope_types(inner, place if place in _ROPE_PARAMETERS else str(name))
 
 
 def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
@@ -153,8 +216,9 @@ def _place(parameter: torch.Tensor) -> int:
 
 
 def revision_of(model: PreTrainedModel) -> str:
-    """The commit that the model was loaded from, where one is known, and a fingerprint of its weights: some numbers of each
-    parameter, so that a fine-tuned or merged model of the same name is another one."""
+    """The commit that the model was loaded from, where one is known, and fingerprints of its weights and its configuration: some
+    numbers of each parameter, and all that the configuration says of how they are used. So a fine-tuned or merged model of the
+    same name is another one, and so is one whose RoPE or normalisation was set otherwise."""
     hasher = blake3()
     for name, parameter in model.named_parameters():
         hasher.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
@@ -163,5 +227,30 @@ def revision_of(model: PreTrainedModel) -> str:
             step = max(1, flat.numel() // _SAMPLES)
             hasher.update(str(flat[::step][:_SAMPLES].float().tolist()).encode())
     commit = getattr(model.config, "_commit_hash", None)
-    weights = f"weights-{hasher.hexdigest()[:32]}"
+    weights = f"weights-{hasher.hexdigest()[:_DIGEST_CHARACTERS]}+config-{config_digest(model.config.to_dict())}"
     return f"{commit}+{weights}" if commit else weights
+
+
+def config_digest(config: Mapping[Any, Any]) -> str:
+    """Stands for what of a configuration changes a cache: the same in every process, after saving and loading it, and in every
+    version of transformers whose configurations say the same."""
+    return blake3(canonical_json(_plain(config))).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it, and in one form: without what is not computed with or not set; a number is one whether it was
+    written 1 or 1.0, a name whether it was a number or a text."""
+    match value:
+        case Mapping():
+            plain = {str(name): _plain(each) for name, each in value.items() if not _NOT_COMPUTED.fullmatch(str(name))}
+            return {name: each for name, each in plain.items() if each is not None and each != {}}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case set() | frozenset():
+            return sorted(str(each) for each in value)
+        case None | bool() | str():
+            return value
+        case int() | float() if abs(value) < _SAFE_INTEGER:
+            return float(value)
+        case _:
+            return str(value)

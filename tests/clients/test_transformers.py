@@ -182,6 +182,67 @@ def test_another_model_salt_adapter_rank_or_chunk_length_never_matches(
     assert engine.ask("generate", store="same", model="base", tokens=prompt, save=False)["known"] == 32
 
 
+def nested_rope(theta: float, **more: object) -> dict[str, Any]:
+    """RoPE parameters by kind of layer; all layers of the models here are of the first."""
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": theta, **more},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "other"),
+    [
+        ("llama", {}, {"rms_norm_eps": 1e-2}),
+        ("llama", {}, {"hidden_act": "gelu"}),
+        ("llama", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+        ("gemma3", nested_rope(1e4), nested_rope(1e6)),
+        ("gemma3", nested_rope(1e4), nested_rope(1e4, rope_type="linear", factor=2.0)),
+    ],
+)
+def test_models_of_equal_weights_that_compute_otherwise_share_nothing(
+    engine: EngineProcess, server: ServerProcess, kind: str, base: dict[str, Any], other: dict[str, Any]
+) -> None:
+    for name, options in (("computes", base), ("otherwise", other)):
+        engine.ask("make", model=name, kind=kind, seed=9, options=options)
+    prompt = sequence(40, 12)
+    names = {opened(engine, server, "computes", salt=f"{kind} {other}")}
+    assert engine.ask("generate", store="computes", model="computes", tokens=prompt)["stored"] == 48
+    names.add(opened(engine, server, "otherwise", salt=f"{kind} {other}"))
+    told = engine.ask("generate", store="otherwise", model="otherwise", tokens=prompt, save=False)
+    assert (len(names), told["known"]) == (2, 0)
+    assert told["sequence"] == engine.ask("plain", model="otherwise", tokens=prompt)
+    assert not engine.ask("report", store="otherwise")["errors"], "the store takes the declaration"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_what_is_not_of_the_model_does_not_separate_caches(
+    engine: EngineProcess, server: ServerProcess, tmp_path: Path, kind: str
+) -> None:
+    engine.ask("make", model="base", kind=kind, seed=10)
+    name = opened(engine, server, "base", salt=kind)
+    engine.ask("make", model="other", kind=kind, seed=10, options={"attention_dropout": 0.5, "num_labels": 3})
+    assert opened(engine, server, "other", salt=kind) == name
+    engine.ask("save_and_load", model="base", directory=str(tmp_path / "model"))
+    assert opened(engine, server, "base", salt=kind) == name
+
+
+def test_a_model_that_reads_more_than_text_is_refused_and_its_text_part_is_not(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    settings = settings_of(server)
+    engine.ask("make", model="llava", kind="llava", options={"image_token_index": 63})
+    assert "more than text (image)" in engine.ask("refused", model="llava", settings=settings)
+    engine.ask("declare_text", model="llava")
+    assert "more than text (pixel_values" in engine.ask("refused", model="llava", settings=settings)
+    engine.ask("take_text_part", model="part", of="llava")
+    assert opened(engine, server, "part").startswith("hf-tiny-")
+    engine.ask("make", model="gemma3", kind="gemma3")
+    assert opened(engine, server, "gemma3").startswith("hf-tiny-")
+
+
 def test_where_a_chunk_in_the_middle_is_gone_the_run_before_it_is_used_and_saved_again(
     engine: EngineProcess, server: ServerProcess
 ) -> None:
@@ -210,6 +271,7 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "RoPE of type dynamic",
         ),
+        ("nested", "gemma3", nested_rope(1e4, rope_type="dynamic", factor=2.0), "RoPE of type dynamic"),
     ):
         engine.ask("make", model=name, kind=kind, dtype="float64" if name == "double" else "float32", options=options)
         assert words in engine.ask("refused", model=name, settings=settings)

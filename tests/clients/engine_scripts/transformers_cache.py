@@ -12,12 +12,17 @@ from typing import Any, Final
 import torch
 from command_lines import digest_of, serve
 from transformers import (
+    CLIPVisionConfig,
     DynamicCache,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     QuantizedCache,
@@ -50,7 +55,7 @@ models: dict[str, Any] = {}
 stores: dict[str, PrefixCache] = {}
 
 
-def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401 - each is a class of its own
+def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, PLR0911 - each is a class of its own
     match kind:
         case "llama":
             return LlamaForCausalLM(LlamaConfig(**_SMALL, num_key_value_heads=2, **options))
@@ -58,6 +63,20 @@ def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401 - each is 
             return Qwen2ForCausalLM(Qwen2Config(**_SMALL, num_key_value_heads=2, **options))
         case "neox":
             return GPTNeoXForCausalLM(GPTNeoXConfig(**_SMALL, **options))
+        case "gemma3":  # RoPE by kind of layer; its class declares images, which only the model around it reads
+            kinds = ["full_attention"] * _SMALL["num_hidden_layers"]
+            return Gemma3ForCausalLM(Gemma3TextConfig(**_SMALL, num_key_value_heads=1, layer_types=kinds, **options))
+        case "llava":
+            vision = CLIPVisionConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                image_size=16,
+                patch_size=4,
+            )
+            text = LlamaConfig(**_SMALL, num_key_value_heads=2)
+            return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, **options))
         case "mistral":
             return MistralForCausalLM(MistralConfig(**_SMALL, num_key_value_heads=2, sliding_window=32, **options))
         case _:
@@ -71,6 +90,22 @@ def make(
     torch.manual_seed(seed)
     made = _made(kind, options or {})
     models[model] = made.to(getattr(torch, dtype)).eval()
+
+
+def take_text_part(model: str, *, of: str) -> None:
+    """The language model of a model that reads more than text, under a name of its own."""
+    models[model] = models[of].model.language_model
+
+
+def declare_text(model: str) -> None:
+    """Have a model declare no inputs but text, as one from before transformers 5 and one of other code does."""
+    models[model].input_modalities = "text"
+
+
+def save_and_load(model: str, *, directory: str) -> None:
+    """Write a model down, and load it from there in its own place."""
+    models[model].save_pretrained(directory)
+    models[model] = type(models[model]).from_pretrained(directory, attn_implementation="eager").eval()
 
 
 def open_store(store: str, *, model: str, settings: dict[str, Any], **options: Any) -> str:  # noqa: ANN401 - PrefixCache's
@@ -213,6 +248,9 @@ if __name__ == "__main__":
     serve(
         {
             "make": make,
+            "take_text_part": take_text_part,
+            "declare_text": declare_text,
+            "save_and_load": save_and_load,
             "open": open_store,
             "refused": refused,
             "plain": plain,
