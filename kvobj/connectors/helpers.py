@@ -28,10 +28,12 @@ class Helpers:
 
     def run(self, parts: Sequence[Callable[[], None]], *, taken: int) -> None:
         """Run all parts, the first one here; there is one more of them than helpers were taken, or fewer. What a part raises is
-        raised when all have ended: the first one's before the others'."""
+        raised when all have ended: the first one's before the others'. `UnavailableError` after `close`."""
         futures: list[Future[None]] = []
         try:
-            futures += [self._threads.submit(part) for part in parts[1:]]
+            futures.extend(
+                self._submitted(part) for part in parts[1:]
+            )  # what has begun is waited for, if the next fails
             parts[0]()
         finally:
             wait(futures)
@@ -41,6 +43,12 @@ class Helpers:
             if future.cancelled():
                 raise UnavailableError("the link was closed")
             future.result()
+
+    def _submitted(self, part: Callable[[], None]) -> Future[None]:
+        try:
+            return self._threads.submit(part)
+        except RuntimeError as error:  # how a pool tells that it is shut down
+            raise UnavailableError("the link was closed") from error
 
     def close(self) -> None:
         """No further parts; those that run end by their own deadlines. Idempotent."""

@@ -78,6 +78,20 @@ def pin_what_fits(session: Session, space: Namespace, names: Sequence[Name], pin
     return True
 
 
+def live_as_far_as_it_fits(session: Session, space: Namespace, names: Sequence[Name], at_once: int) -> list[bool]:
+    """Which names are live, of as many of the first ones as the session has room to pin; none stays pinned."""
+    live: list[bool] = []
+    is_whole = True
+    while is_whole and len(live) < len(names):
+        pins: list[Pin | None] = []
+        try:
+            is_whole = pin_what_fits(session, space, names[len(live) : len(live) + at_once], pins)
+        finally:
+            let_go(pins)
+        live += [pin is not None for pin in pins]
+    return live
+
+
 def let_go(pins: Sequence[Pin | None]) -> None:
     """Release pins, those that were granted."""
     for pin in pins:

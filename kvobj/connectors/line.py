@@ -24,7 +24,7 @@ from kvobj.client.retry import RetryRule
 from kvobj.client.session import Pin, Session
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
 from kvobj.connectors.helpers import Helpers
-from kvobj.connectors.holds import Holds, let_go, pin_what_fits
+from kvobj.connectors.holds import Holds, let_go, live_as_far_as_it_fits, pin_what_fits
 from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
 from kvobj.connectors.pieces import bytes_for, cut, shared_out
 from kvobj.connectors.reading import ChunkReader, Wanted
@@ -114,6 +114,7 @@ class Line:
         self._may_write_due = 0.0
         self._session: Session | None = None
         self._opening = threading.Lock()
+        self._closing = threading.Lock()
         self._is_closed = False
         self._holds = Holds()
         self._threads = min(settings.threads, os.cpu_count() or 1)
@@ -160,15 +161,16 @@ class Line:
         return 0
 
     def present(self, names: Sequence[Name]) -> list[bool]:
-        """See `StoreLink.present`. What the leading run does not tell is pinned for a moment, which asks for many in one call."""
-        run = self._client.match(namespace=self._space(), ids=names[:MATCHED_AT_ONCE]).matched
-        found = [True] * run + [False] * (len(names) - run)
-        rest = names[run + 1 :] if run < MATCHED_AT_ONCE else names[run:]
-        if rest:
-            pins = self._pinned(rest)
-            found[len(names) - len(rest) :] = [pin is not None for pin in pins]
-            let_go(pins)
-        return found
+        """See `StoreLink.present`. What the leading run does not tell is pinned for a moment, which asks for many in one call, and
+        in the middle of a chain too. Where the session has no room for that, one is opened that has."""
+        space = self._space()
+        found = [True] * self._client.match(namespace=space, ids=names[:MATCHED_AT_ONCE]).matched
+        if len(found) < len(names):
+            found += live_as_far_as_it_fits(self._own_session(), space, names[len(found) :], PINNED_AT_ONCE)
+        if len(found) < len(names):
+            with self._new_session(is_automatic=False) as session:
+                found += live_as_far_as_it_fits(session, space, names[len(found) :], PINNED_AT_ONCE)
+        return found + [False] * (len(names) - len(found))
 
     def run(self, names: Sequence[Name]) -> int:
         """See `StoreLink.run`."""
@@ -335,8 +337,9 @@ class Line:
 
     def close(self, *, is_up: bool) -> None:
         """End the session, if the server is there to be told, and the connections. Idempotent."""
-        self._is_closed = True
-        session, self._session = self._session, None
+        with self._closing:
+            self._is_closed = True
+            session, self._session = self._session, None
         if session is not None:
             if is_up:
                 session.close()
@@ -403,14 +406,29 @@ class Line:
         if not self._opening.acquire(timeout=self._settings.timeout_seconds):
             raise UnavailableError("another thread still waits for a session to open")
         try:
-            if self._session is None:
+            session = self._session
+            if session is None:
                 if self._is_closed:
                     raise UnavailableError("the link is closed")
-                holder = f"{socket.gethostname()}:{os.getpid()}"
-                self._session = Session(self._client, holder=holder, ttl_ms=self._settings.lease_ms).__enter__()
-            return self._session
+                session = self._new_session().__enter__()
+                if not self._is_kept(session):
+                    session.close()
+                    raise UnavailableError("the link was closed")
+            return session
         finally:
             self._opening.release()
+
+    def _is_kept(self, session: Session) -> bool:
+        """Whether the session is the line's now. Not where `close` ran meanwhile: it found none to end, and this one would be
+        renewed for ever."""
+        with self._closing:
+            if not self._is_closed:
+                self._session = session
+            return not self._is_closed
+
+    def _new_session(self, *, is_automatic: bool = True) -> Session:
+        holder = f"{socket.gethostname()}:{os.getpid()}"
+        return Session(self._client, holder=holder, ttl_ms=self._settings.lease_ms, is_automatic=is_automatic)
 
     def _pinned(self, names: Sequence[Name]) -> list[Pin | None]:
         """A pin for each name that is live, as far as the session may hold them. Where it raises, none is left."""

@@ -220,6 +220,13 @@ class StoreLink:
         if turn is Turn.REST:
             return otherwise
         try:
+            return self._outcome(turn, ask, otherwise)
+        except BaseException:  # the thread was interrupted: nobody else could probe
+            self._outage.left(turn)
+            raise
+
+    def _outcome(self, turn: Turn, ask: Callable[[Line], T], otherwise: U) -> T | U:
+        try:
             answer = ask(self._line)
         except UnavailableError as error:
             self._failed(turn, error)

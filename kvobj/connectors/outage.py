@@ -74,7 +74,7 @@ class Outage:
             return turn is Turn.ASK
 
     def left(self, turn: Turn) -> None:
-        """The call ended without asking the server anything: another one may probe."""
+        """The call ended without a word of the server, or its caller was interrupted: another one may probe."""
         if turn is Turn.PROBE:
             with self._lock:
                 self._is_probed = False

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -90,15 +91,18 @@ def loaded(link: StoreLink, chunks: list[NewChunk]) -> list[bytes | None]:
     return [bytes(room) if is_there else None for room, is_there in zip(rooms, came, strict=True)]
 
 
+def metric(server: ServerProcess, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.admin_port}/metrics", timeout=10) as answer:
+        lines: list[str] = answer.read().decode().splitlines()
+    (value,) = [float(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
+    return value
+
+
 def wait_for_nothing_pinned(server: ServerProcess) -> None:
     """Until no extent is held for a client that reads out of shared memory."""
-
-    def is_so() -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.admin_port}/metrics", timeout=10) as answer:
-            lines: list[str] = answer.read().decode().splitlines()
-        return any(float(line.split()[1]) == 0 for line in lines if line.startswith("kvobj_same_host_pinned_bytes "))
-
-    wait_until(is_so, timeout_seconds=15, what="no extents to be held")
+    wait_until(
+        lambda: metric(server, "kvobj_same_host_pinned_bytes") == 0, timeout_seconds=15, what="no extents to be held"
+    )
 
 
 def bodies(chunks: list[NewChunk]) -> list[bytes]:
@@ -147,6 +151,7 @@ class TestChunks:
                 for at, each in enumerate(ids)
             ]
             assert link.store(chunks[:4]) == [True] * 4
+            assert link.present(ids[1:]) == [True, True, True, False], "and its middle is found by itself"
             assert link.hold_run(ids) == 4
             with server.raw() as raw:
                 assert raw.request("DELETE", f"/cache/{ids[0].hex()}").status == 204
@@ -223,10 +228,13 @@ class TestChunks:
         assert all(link.store(chunks))
         names = names_of(chunks)
         assert link.present([*names, "many/none"]) == [True] * 4200 + [False]
+        assert link.present(["many/none", *names]) == [False] + [True] * 4200
         assert loaded(link, chunks) == bodies(chunks)
         held = link.hold(names)
         assert sum(held) == 4096, "a session pins no more, and what it does not pin is told as a miss"
         assert held == [True] * 4096 + [False] * 104
+        assert link.present(["many/none", *names]) == [False] + [True] * 4200, "whatever is held"
+        assert link.report()["held"] == 4096
         link.release(names)
         assert link.hold(names[4000:]) == [True] * 200
         link.release(names)
@@ -301,6 +309,49 @@ class TestFaults:
             wait_until(lambda: link.hold(names_of(chunks)) == [True] * 4, timeout_seconds=10, what="the link to heal")
             assert loaded(link, chunks) == bodies(chunks)
             link.close()
+
+    def test_an_interrupt_of_the_call_that_asks_again_after_an_outage_leaves_that_to_the_next(
+        self, tmp_path: Path
+    ) -> None:
+        class Interrupted(list[str]):
+            """Names in whose use the thread is interrupted."""
+
+            def __getitem__(self, index: object) -> Any:  # noqa: ANN401 - as `list` has it
+                raise KeyboardInterrupt
+
+        def is_interrupted(link: StoreLink) -> bool:
+            try:
+                link.present(Interrupted(["a"]))
+            except KeyboardInterrupt:
+                return True
+            return False  # it still rests
+
+        with ServerProcess(tmp_path, SMALL) as server, closing(StoreLink(settings_of(server))) as link:
+            server.terminate()
+            assert link.present(["a"]) == [False]
+            server.start()
+            wait_until(lambda: is_interrupted(link), timeout_seconds=10, what="the rest to end")
+            wait_until(link.ping, timeout_seconds=10, what="the link to heal")
+
+    def test_what_is_closed_while_its_session_opens_leaves_no_session(self, tmp_path: Path) -> None:
+        (chunk,) = chunks_of("closing", (100,))
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server))
+            assert link.store([chunk]) == [True]
+            held: list[bool] = []
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                opening = threading.Thread(target=lambda: held.extend(link.hold([chunk.id])))
+                opening.start()
+                wait_until(link._line._opening.locked, timeout_seconds=10, what="the session to be asked for")
+                link.close()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            opening.join(20)
+            assert held == [False]
+            wait_until(
+                lambda: metric(server, "kvobj_lease_sessions") == 0, timeout_seconds=15, what="the session to end"
+            )
 
     @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
     def test_a_store_that_is_full_for_longer_than_the_deadline_fails_stores_and_its_chunks_are_loaded_on(
