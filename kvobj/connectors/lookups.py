@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.client.forking import forget_in_child
 from kvobj.connectors.link import StoreLink
 
 _LOG: Final = logging.getLogger("kvobj.connectors")
@@ -50,8 +51,11 @@ class _Touched:
 
 
 class Lookups:
-    """Keys, which requests want them, and what the store says. The methods are called one at a time, by whatever thread; only
-    `deadline_seconds` after a question was sent is it a miss for want of an answer. `now`: `time.monotonic` but in tests."""
+    """Keys, which requests want them, and what the store says. Thread-safe. Only `deadline_seconds` after a question was sent is it
+    a miss for want of an answer. `now`: `time.monotonic` but in tests.
+
+    An answer is noted by the thread that has it, so that what nobody wants any more is let go of also where no method is called
+    again: an engine may be idle from now on. In a forked child, which has no such thread, everything is a miss."""
 
     def __init__(
         self,
@@ -73,13 +77,76 @@ class Lookups:
         self._touched: dict[bytes, None] = {}
         self._touched_at = now()
         self._sent: queue.SimpleQueue[list[tuple[bytes, _State]] | _Touched | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[list[tuple[bytes, _State, bool, bool]]] = queue.SimpleQueue()
+        self._is_forked = False
+        self._lock = threading.Lock()
+        forget_in_child(self)
         self._thread = threading.Thread(target=self._run, name="kvobj-lookups", daemon=True)
         self._thread.start()
 
+    def forget(self) -> None:
+        """See `ForgetsInChild`: the parent goes on with what was asked, and holds what was found."""
+        self._is_forked = True
+        self._lock = threading.Lock()
+        self._states, self._keys_of, self._asked, self._touched = {}, {}, [], {}
+
     def ask(self, key: bytes, request: str) -> bool | None:
-        """Whether the store has it; None: ask again later. Never waits."""
-        self._take_answers()
+        """Whether the store has it; None: ask again later. Never waits for the store."""
+        with self._lock:
+            return self._ask(key, request)
+
+    def flush(self) -> None:
+        """Send what was asked since the last time: the end of a scheduler's step."""
+        with self._lock:
+            asked, self._asked = self._asked, []
+            wanted = [(key, state) for key, state in asked if self._states.get(key) is state]
+            for _key, state in wanted:
+                state.sent_at = self._now()
+            if wanted:
+                self._sent.put(wanted)
+            if self._touched and self._now() - self._touched_at >= TOUCH_SECONDS:
+                self._touched_at = self._now()
+                touched, self._touched = list(self._touched), {}
+                self._sent.put(_Touched(touched))
+
+    def loaded(self, keys: Iterable[bytes]) -> None:
+        """These have arrived: who asks for one again asks the store."""
+        with self._lock:
+            self._drop(keys)
+
+    def failed(self, keys: Iterable[bytes]) -> None:
+        """These did not arrive: misses for every request that has asked for them."""
+        with self._lock:
+            self._failed(keys)
+
+    def stored(self, keys: Iterable[bytes]) -> None:
+        """These have been stored: what was a miss need not be one any more."""
+        with self._lock:
+            misses = [key for key in keys if (state := self._states.get(key)) is not None and state.answer is False]
+            self._drop(misses)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These are used from a faster tier: the store's policy is told now and then, of the latest ones."""
+        with self._lock:
+            for key in keys:
+                self._touched.pop(key, None)
+                self._touched[key] = None
+            while len(self._touched) > TOUCHED_MAX:
+                del self._touched[next(iter(self._touched))]
+
+    def ended(self, request: str) -> None:
+        """A request has ended. What only it wanted is let go of; a question on its way keeps its place until it is answered."""
+        with self._lock:
+            self._ended(request)
+
+    def close(self) -> None:
+        """End the thread; waits for the call that it is in."""
+        self._sent.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    # -- inside, with the lock -----------------------------------------------------------------------------------
+    def _ask(self, key: bytes, request: str) -> bool | None:
+        if self._is_forked:
+            return False
         state = self._states.get(key)
         if state is None or (state.answer is False and request not in state.requests):
             fresh = _State()
@@ -97,26 +164,7 @@ class Lookups:
             self._answered(state, found=False)
         return state.answer
 
-    def flush(self) -> None:
-        """Send what was asked since the last time: the end of a scheduler's step."""
-        self._take_answers()
-        asked, self._asked = self._asked, []
-        wanted = [(key, state) for key, state in asked if self._states.get(key) is state]
-        for _key, state in wanted:
-            state.sent_at = self._now()
-        if wanted:
-            self._sent.put(wanted)
-        if self._touched and self._now() - self._touched_at >= TOUCH_SECONDS:
-            self._touched_at = self._now()
-            touched, self._touched = list(self._touched), {}
-            self._sent.put(_Touched(touched))
-
-    def loaded(self, keys: Iterable[bytes]) -> None:
-        """These have arrived: who asks for one again asks the store."""
-        self._drop(keys)
-
-    def failed(self, keys: Iterable[bytes]) -> None:
-        """These did not arrive: misses for every request that has asked for them."""
+    def _failed(self, keys: Iterable[bytes]) -> None:
         let_go: list[str] = []
         for key in keys:
             state = self._states.get(key)
@@ -127,22 +175,7 @@ class Lookups:
                     let_go.append(self._name_of(key))
         self._link.release(let_go)
 
-    def stored(self, keys: Iterable[bytes]) -> None:
-        """These have been stored: what was a miss need not be one any more."""
-        misses = [key for key in keys if (state := self._states.get(key)) is not None and state.answer is False]
-        self._drop(misses)
-
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """These are used from a faster tier: the store's policy is told now and then, of the latest ones."""
-        for key in keys:
-            self._touched.pop(key, None)
-            self._touched[key] = None
-        while len(self._touched) > TOUCHED_MAX:
-            del self._touched[next(iter(self._touched))]
-
-    def forget(self, request: str) -> None:
-        """A request has ended. What only it wanted is let go of; a question on its way keeps its place until it is answered."""
-        self._take_answers()
+    def _ended(self, request: str) -> None:
         unwanted: list[bytes] = []
         for key in self._keys_of.pop(request, ()):
             state = self._states.get(key)
@@ -153,35 +186,24 @@ class Lookups:
             if not state.requests and (state.answer is not None or state.sent_at is None):
                 unwanted.append(key)
             elif state.answer and state.requests == state.refused:
-                self.failed([key])
+                self._failed([key])
         self._drop(unwanted)
 
-    def close(self) -> None:
-        """End the thread; waits for the call that it is in."""
-        self._sent.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-
-    # -- inside --------------------------------------------------------------------------------------------------
-    def _take_answers(self) -> None:
-        while True:
-            try:
-                answers = self._answers.get_nowait()
-            except queue.Empty:
-                return
-            unwanted: list[str] = []
-            for key, state, found, is_held in answers:
-                is_current = self._states.get(key) is state and state.answer is None
-                if is_current and state.requests != state.refused:
-                    state.is_held = is_held
-                    self._answered(state, found=found)
-                    continue
-                if is_current and state.requests:
-                    state.answer = False
-                elif is_current:
-                    del self._states[key]
-                if is_held:
-                    unwanted.append(self._name_of(key))
-            self._link.release(unwanted)
+    def _note_answers(self, answers: Iterable[tuple[bytes, _State, bool, bool]]) -> None:
+        unwanted: list[str] = []
+        for key, state, found, is_held in answers:
+            is_current = self._states.get(key) is state and state.answer is None
+            if is_current and state.requests != state.refused:
+                state.is_held = is_held
+                self._answered(state, found=found)
+                continue
+            if is_current and state.requests:
+                state.answer = False
+            elif is_current:
+                del self._states[key]
+            if is_held:
+                unwanted.append(self._name_of(key))
+        self._link.release(unwanted)
 
     def _answered(self, state: _State, *, found: bool) -> None:
         state.answer = found
@@ -196,12 +218,13 @@ class Lookups:
                 let_go.append(self._name_of(key))
         self._link.release(let_go)
 
+    # -- the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             work = self._sent.get()
             if work is None:
                 return
-            if isinstance(work, _Touched):
+            if isinstance(work, _Touched):  # policy is told of the whole list, whether it is stored or not
                 self._link.run([self._name_of(key) for key in work.keys])
                 continue
             try:
@@ -209,7 +232,8 @@ class Lookups:
             except Exception:  # noqa: BLE001 - a thread that died would leave every question open until its deadline
                 _LOG.exception("a look-up failed")
                 found = [(False, False)] * len(work)
-            self._answers.put([(key, state, *each) for (key, state), each in zip(work, found, strict=True)])
+            with self._lock:
+                self._note_answers((key, state, *each) for (key, state), each in zip(work, found, strict=True))
 
     def _looked_up(self, names: Sequence[str]) -> list[tuple[bool, bool]]:
         """Of each name whether it is stored, and whether it is held."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvobj.client.forking import forget_in_child
+
 _LOG: Final = logging.getLogger("kvobj.connectors")
 _CLOSE_SECONDS: Final = 30.0
 
@@ -48,16 +50,18 @@ class _Job:
 
 class Transfers:
     """A pool of threads. Thread-safe. A store that waited longer than `store_wait_seconds` in the queue is given up, since it keeps
-    rows of the engine's memory from being used; a load is always tried."""
+    rows of the engine's memory from being used; a load is always tried. In a forked child, which has no such threads, every job has
+    failed, those that its parent goes on with too."""
 
     def __init__(self, *, threads: int, store_wait_seconds: float) -> None:
         self._store_wait_seconds = store_wait_seconds
         self._loads: deque[tuple[_Job, int, Piece]] = deque()
         self._stores: deque[tuple[_Job, int, Piece]] = deque()
         self._finished: deque[Finished] = deque()
-        self._unfinished = 0
+        self._unfinished: dict[int, _Job] = {}
         self._is_closed = False
         self._changed = threading.Condition()
+        forget_in_child(self)
         self.threads = threads
         self._threads = [
             threading.Thread(target=self._run, name=f"kvobj-transfers-{number}", daemon=True)
@@ -65,6 +69,15 @@ class Transfers:
         ]
         for thread in self._threads:
             thread.start()
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`."""
+        self._changed = threading.Condition()
+        self._is_closed = True
+        self._loads.clear()
+        self._stores.clear()
+        self._finished.extend(map(_ended, self._unfinished.values()))
+        self._unfinished.clear()
 
     def submit(self, job: int, pieces: Sequence[Piece], *, is_load: bool) -> None:
         """Queue a job. One without pieces, and one after `close`, is finished at once: nothing was copied."""
@@ -79,7 +92,7 @@ class Transfers:
             if self._is_closed or not pieces:
                 self._finished.append(_ended(made))
                 return
-            self._unfinished += 1
+            self._unfinished[job] = made
             (self._loads if is_load else self._stores).extend(
                 (made, index, piece) for index, piece in enumerate(pieces)
             )
@@ -131,7 +144,7 @@ class Transfers:
             job.copied[index] = copied
         job.left -= 1
         if not job.left:
-            self._unfinished -= 1
+            del self._unfinished[job.job]
             self._finished.append(_ended(job))
             self._changed.notify_all()
 

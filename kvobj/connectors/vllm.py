@@ -124,7 +124,7 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
 
     def on_request_finished(self, req_context: Any) -> None:  # noqa: ANN401 - vLLM's ReqContext
         """What only this request asked for is held no longer."""
-        self._lookups.forget(req_context.req_id)
+        self._lookups.ended(req_context.req_id)
 
     def on_schedule_end(self, context: object) -> None:  # noqa: ARG002 - vLLM's signature
         """The step's look-ups go out in one batch."""

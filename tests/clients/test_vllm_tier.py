@@ -148,6 +148,29 @@ def test_a_found_block_stays_though_it_is_deleted_before_it_is_loaded(manager: M
     manager("finish", "again")
 
 
+def test_what_a_request_asked_for_that_has_ended_meanwhile_is_not_held_by_an_idle_engine(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    with ServerProcess(tmp_path, store_settings()) as server:
+        manager = Managed(engine, server, tier={"timeout_seconds": 10.0})
+        manager("store", "first", [1, 2, 3])
+        manager("reset")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert manager("look_up", "aborted", [1, 2, 3], until="RETRY")["results"] == ["RETRY"] * 3
+            manager("settle")  # the step ends: the question is on its way
+            manager("finish", "aborted")
+            asked = manager("report")["hits"]
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        wait_until(  # and no step any more
+            lambda: bool(manager("report")["hits"] == asked + 3 and manager("report")["held"] == 0),
+            timeout_seconds=20,
+            what="what was found to be let go of",
+        )
+        manager.close()
+
+
 def test_a_load_that_fails_makes_the_block_a_miss_and_the_request_goes_on(
     engine: EngineProcess, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

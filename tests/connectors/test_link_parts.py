@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +9,10 @@ import pytest
 from fakes import ManualClock
 
 from kvobj.client.session import Pin
-from kvobj.connectors.helpers import Helpers
 from kvobj.connectors.holds import Holds
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.outage import Outage, Turn
-from kvobj.errors import ConfigurationError, InvalidRequestError, UnavailableError
+from kvobj.errors import ConfigurationError, InvalidRequestError
 
 PLACE: dict[str, object] = {"endpoint": "http://127.0.0.1:9000", "bucket": "cache"}
 KEYS: dict[str, object] = {"access_key": "A", "secret_key": "S"}
@@ -102,32 +99,6 @@ class TestOutage:
         assert [outage.failed(turn) for turn in turns] == [True, False, False, False]
         clock.advance(1.0)
         assert outage.turn() is Turn.PROBE, "the rest did not double"
-
-
-class TestHelpers:
-    def test_a_batch_that_meets_the_close_is_told_so_and_what_has_begun_of_it_ends_first(self) -> None:
-        helpers, may_go, ended = Helpers(2), threading.Event(), threading.Event()
-
-        def begun() -> None:
-            may_go.wait(10)
-            ended.set()
-
-        class ClosedInBetween(list[Callable[[], None]]):
-            """The pool is closed while its second part is about to be given to it."""
-
-            def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as `list` has it
-                return map(self.part, range(2)) if isinstance(index, slice) else super().__getitem__(index)
-
-            def part(self, index: int) -> Callable[[], None]:
-                if index:
-                    helpers.close()
-                    threading.Timer(0.05, may_go.set).start()
-                return begun
-
-        parts = ClosedInBetween([lambda: None] * 3)
-        with pytest.raises(UnavailableError, match="closed"):
-            helpers.run(parts, taken=helpers.take(2))
-        assert ended.is_set(), "it goes on writing behind its caller's back"
 
 
 class TestHolds:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
+from typing import Any
 
 import pytest
+from forked import in_child
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -196,6 +198,30 @@ class TestTasks:
         may_end.set()
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
         assert [runner.take(number) for number in numbers] == [1, -3, -4]
+
+    def test_in_a_forked_process_every_task_fails_and_none_waits(self) -> None:
+        runner, done = self.runner(threads=1)
+        begun, may_end = threading.Event(), threading.Event()
+
+        def slow() -> int:
+            begun.set()
+            may_end.wait(WAIT_SECONDS)
+            return 1
+
+        number = runner.submit(2, slow)
+        assert begun.wait(WAIT_SECONDS)
+
+        def used() -> bool:
+            failed = runner.submit(3, lambda: 1)
+            runner.close(time.monotonic() + WAIT_SECONDS)
+            return (runner.take(number), runner.take(failed)) == (None, -3)
+
+        with runner._lock:  # as another thread may have it at that moment
+            assert in_child(used)
+        may_end.set()
+        assert done.acquire(timeout=WAIT_SECONDS)
+        assert runner.take(number) == 1
+        runner.close(time.monotonic() + WAIT_SECONDS)
 
     def test_a_task_behind_the_close_of_its_event_fails_and_raises_nothing(self) -> None:
         runner = TaskRunner("test", threads=1, failure=lambda size: -size, notify=lambda: os.eventfd_write(-1, 1))
@@ -442,3 +468,27 @@ class TestHelpers:
             assert ended.is_set()
         assert helpers.take(2) == 1
         helpers.close()
+
+    def test_a_batch_that_meets_the_close_is_told_so_and_what_has_begun_of_it_ends_first(self) -> None:
+        helpers, may_go, ended = Helpers(2), threading.Event(), threading.Event()
+
+        def begun() -> None:
+            may_go.wait(10)
+            ended.set()
+
+        class ClosedInBetween(list[Callable[[], None]]):
+            """The pool is closed while its second part is about to be given to it."""
+
+            def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as `list` has it
+                return map(self.part, range(2)) if isinstance(index, slice) else super().__getitem__(index)
+
+            def part(self, index: int) -> Callable[[], None]:
+                if index:
+                    helpers.close()
+                    threading.Timer(0.05, may_go.set).start()
+                return begun
+
+        parts = ClosedInBetween([lambda: None] * 3)
+        with pytest.raises(UnavailableError, match="closed"):
+            helpers.run(parts, taken=helpers.take(2))
+        assert ended.is_set(), "it goes on writing behind its caller's back"

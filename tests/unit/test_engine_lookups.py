@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import pytest
+from forked import in_child
 
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.lookups import TOUCH_SECONDS, Lookups
@@ -26,7 +27,7 @@ class Link:
         self.ran: list[list[str]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.idle = threading.Condition()
+        self.let_go = threading.Event()
 
     def hold(self, names: Sequence[str]) -> list[bool]:
         self.asked.append(list(names))
@@ -43,6 +44,7 @@ class Link:
     def release(self, names: Sequence[str]) -> None:
         for name in names:
             self.held.remove(name)
+            self.let_go.set()
 
     def report(self) -> dict[str, object]:
         return {"held": len(self.held)}
@@ -108,11 +110,11 @@ def test_a_hit_is_held_until_the_last_request_that_wants_it_has_ended(lookups: L
     link.stored = {"key-0"}
     assert answered(lookups, KEYS[0], "one")
     assert answered(lookups, KEYS[0], "two")
-    lookups.forget("one")
+    lookups.ended("one")
     assert link.held == ["key-0"]
-    lookups.forget("two")
+    lookups.ended("two")
     assert not link.held
-    lookups.forget("two")
+    lookups.ended("two")
 
 
 def test_a_failed_load_is_a_miss_for_those_who_asked_and_a_question_for_those_who_come(
@@ -126,13 +128,13 @@ def test_a_failed_load_is_a_miss_for_those_who_asked_and_a_question_for_those_wh
     assert answered(lookups, KEYS[0], "two")
     assert lookups.ask(KEYS[0], "one") is False
     assert link.held == ["key-0"]
-    lookups.forget("two")
+    lookups.ended("two")
     assert not link.held  # the other one has no use for it
     assert lookups.ask(KEYS[0], "one") is False
     assert answered(lookups, KEYS[0], "three")
-    lookups.forget("one")
+    lookups.ended("one")
     assert link.held == ["key-0"]
-    lookups.forget("three")
+    lookups.ended("three")
     assert not link.held
 
 
@@ -163,11 +165,39 @@ def test_who_ends_before_the_answer_leaves_nothing_held(lookups: Lookups, link: 
     lookups.ask(KEYS[1], "one")
     lookups.flush()
     lookups.ask(KEYS[2], "one")  # never sent
-    lookups.forget("one")
+    lookups.ended("one")
     link.may_answer.set()
     assert not answered(lookups, KEYS[3], "two")
     assert not link.held
     assert all("key-2" not in names for names in link.asked)
+
+
+def test_what_an_ended_request_wanted_is_let_go_of_though_nobody_asks_again(lookups: Lookups, link: Link) -> None:
+    link.stored = {"key-0"}
+    link.may_answer.clear()
+    lookups.ask(KEYS[0], "one")
+    lookups.flush()
+    lookups.ended("one")
+    link.may_answer.set()
+    assert link.let_go.wait(10), "an idle engine would keep its pin"
+    assert not link.held
+
+
+def test_in_a_forked_process_every_question_is_a_miss_at_once(lookups: Lookups, link: Link) -> None:
+    link.stored = {"key-0", "key-1"}
+    assert answered(lookups, KEYS[0], "one")
+
+    def used() -> bool:
+        found = [lookups.ask(key, "one") for key in KEYS]
+        lookups.flush()
+        lookups.ended("one")
+        lookups.close()
+        return found == [False] * 4 and link.held == ["key-0"]
+
+    with lookups._lock:  # as its thread may have it at that moment
+        assert in_child(used)
+    assert lookups.ask(KEYS[0], "one")
+    assert answered(lookups, KEYS[1], "two")
 
 
 def test_what_is_used_elsewhere_is_told_now_and_then(lookups: Lookups, link: Link, clock: Clock) -> None:
@@ -223,6 +253,34 @@ def test_loads_go_before_stores_and_a_store_that_waited_too_long_is_given_up() -
     transfers.drain()
     assert [(ended.job, ended.copied) for ended in transfers.finished()] == [(1, [True]), (3, [True]), (2, [False])]
     assert order == ["load"]
+    transfers.close()
+
+
+def test_in_a_forked_process_every_job_has_failed_and_nothing_waits_for_it() -> None:
+    may_go, is_in = threading.Event(), threading.Event()
+
+    def copies() -> Sequence[bool]:
+        is_in.set()
+        may_go.wait(10)
+        return [True]
+
+    transfers = Transfers(threads=1, store_wait_seconds=60.0)
+    transfers.submit(1, [Piece(1, copies)], is_load=True)
+    transfers.submit(2, [Piece(1, copies)], is_load=True)
+    assert is_in.wait(10)
+
+    def used() -> bool:
+        transfers.submit(3, [Piece(1, copies)], is_load=False)
+        transfers.drain()
+        ended = [(ended.job, ended.copied) for ended in transfers.finished()]
+        transfers.close()
+        return ended == [(1, [False]), (2, [False]), (3, [False])]
+
+    with transfers._changed:  # as one of its threads may have it at that moment
+        assert in_child(used)
+    may_go.set()
+    transfers.drain()
+    assert [(ended.job, ended.copied) for ended in transfers.finished()] == [(1, [True]), (2, [True])]
     transfers.close()
 
 

@@ -21,6 +21,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
+from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.line import Outcome
 from kvobj.connectors.link import StoreLink
@@ -66,6 +67,11 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         self._usage_at = float("-inf")
         self._usage_asking = threading.Lock()
         self._is_closed = False
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: a lock may be held by a thread that is not there."""
+        self._sizes_lock, self._usage_asking = threading.Lock(), threading.Lock()
 
     # -- events --------------------------------------------------------------------------------------------------
     def get_store_event_fd(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from kvobj.client.forking import forget_in_child
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.lmcache.engine_chunks import EngineChunks, give_back
@@ -79,6 +80,11 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
             metadata_bytes=self.remote_metadata_bytes,
             is_shared_by_ranks=bool(is_shared and metadata.use_mla and metadata.world_size > 1),
         )
+        self.forget()
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: a pool whose threads are not there would never come to what it is given."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvobj-lmcache")
 
     # -- what is stored ------------------------------------------------------------------------------------------

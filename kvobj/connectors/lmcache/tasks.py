@@ -11,6 +11,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvobj.client.forking import forget_in_child
+
 _LOG: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ class TaskRunner(Generic[T]):
     Each task has its result: what it returned, or `failure(task's size)` where it raised, which is logged. `notify` is called once
     the result can be had. Tasks that have not begun when it closes fail. What is to be done `then`, by the same thread once the
     result was told of, is left out where other tasks wait or the task has failed.
+
+    In a forked child, which has no such threads, every task fails.
     """
 
     def __init__(self, name: str, *, threads: int, failure: Callable[[int], T], notify: Callable[[], None]) -> None:
@@ -44,12 +48,20 @@ class TaskRunner(Generic[T]):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._is_closed = False
+        forget_in_child(self)
         self._threads = [
             threading.Thread(target=self._run, args=(waker,), name=f"kvobj-{name}-{number}", daemon=True)
             for number, waker in enumerate(self._wakers)
         ]
         for thread in self._threads:
             thread.start()
+
+    def forget(self) -> None:
+        """See `ForgetsInChild`: what was submitted is the parent's."""
+        self._lock = threading.Lock()
+        self._is_closed = True
+        self._waiting.clear()
+        self._results = {}
 
     def submit(self, size: int, run: Callable[[], T], *, then: Callable[[], None] | None = None) -> int:
         """The number of the task. `size`: how many chunks it is about. `then` raises nothing."""
