@@ -18,11 +18,22 @@ from typing import Any, Final
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
+from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from kvobj.client.kv_values import ROOT, NewChunk
-from kvobj.connectors.engine_namespace import EngineChunks, link_settings
+from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.sglang_memory import Page, all_of, batches, is_packed, page_buffers, tensor_bytes, unpack
+from kvobj.connectors.sglang_memory import (
+    Page,
+    all_of,
+    batches,
+    is_packed,
+    page_buffers,
+    page_facts,
+    tensor_bytes,
+    unpack,
+)
 from kvobj.connectors.sglang_pages import (
     PARTS_MAX,
     Verdict,
@@ -37,8 +48,13 @@ _LOG: Final = logging.getLogger("kvobj.connectors.sglang")
 _OWN_SETTINGS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "chains"})
 """Those of SGLang's factory and controller, and `chains`."""
 _KV: Final = "kv"
-_RANKED_POOLS: Final = frozenset({"mamba", "draft", "draft_swa"})
-"""State that each rank has a share of, also where the KV itself is the same on all of them (MLA)."""
+_RANKED_POOLS: Final[Mapping[str, tuple[type, ...]]] = {
+    "mamba": (),
+    "draft": (MLATokenToKVPoolHost,),
+    "draft_swa": (MLATokenToKVPoolHost, DeepSeekV4PagedHostPool),
+}
+"""State that each rank has a share of, also where the KV itself is the same on all of them (MLA), but for pools of these classes,
+which are the same on all ranks as well, and which SGLang has one rank write (`MooncakeStore._get_hybrid_page_component_keys`)."""
 _TRAILING_PAGES_MAX: Final = 1024
 """How far back from the end of a prefix states that exist at some pages only are looked for."""
 _DELETED_AT_ONCE: Final = 1000
@@ -65,6 +81,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         self._parts = 1
         self._is_logical = False
         self.registered_pools: dict[str, Any] = {}
+        self._pool_digests: dict[str, str] = {}
         self._link = StoreLink(
             self._settings({}, chunk_tokens=1), log=_LOG
         )  # until the memory is known: tells wrong settings
@@ -92,8 +109,11 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         _LOG.info("pages go to namespace %s at %s", self._link.settings.namespace, self._link.settings.endpoint)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
-        """A pool beside it (states, indexers, sliding windows, drafts)."""
-        self.registered_pools[_text(host_pool_name)] = host_pool
+        """A pool beside it (states, indexers, sliding windows, drafts). What its pages hold is in the names of its chunks: the
+        namespace is declared before pools are known, and says nothing of them."""
+        name = _text(host_pool_name)
+        self.registered_pools[name] = host_pool
+        self._pool_digests[name] = fact_digest(page_facts(host_pool, _page_size(host_pool)))
 
     def on_host_pools_registered(self) -> None:
         """Nothing waits for it: pools may come later, too."""
@@ -250,10 +270,15 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         )
 
     def _names(self, key: str, pool: str, parts: int) -> list[str]:
-        is_ranked = pool in _RANKED_POOLS and self.storage_config.is_mla_model
-        rank = f"tp{self.storage_config.tp_rank}of{self.storage_config.tp_size}" if is_ranked else ""
-        form = "page" if pool == _KV and not self._is_zero_copy else ""
-        return part_names(key, "" if pool == _KV else pool, rank, form, parts)
+        if pool == _KV:
+            return part_names(key, "", "", "" if self._is_zero_copy else "page", parts)
+        replicated = _RANKED_POOLS.get(pool)
+        is_ranked = self.storage_config.is_mla_model and replicated is not None
+        if is_ranked and not isinstance(self.registered_pools.get(pool), replicated or ()):
+            rank = f"tp{self.storage_config.tp_rank}of{self.storage_config.tp_size}"
+        else:
+            rank = ""
+        return part_names(key, f"{pool}-{self._pool_digests.get(pool, '')}", rank, "", parts)
 
     def _prefix(self, extra_info: Any) -> list[str]:  # noqa: ANN401 - SGLang's HiCacheStorageExtraInfo
         """SGLang's keys of the pages before, where pages hang under them."""

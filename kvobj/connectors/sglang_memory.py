@@ -71,6 +71,34 @@ def page_buffers(host_pool: Any, indices: torch.Tensor, count: int) -> list[list
     return [rooms[at : at + each] for at in range(0, len(rooms), each)]
 
 
+def page_facts(host_pool: Any, page_size: int) -> dict[str, object]:  # noqa: ANN401 - SGLang's
+    """What bytes of a pool's pages mean: two pools that differ in it must not read each other's, and two that do not differ may,
+    however much memory they have. Raises nothing: of a layout that the pool cannot tell there are no sizes, and no pages either."""
+    try:
+        sizes = [len(room) for room in page_buffers(host_pool, torch.arange(page_size), 1)[0]]
+    except Exception:  # noqa: BLE001 - SGLang's own pools refuse some layouts
+        sizes = []
+    values = getattr(host_pool, "__dict__", {})
+    dtypes = {name: told for name, value in sorted(values.items()) if (told := _dtypes(name, value))}
+    return {
+        "page_size": page_size,
+        "sizes": sizes,
+        "layout": str(getattr(host_pool, "layout", "")),
+        "layers": int(getattr(host_pool, "layer_num", 0) or getattr(host_pool, "num_mamba_layers", 0) or 0),
+        "dtypes": dtypes,
+    }
+
+
+def _dtypes(name: str, value: object) -> list[str]:
+    """The data types that an attribute of a pool tells of: one by name (`temporal_dtype`), or those of its buffers."""
+    if isinstance(value, torch.dtype):
+        return [str(value)]
+    if not name.endswith(("buffer", "buffers")) or "staging" in name:
+        return []
+    tensors = value if isinstance(value, list | tuple) else [value]
+    return [str(each.dtype) for each in tensors if isinstance(each, torch.Tensor)]
+
+
 def memory_at(address: int, size_bytes: int) -> memoryview:
     """Memory of this process, writable. Who asks knows that it is there, and for how long."""
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")

@@ -177,6 +177,44 @@ def test_states_beside_the_pages_say_which_prefixes_can_be_restored(
     assert backend.ask("digests", slots=[9], pool="mamba") == states[1:]
 
 
+@pytest.mark.parametrize(("kind", "is_shared"), [("mla", True), ("mha", False)])
+def test_a_draft_of_a_latent_model_is_shared_by_ranks_where_it_is_the_same_on_all_of_them(
+    engine: EngineProcess, server: ServerProcess, kind: str, *, is_shared: bool
+) -> None:
+    writer, reader = (
+        Backend(engine, server, rank=rank, ranks=2, mla=True, model=f"example/draft-{kind}") for rank in (0, 1)
+    )
+    for each in (writer, reader):
+        each.ask("add_pool", pool="draft", kind=kind)
+    pages, slots = [1, 2, 3], [0, 1, 2]
+    writer.ask("fill", pages=pages, slots=slots)
+    written = writer.ask("fill", pages=pages, slots=slots, pool="draft")
+    assert writer.ask("set_pool", pool="draft", pages=pages, slots=slots) == [True] * 3
+    assert writer.ask("set_v1", pages=pages, slots=slots) == [True] * 3
+    for each, found in ((writer, True), (reader, is_shared)):
+        told = each.ask("exists_v2", pages=pages, policy="all_pages", count=3, pool="draft")
+        assert told["lengths"] == ([1, 2, 3] if found else [])
+    assert reader.ask("get_pool", pool="draft", pages=pages, slots=[4, 5, 6]) == [is_shared] * 3
+    if is_shared:
+        assert reader.ask("digests", slots=[4, 5, 6], pool="draft") == written
+
+
+def test_states_of_another_data_type_are_other_states_and_those_of_more_memory_are_not(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    half, brain, larger = (Backend(engine, server, model="example/states") for _ in range(3))
+    half.ask("add_pool", pool="mamba", kind="mamba", dtype="float16")
+    brain.ask("add_pool", pool="mamba", kind="mamba", dtype="bfloat16")
+    larger.ask("add_pool", pool="mamba", kind="mamba", dtype="float16", capacity=128)
+    written = half.ask("fill", pages=[1], slots=[0], pool="mamba")
+    assert half.ask("set_pool", pool="mamba", pages=[1], slots=[0]) == [True]
+    before = brain.ask("digests", slots=[3], pool="mamba")
+    assert brain.ask("get_pool", pool="mamba", pages=[1], slots=[3]) == [False]
+    assert brain.ask("digests", slots=[3], pool="mamba") == before
+    assert larger.ask("get_pool", pool="mamba", pages=[1], slots=[3]) == [True]
+    assert larger.ask("digests", slots=[3], pool="mamba") == written
+
+
 def test_indices_that_do_not_fit_are_misses_and_touch_nothing(engine: EngineProcess, server: ServerProcess) -> None:
     backend = Backend(engine, server, model="example/misfit")
     before = backend.ask("digests", slots=[0])

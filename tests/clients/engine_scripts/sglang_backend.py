@@ -95,10 +95,11 @@ def mla_pool(layout: str, dtype: torch.dtype) -> Any:  # noqa: ANN401
     )
 
 
-def mamba_pool() -> Any:  # noqa: ANN401
-    """Host memory for states, one a page where a prefix may end."""
-    info = MambaStateBufferInfo(temporal=torch.zeros(LAYERS, 64, 8, 8), conv=(torch.zeros(LAYERS, 64, 4, 6),))
-    return MambaPoolHost(info, 2.0, 0, device_capacity=64, pin_memory=False, layout="page_first")
+def mamba_pool(dtype: torch.dtype = torch.float32, capacity: int = 64) -> Any:  # noqa: ANN401
+    """Host memory for states, one a page where a prefix may end; `dtype` as `--mamba-ssm-dtype` says."""
+    temporal, conv = torch.zeros(LAYERS, capacity, 8, 8, dtype=dtype), torch.zeros(LAYERS, capacity, 4, 6)
+    info = MambaStateBufferInfo(temporal=temporal, conv=(conv,))
+    return MambaPoolHost(info, 2.0, 0, device_capacity=capacity, pin_memory=False, layout="page_first")
 
 
 def open_backend(
@@ -137,6 +138,17 @@ def open_backend(
     backend.on_host_pools_registered()
     backends[name], pools[name] = backend, found
     return {"namespace": backend.report()["namespace"]}
+
+
+def add_pool(name: str, pool: str, kind: str, dtype: str = "bfloat16", capacity: int = 64) -> None:
+    """Register one more pool: states, or the KV of a draft model with heads or with latents."""
+    made = getattr(torch, dtype)
+    pools[name][pool] = {
+        "mamba": lambda: mamba_pool(made, capacity),
+        "mha": lambda: mha_pool("page_first", made),
+        "mla": lambda: mla_pool("page_first", made),
+    }[kind]()
+    backends[name].register_mem_host_pool_v2(pools[name][pool], PoolName(pool))
 
 
 def key_of(page: int) -> str:
@@ -217,13 +229,35 @@ def get_v2(name: str, **which: list[int]) -> dict[str, list[bool]]:
     return {pool.value: done for pool, done in backends[name].batch_get_v2(transfers(**which)).items()}
 
 
+def set_pool(name: str, pool: str, pages: list[int], slots: list[int]) -> list[bool]:
+    """`batch_set_v2` of one pool."""
+    return list(backends[name].batch_set_v2([transfer_of(name, pool, pages, slots)])[PoolName(pool)])
+
+
+def get_pool(name: str, pool: str, pages: list[int], slots: list[int]) -> list[bool]:
+    """`batch_get_v2` of one pool."""
+    return list(backends[name].batch_get_v2([transfer_of(name, pool, pages, slots)])[PoolName(pool)])
+
+
+def transfer_of(name: str, pool: str, pages: list[int], slots: list[int]) -> PoolTransfer:
+    """Pages of a pool and where they lie in its memory."""
+    rows = rows_of(slots, pools[name][pool].page_size)
+    return PoolTransfer(PoolName(pool), host_indices=rows, keys=[key_of(page) for page in pages])
+
+
 def exists_v2(  # noqa: PLR0917 - a command's fields
-    name: str, pages: list[int], policy: str, count: int = 1, block_pages: int = 0, group_pages: int = 0
+    name: str,
+    pages: list[int],
+    policy: str,
+    count: int = 1,
+    block_pages: int = 0,
+    group_pages: int = 0,
+    pool: str = "mamba",
 ) -> dict[str, Any]:
     """`batch_exists_v2` with one more pool; `count` is how many pages its transfer names."""
     keys = [key_of(page) for page in pages]
     transfer = PoolTransfer(
-        PoolName.MAMBA,
+        PoolName(pool),
         keys=keys[:count],
         hit_policy=PoolHitPolicy(policy),
         block_pages=block_pages,
@@ -232,7 +266,7 @@ def exists_v2(  # noqa: PLR0917 - a command's fields
     found = backends[name].batch_exists_v2(keys, [transfer])
     return {
         "pages": found.kv_hit_pages,
-        "reach": {pool.value: count for pool, count in found.extra_pool_hit_pages.items()},
+        "reach": {each.value: pages for each, pages in found.extra_pool_hit_pages.items()},
         "lengths": found.restorable_prefix_pages,
     }
 
@@ -341,6 +375,7 @@ def close(name: str) -> None:
 
 COMMANDS = (
     *(fill, digests, set_v1, get_v1, exists, set_v2, get_v2, exists_v2, set_pages, get_pages, control, misfit),
+    *(add_pool, set_pool, get_pool),
     *(stats, report, clear, close),
 )
 
