@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from blake3 import blake3
 
 from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
-from kvobj.client.kv_values import DEFAULT, RAW, Name, Namespace, NewChunk, ReadChunk, StoredBytes, StoredChunk
+from kvobj.client.kv_values import (
+    DEFAULT,
+    RAW,
+    Name,
+    Namespace,
+    NewChunk,
+    ReadChunk,
+    StoredBytes,
+    StoredChunk,
+    parent_text,
+)
 from kvobj.client.same_host import Held, SameHost
 from kvobj.client.views import ChunkView
-from kvobj.errors import CorruptionError, KvobjError, UnavailableError
+from kvobj.errors import CorruptionError, InvalidChunkIdError, KvobjError, UnavailableError
 from kvobj.same_host.messages import KEYS_MAX
 
 OPENED_AT_ONCE: Final = 64
@@ -137,11 +148,11 @@ class ChunkBytes:
 
     def open_ahead(self, names: Sequence[Name], namespace: Namespace, *, seconds: float) -> None:
         """See `KvClient.open_ahead`."""
-        self._same_host.open_ahead([namespace.key_of(name) for name in names], seconds=seconds)
+        self._same_host.open_ahead(list(_names_of(namespace, names)), seconds=seconds)
 
     def drop_ahead(self, names: Sequence[Name], namespace: Namespace) -> None:
         """See `KvClient.drop_ahead`."""
-        self._same_host.drop_ahead([namespace.key_of(name) for name in names])
+        self._same_host.drop_ahead(list(_names_of(namespace, names)))
 
     def _fill_many(
         self, held: Held, places: Sequence[int], rooms: Sequence[memoryview], sizes: list[int | None]
@@ -305,11 +316,11 @@ class ChunkBytes:
     # -- writing -------------------------------------------------------------------------------------------------
     def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
         """See `KvClient.put_chunk`."""
-        key = namespace.key_of(chunk.id)
+        key, parent = namespace.key_of(chunk.id), parent_text(namespace, chunk.parent)
         until = self._until(None)
         # Of a key without a namespace the server finds it by the key's front, which a batch does not.
         if namespace is not DEFAULT or "/" not in key:
-            renamed = replace(chunk, id=_text(chunk.id), parent=None if chunk.parent is None else _text(chunk.parent))
+            renamed = replace(chunk, id=_text(chunk.id), parent=parent)
             stored = self._same_host.store(namespace.name, [renamed], durability=durability)
             if stored is not None:
                 (outcome,) = stored
@@ -322,6 +333,7 @@ class ChunkBytes:
         self, namespace: Namespace, chunks: Sequence[NewChunk], *, durability: str | None
     ) -> list[StoredChunk | KvobjError]:
         """See `KvClient.mput`."""
+        namespace.check_names(chunks)
         until = self._until(None)
         stored = self._same_host.store(namespace.name, chunks, durability=durability)
         if stored is not None:
@@ -333,6 +345,15 @@ class ChunkBytes:
         self, namespace: Namespace, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
     ) -> list[list[StoredChunk | KvobjError] | KvobjError]:
         """See `KvClient.mput_batches`."""
+        refused = [_refusal(namespace, chunks) for chunks in batches]
+        sound = [chunks for chunks, refusal in zip(batches, refused, strict=True) if refusal is None]
+        told = iter(self._put_sound(namespace, sound, durability=durability))
+        return [next(told) if refusal is None else refusal for refusal in refused]
+
+    def _put_sound(
+        self, namespace: Namespace, batches: Sequence[Sequence[NewChunk]], *, durability: str | None
+    ) -> list[list[StoredChunk | KvobjError] | KvobjError]:
+        """`put_batches` of chunks whose names are known to be some."""
         answers: list[list[StoredChunk | KvobjError] | KvobjError] = []
         away: KvobjError | None = None
         until = self._until(None)
@@ -357,6 +378,22 @@ class ChunkBytes:
 def _check_digest(view: memoryview, digest: bytes | None) -> None:
     if digest is not None and blake3(view).digest() != digest:
         raise CorruptionError("the bytes that came are not those that were stored", size_bytes=len(view))
+
+
+def _refusal(namespace: Namespace, chunks: Sequence[NewChunk]) -> InvalidChunkIdError | None:
+    """Why a batch is not sent; None: it is."""
+    try:
+        namespace.check_names(chunks)
+    except InvalidChunkIdError as error:
+        return error
+    return None
+
+
+def _names_of(namespace: Namespace, names: Sequence[Name]) -> Iterator[str]:
+    """The keys of those that are names."""
+    for name in names:
+        with suppress(InvalidChunkIdError):
+            yield namespace.key_of(name)
 
 
 def _pins(pin: bytes | None) -> tuple[bytes | None, ...]:

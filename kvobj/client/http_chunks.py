@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
@@ -21,9 +21,11 @@ from kvobj.client.kv_values import (
     StoredBytes,
     StoredChunk,
     check_writable,
+    fits_header,
+    parent_text,
 )
 from kvobj.client.transport import MSGPACK, Fetched, Transport, read_answer
-from kvobj.errors import InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
+from kvobj.errors import InvalidChunkIdError, InvalidRequestError, KvobjError, NoSuchKeyError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
 
 _OK: Final = 200
@@ -123,16 +125,23 @@ class HttpChunks:
         self, namespace: Namespace, chunk: NewChunk, *, durability: str | None, timeout_seconds: float | None = None
     ) -> StoredChunk:
         """PUT one chunk."""
-        parent = chunk.parent
+        key, parent = namespace.key_of(chunk.id), parent_text(namespace, chunk.parent)
+        if parent is not None and not fits_header(parent):
+            if namespace is DEFAULT and "/" in key:
+                raise InvalidChunkIdError(
+                    "no header carries the parent's name, and the key may be another namespace's: name the namespace, or use mput",
+                    parent=parent,
+                )
+            return self._put_by_batch(namespace, chunk, parent, durability=durability, timeout_seconds=timeout_seconds)
         place = {
             "x-kvobj-namespace": None if namespace is DEFAULT else namespace.name,
-            "x-kvobj-parent": parent.hex() if isinstance(parent, bytes) else parent,
+            "x-kvobj-parent": parent,
             "x-kvobj-tokens": None if chunk.tokens is None else str(chunk.tokens),
             "x-kvobj-durability": durability,
         }
         headers = {header: value for header, value in place.items() if value is not None}
         body = [memoryview(chunk.data).cast("B")]
-        path = f"{self._path}/{namespace.key_of(chunk.id)}"
+        path = f"{self._path}/{key}"
         with self._transport.open("PUT", path, headers=headers, body=body, timeout_seconds=timeout_seconds) as answer:
             if answer.status != _OK:  # a redirect, for one, has stored nothing
                 raise UnavailableError("the answer is none to a chunk that was put", status=answer.status)
@@ -148,6 +157,23 @@ class HttpChunks:
             etag=told.get("etag", "").strip('"'),
             digest=_digest_of(told.get("x-kvobj-digest")),
         )
+
+    def _put_by_batch(
+        self,
+        namespace: Namespace,
+        chunk: NewChunk,
+        parent: str,
+        *,
+        durability: str | None,
+        timeout_seconds: float | None,
+    ) -> StoredChunk:
+        """As `put`, of a chunk whose parent no header carries: a batch has names in its body."""
+        name = chunk.id.hex() if isinstance(chunk.id, bytes) else chunk.id
+        named = replace(chunk, id=name, parent=parent)
+        (outcome,) = self.mput(namespace.name, [named], durability=durability, timeout_seconds=timeout_seconds)
+        if isinstance(outcome, KvobjError):
+            raise outcome
+        return outcome
 
     def mget(
         self,

@@ -29,6 +29,8 @@ from kvobj.client.kv_values import (
     StoredBytes,
     StoredChunk,
     StoredPart,
+    fits_header,
+    parent_text,
 )
 from kvobj.client.opened_ahead import AHEAD_SECONDS
 from kvobj.client.pin_ledger import Statement
@@ -37,7 +39,7 @@ from kvobj.client.same_host import SameHost
 from kvobj.client.same_host_lane import GrantAnswer
 from kvobj.client.transport import MSGPACK, Transport
 from kvobj.client.views import ChunkView
-from kvobj.errors import InvalidRequestError, KvobjError, UnavailableError
+from kvobj.errors import InvalidChunkIdError, InvalidRequestError, KvobjError, UnavailableError
 from kvobj.ids.chunk_ids import Tokens, token_bytes
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -123,7 +125,9 @@ class KvClient:
 
     def is_answered(self, *, timeout_seconds: float) -> bool:
         """Whether the server answers at this moment, whatever it says: a call that moves nothing, on a connection that no transfer
-        has to give back first. What other calls wait for, room for their bytes for one, it does not wait for. Raises nothing."""
+        has to give back first. What other calls wait for, room for their bytes for one, it does not wait for. Raises nothing but
+        `InvalidRequestError` for a timeout that is no number."""
+        timeout_seconds = bounded_seconds(timeout_seconds)
         document = {"namespace": DEFAULT.name, "ids": []}
         query = (("match", ""),)
         try:
@@ -261,7 +265,8 @@ class KvClient:
         them in memory and may keep them there, and the read asks nobody. Elsewhere this does nothing. It counts as a read.
 
         The bytes that are read are then those of now, also where a DELETE hides them before. Each is read so once, within so many
-        seconds, at most `opened_ahead.AHEAD_SECONDS`; `drop_ahead` where that is not going to happen. Raises nothing.
+        seconds, at most `opened_ahead.AHEAD_SECONDS`; `drop_ahead` where that is not going to happen. Raises nothing: what is no
+        name is left out, and refused where it is read.
         """
         self._bytes.open_ahead(names, namespace, seconds=seconds)
 
@@ -283,17 +288,25 @@ class KvClient:
     ) -> StoredPart:
         """Store part `(index, count)` of a chunk, along the namespace's `part_axis`; index counts from 0. The chunk is visible once
         all are there, in whatever order and by whichever writers. The parent may be coming in parts itself; where it is not whole
-        when the last part is there, that part is refused (`ParentNotFoundError`) and is put again later. `LayoutMismatchError`
-        where the writers do not agree; else as `put_chunk`."""
+        when the last part is there, that part is refused (`ParentNotFoundError`) and is put again later. A parent's
+        name goes in a header here: `InvalidChunkIdError` for one that is not printable ASCII, or has a space at either end.
+        `LayoutMismatchError` where the writers do not agree; else as `put_chunk`."""
+        key, parent = namespace.key_of(name), parent_text(namespace, parent)
+        if parent is not None and not fits_header(parent):
+            raise InvalidChunkIdError(
+                "no header carries the parent's name, which is to be printable ASCII without a space at either end: put the chunk "
+                "whole, by put_chunk or mput",
+                parent=parent,
+            )
         place = {
             "x-kvobj-namespace": namespace.name,
-            "x-kvobj-parent": parent.hex() if isinstance(parent, bytes) else parent,
+            "x-kvobj-parent": parent,
             "x-kvobj-tokens": None if tokens is None else str(tokens),
             "x-kvobj-part": f"{part[0]}/{part[1]}",
             "x-kvobj-durability": durability,
         }
         headers = {header: value for header, value in place.items() if value is not None}
-        path = f"{self._path}/{namespace.key_of(name)}"
+        path = f"{self._path}/{key}"
         with self._transport.open("PUT", path, headers=headers, body=[memoryview(data).cast("B")]) as answer:
             answer.read()
             return stored_part(answer)

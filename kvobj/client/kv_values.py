@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ ROOT: Final = "root"
 """The parent of a first chunk."""
 
 _HEX_ID: Final = re.compile("[0-9a-f]{64}")
+_HEADER_TEXT: Final = re.compile("[!-~](?:[ -~]*[!-~])?")
 
 
 class Namespace(msgspec.Struct, frozen=True):
@@ -67,7 +68,18 @@ class Namespace(msgspec.Struct, frozen=True):
             name = name.hex()
         else:
             self._check_text(name)
-        return name if self.ids == "kvobj" or self.name == DEFAULT_NAME else f"{self.name}/{name}"
+        key = name if self.ids == "kvobj" or self.name == DEFAULT_NAME else f"{self.name}/{name}"
+        if ".." in key:
+            _check_depth(key)
+        return key
+
+    def check_names(self, chunks: Iterable[NewChunk]) -> None:
+        """`InvalidChunkIdError` where the name of one of these, or of its parent, is none."""
+        for chunk in chunks:
+            if not _is_raw_id(chunk.id):  # as most are
+                self.key_of(chunk.id)
+            if chunk.parent is not None and not _is_raw_id(chunk.parent):
+                parent_text(self, chunk.parent)
 
     def _check_text(self, name: str) -> None:
         """The empty key is the bucket itself, and what is no id of kvobj's lies in another namespace."""
@@ -78,6 +90,8 @@ class Namespace(msgspec.Struct, frozen=True):
                 raise InvalidChunkIdError("a chunk id has 64 lower-case hex digits", name=name)
         elif not name:
             raise InvalidChunkIdError("a chunk's key is not empty")
+        elif "\0" in name:
+            raise InvalidChunkIdError("a chunk's key has no NUL", name=name)
         else:
             check_writable(name)
 
@@ -87,6 +101,10 @@ class Namespace(msgspec.Struct, frozen=True):
         return self.ids == "kvobj"
 
 
+def _is_raw_id(name: Name) -> bool:
+    return isinstance(name, bytes) and len(name) == CHUNK_ID_BYTES
+
+
 def check_writable(key: str) -> None:
     """`InvalidChunkIdError` for a key that UTF-8 has no bytes for."""
     if not key.isascii():
@@ -94,6 +112,30 @@ def check_writable(key: str) -> None:
             key.encode()
         except UnicodeEncodeError as error:
             raise InvalidChunkIdError("a chunk's key is text that UTF-8 can write", reason=str(error)) from error
+
+
+def parent_text(namespace: Namespace, parent: Name | None) -> str | None:
+    """A parent as text: `ROOT`, the name with raw ids in hex, or None. `InvalidChunkIdError` for what no chunk is called."""
+    if parent is None or (isinstance(parent, str) and parent == ROOT):
+        return parent
+    namespace.key_of(parent)
+    return parent.hex() if isinstance(parent, bytes) else parent
+
+
+def fits_header(text: str) -> bool:
+    """Whether a header field carries a name as it is: printable ASCII, and no space at either end. Others are trimmed, or read in
+    another encoding than they were written in, on their way."""
+    return _HEADER_TEXT.fullmatch(text) is not None
+
+
+def _check_depth(key: str) -> None:
+    """`InvalidChunkIdError` for a key that climbs out of its bucket: no URL has it, since whoever normalises one would take it for
+    another bucket's."""
+    depth = 0
+    for segment in key.split("/"):
+        depth += -1 if segment == ".." else segment not in ("", ".")
+        if depth < 0:
+            raise InvalidChunkIdError("a chunk's key does not climb out of its bucket by '..'", name=key)
 
 
 DEFAULT_NAME: Final = "default"

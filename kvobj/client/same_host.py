@@ -219,7 +219,7 @@ class SameHost:
     def open_ahead(self, keys: Sequence[str], *, seconds: float) -> None:
         """Have the server show where chunks lie that `take_ahead` is going to be asked for within so many seconds. What it has not
         at hand, or no room to pin, is not shown, and nothing is where no connection is up and free. Bounds: `opened_ahead`."""
-        due = time.monotonic() + min(seconds, AHEAD_SECONDS)
+        due = time.monotonic() + min(AHEAD_SECONDS, seconds)  # in this order: of what is no number, the former
         turn, wanted = self._ahead.begin(keys)
         lane = self._take_idle() if wanted else None
         try:

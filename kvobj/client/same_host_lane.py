@@ -247,16 +247,20 @@ class Lane:
         self, request: Request | None, deadline: float, *, waits: bool = True, for_rooms: bool = False
     ) -> Reply | None:
         """Send what is asked, if anything is, and wait for the next answer unless told not to; `for_rooms`: until all rooms have
-        come that were asked for, of a lane that owes no answer. What it raises closes the lane."""
+        come that were asked for, of a lane that owes no answer. What it raises closes the lane, but for a request that cannot be
+        written: nothing of it was sent."""
         scope = current_scope()
         if scope is not None:
             deadline = min(deadline, scope.deadline)
+        asked = (
+            None if request is None else framed(encode(request))
+        )  # what cannot be written is the caller's fault alone
         try:
             if scope is not None:
                 scope.guard(self._abort)
-            if request is not None:
+            if asked is not None:
                 self._allow(deadline)
-                self._socket.sendall(self._releases() + framed(encode(request)))
+                self._socket.sendall(self._releases() + asked)
             return self._next_reply(deadline, for_rooms=for_rooms) if waits else None
         except (OSError, EOFError) as error:
             self.close()
