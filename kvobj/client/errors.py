@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -82,11 +82,11 @@ def answer_error(status: int, body: bytes, *, content_type: str = "", retry_afte
     return error_of(status, code, message, detail)
 
 
-def error_of(status: int, code: str, message: str, detail: Mapping[str, object]) -> KvobjError:
-    """The error of this code."""
+def error_of(status: int, code: str, message: str, detail: Mapping[Any, object]) -> KvobjError:
+    """The error of this code. Details without a name are left out."""
     fallback = InvalidRequestError if status < 500 else UnavailableError  # noqa: PLR2004 - where server errors begin
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, fallback)
-    data = {name: value for name, value in detail.items() if name not in ("message", "self")}
+    data = {name: value for name, value in detail.items() if isinstance(name, str) and name not in ("message", "self")}
     return kind(
         message[:_MESSAGE_LENGTH_MAX] or "the server refused", **data | {"code": code or "none", "status": status}
     )
@@ -98,7 +98,7 @@ def _told(body: bytes, content_type: str) -> tuple[str, str, Mapping[str, object
         error = document["error"]
         detail = error.get("detail")
         return str(error["code"]), str(error["message"]), detail if isinstance(detail, dict) else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         elements: dict[str, str] = dict(_XML_ELEMENTS.findall(body.decode("utf-8", "replace")))
         told: dict[str, object] = {}
         if "Parent" in elements:

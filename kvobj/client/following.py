@@ -10,6 +10,7 @@ from typing import Final
 from blake3 import blake3
 
 from kvobj.client.call_scope import pause
+from kvobj.client.http_chunks import new_room
 from kvobj.client.incoming import Incoming
 from kvobj.client.kv_values import StoredPart
 from kvobj.client.transport import Transport
@@ -56,11 +57,11 @@ def follow(
 
 def _by_layer(answer: Incoming, count: int, timeout_seconds: float) -> Iterator[memoryview]:
     told = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-    size_bytes, rest = divmod(int(told[2]) + 1 - int(told[1]), count) if told else (0, 1)
-    if rest:
+    size_bytes, rest = divmod(int(told[2]) + 1 - int(told[1]), count) if told and count > 0 else (0, 1)
+    if rest or size_bytes < 1:
         raise UnavailableError("the answer does not say which bytes it has")
     for _ in range(count):
-        layer = memoryview(bytearray(size_bytes))
+        layer = new_room(size_bytes)
         filled = 0
         while filled < size_bytes:
             filled += _some(answer, layer[filled:], timeout_seconds)

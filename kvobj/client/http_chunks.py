@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any, Final
@@ -44,6 +44,32 @@ class ArrivedItem:
     layer: int | None
     data: memoryview | None
     digest: bytes | None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """Why a chunk of ?mput was not stored."""
+
+    code: str
+    message: str
+    detail: dict[str, Any] | None = None
+
+
+class _PutItem(msgspec.Struct, frozen=True):
+    """What ?mput answers of one chunk."""
+
+    i: int
+    status: int
+    error: _Refusal | None = None
+    existed: bool = False
+    durability: str = ""
+    etag: str = ""
+    digest: bytes | None = None
+
+
+class _PutAnswer(msgspec.Struct, frozen=True):
+    """What ?mput answers."""
+
+    items: list[_PutItem]
 
 
 class HttpChunks:
@@ -193,6 +219,7 @@ class HttpChunks:
             document["layers"] = layers
         if layer_order:
             document["order"] = "layer"
+        passes = 1 if not layer_order else None if layers is None else layers[1] - layers[0] + 1
         item_seconds = self._transport.timeout_seconds if timeout_seconds is None else timeout_seconds
         with self._transport.open(
             "POST",
@@ -207,10 +234,14 @@ class HttpChunks:
                 answer.allow(item_seconds)
                 header = parse_header(_exactly(answer, header_length(_exactly(answer, LENGTH_BYTES))))
                 if header.end:
-                    if header.items != count:
-                        raise UnavailableError("the stream of chunks is not whole", items=header.items, came=count)
+                    if header.items != count or not _is_all(count, len(names), passes):
+                        raise UnavailableError(
+                            "the stream of chunks is not whole", items=header.items, came=count, asked=len(names)
+                        )
                     answer.read()
                     return
+                if header.i != count % max(1, len(names)) or (passes == 1 and count >= len(names)):
+                    raise UnavailableError("the stream has another chunk than is its turn", index=header.i, came=count)
                 count += 1
                 if header.status != _OK:
                     yield ArrivedItem(header.i, header.layer, None, None)
@@ -237,8 +268,10 @@ class HttpChunks:
         with self._transport.open(
             "POST", self._path, query=query, headers=headers, body=body, timeout_seconds=timeout_seconds
         ) as answer:
-            told: dict[str, Any] = read_answer(answer.read(), dict)
-        return [_stored(item) for item in told["items"]]
+            told = read_answer(answer.read(), _PutAnswer)
+        if [item.i for item in told.items] != list(range(len(chunks))):
+            raise UnavailableError("the answer is about other chunks", items=len(told.items), chunks=len(chunks))
+        return [_stored(item) for item in told.items]
 
 
 def listed(names: Sequence[Name]) -> bytes | list[str]:
@@ -261,10 +294,18 @@ def bound_text(max_error: float) -> str:
     return format(_DIGITS.create_decimal_from_float(max_error), "e")
 
 
-def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:
-    """The part of the room that a chunk fills, or new memory. `InvalidRequestError` for a room that is too small."""
-    if into is None:
+def new_room(size_bytes: int) -> memoryview:
+    """Memory for what the server says is to come. `UnavailableError` where that is more than there can be."""
+    try:
         return memoryview(bytearray(size_bytes))
+    except (MemoryError, OverflowError) as error:
+        raise UnavailableError("no memory for so many bytes", size_bytes=size_bytes) from error
+
+
+def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:
+    """The part of the room that a chunk fills, or new memory (`new_room`). `InvalidRequestError` for a room that is too small."""
+    if into is None:
+        return new_room(size_bytes)
     view = memoryview(into).cast("B")
     if len(view) < size_bytes:
         raise InvalidRequestError(
@@ -290,11 +331,19 @@ def _digest_of(told: str | None) -> bytes | None:
         raise UnavailableError("the answer's digest is none", digest=told) from error
 
 
-def _stored(item: Mapping[str, Any]) -> StoredChunk | KvobjError:
-    if "error" in item:
-        error = item["error"]
-        return error_of(item["status"], error["code"], error["message"], error.get("detail") or {})
-    return msgspec.convert(item, StoredChunk)
+def _stored(item: _PutItem) -> StoredChunk | KvobjError:
+    if item.error is not None:
+        return error_of(item.status, item.error.code, item.error.message, item.error.detail or {})
+    if item.status != _OK:
+        return UnavailableError("the answer does not say what became of a chunk", status=item.status)
+    return StoredChunk(existed=item.existed, durability=item.durability, etag=item.etag, digest=item.digest)
+
+
+def _is_all(came: int, asked: int, passes: int | None) -> bool:
+    """Whether so many items are all that were asked for; `passes`: how often each, None where only the server knows."""
+    if passes is not None:
+        return came == asked * passes
+    return came % asked == 0 and came >= asked if asked else came == 0
 
 
 def _exactly(answer: Incoming, size_bytes: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -37,7 +37,7 @@ from kvobj.client.pin_ledger import Statement
 from kvobj.client.retry import RetryRule
 from kvobj.client.same_host import SameHost
 from kvobj.client.same_host_lane import GrantAnswer
-from kvobj.client.transport import MSGPACK, Transport
+from kvobj.client.transport import MSGPACK, NO_DOCUMENT, Transport
 from kvobj.client.views import ChunkView
 from kvobj.errors import InvalidChunkIdError, InvalidRequestError, KvobjError, UnavailableError
 from kvobj.ids.chunk_ids import Tokens, token_bytes
@@ -48,10 +48,22 @@ EVENT_WAIT_SECONDS: Final = 30.0
 
 _LEASE_CONNECTIONS: Final = 2
 _OK: Final = 200
-_NamespacePage = dict[str, Any]
 _event = msgspec.json.Decoder(Event).decode
 
 T = TypeVar("T")
+
+
+class _NamespacePage(msgspec.Struct, frozen=True):
+    """Some of a bucket's namespaces, and where the next are."""
+
+    namespaces: list[Namespace] = []
+    next_start_after: str | None = None
+
+
+class _RemovedNamespace(msgspec.Struct, frozen=True):
+    """How many chunks went with a namespace."""
+
+    recalled: int
 
 
 class KvClient:
@@ -164,16 +176,17 @@ class KvClient:
         after = ""
         while True:
             query = (("namespaces", ""), ("start-after", after))
-            page: _NamespacePage = self._transport.call("GET", self._path, dict, query=query)
-            yield from (msgspec.convert(each, Namespace) for each in page.get("namespaces", ()))
-            after = page.get("next_start_after") or ""
-            if not after:
+            page = self._transport.call("GET", self._path, _NamespacePage, query=query)
+            yield from page.namespaces
+            if not page.next_start_after:
                 return
+            if page.next_start_after <= after:
+                raise UnavailableError("the list of namespaces does not go on", start_after=page.next_start_after)
+            after = page.next_start_after
 
     def remove_namespace(self, name: str) -> int:
         """Remove a namespace with all its chunks; how many there were."""
-        answer: dict[str, int] = self._call("DELETE", ("namespace", name), dict[str, int])
-        return answer["recalled"]
+        return self._call("DELETE", ("namespace", name), _RemovedNamespace).recalled
 
     # -- single chunks -------------------------------------------------------------------------------------------
     def put_chunk(
@@ -363,7 +376,10 @@ class KvClient:
             document["explain"] = True
         if output_tokens or partial_last:
             document["hint"] = {"output_tokens": output_tokens, "partial_last": partial_last}
-        return self._call("POST", ("match", ""), MatchAnswer, document)
+        answer = self._call("POST", ("match", ""), MatchAnswer, document)
+        if answer.matched < 0 or (ids is not None and answer.matched > len(ids)):
+            raise UnavailableError("the answer is about other chunks", matched=answer.matched)
+        return answer
 
     # -- sessions and pins, as `session.Session` needs them ------------------------------------------------------
     def open_session(self, *, holder: str, ttl_ms: int, timeout_seconds: float | None = None) -> SessionAnswer:
@@ -403,7 +419,10 @@ class KvClient:
     ) -> PinsAnswer:
         """Pin chunks, each with a pin of its own. `PinLimitExceededError` pins none."""
         document = {"session": session, "namespace": namespace.name, "tails": listed(tails)}
-        return self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
+        answer = self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
+        if len(answer.pins) != len(tails):
+            raise UnavailableError("the answer is about other chunks", pins=len(answer.pins), asked=len(tails))
+        return answer
 
     # -- many at once --------------------------------------------------------------------------------------------
     def mget(
@@ -449,15 +468,19 @@ class KvClient:
         query = (("events", ""), ("after", str(after))) + ((("follow", ""),) if follow else ())
         with (
             self._transport.own_connection() as connection,
-            closing(connection.open("GET", self._path, query=query, headers={"accept": MSGPACK})) as answer,
+            closing(
+                self._transport.open_on(connection, "GET", self._path, query=query, headers={"accept": MSGPACK})
+            ) as answer,
         ):
+            if answer.status != _OK:
+                raise UnavailableError("the answer is no list of events", status=answer.status)
             while True:
                 answer.allow(EVENT_WAIT_SECONDS)
                 line = answer.readline()
                 if not line:
                     return
                 if line.strip():
-                    yield _event(line)
+                    yield _event_of(line)
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _call(self, method: str, query: tuple[str, str], kind: type[T], document: object = None) -> T:
@@ -476,6 +499,14 @@ class KvClient:
 
     def _renew_grant(self, grant_id: bytes) -> None:
         self._leases.call("POST", self._path, dict, query=(("same-host", grant_id.hex()),))
+
+
+def _event_of(line: bytes) -> Event:
+    """`UnavailableError` for what is none: then this is not the server it was taken for."""
+    try:
+        return _event(line)
+    except NO_DOCUMENT as error:
+        raise UnavailableError("a line that is no event", reason=str(error)) from error
 
 
 def _seconds(timeout_seconds: float | None) -> float | None:

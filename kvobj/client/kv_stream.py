@@ -47,9 +47,12 @@ def header_length(raw: bytes) -> int:
 def parse_header(raw: bytes) -> ItemHeader:
     """One header. `UnavailableError` for what is none."""
     try:
-        return _decode(raw)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        header = _decode(raw)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnavailableError("the stream of chunks is broken", reason=str(error)) from error
+    if header.size_bytes < 0:
+        raise UnavailableError("the stream of chunks is broken", size_bytes=header.size_bytes)
+    return header
 
 
 def chunk_stream(namespace: str, chunks: Sequence[NewChunk]) -> list[bytes | memoryview]:

@@ -17,9 +17,12 @@ from kvobj.client.call_scope import current_scope, pause
 from kvobj.client.connection import ASKED, Incoming, SignedConnection
 from kvobj.client.forking import forget_in_child
 from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds, told_seconds
-from kvobj.errors import BusyError, UnavailableError
+from kvobj.errors import BusyError, KvobjError, UnavailableError
 
 MSGPACK: Final = "application/msgpack"
+
+NO_DOCUMENT: Final = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are none of what they should be."""
 
 T = TypeVar("T")
 
@@ -184,15 +187,45 @@ class Transport:
             except (BusyError, UnavailableError) as error:
                 lent.give_back()
                 tries += 1
-                seconds = told_seconds(error) + pause_seconds(tries)
-                is_late = time.monotonic() + seconds >= deadline
-                is_ended = scope is not None and scope.is_cancelled
-                if is_late or is_ended or tries >= self._retry.tries or not self._budget.take():
+                seconds = self._pause_seconds(error, tries, deadline)
+                if seconds is None:
                     raise
             except BaseException:
                 lent.give_back()
                 raise
             pause(seconds)
+
+    def open_on(
+        self,
+        connection: SignedConnection,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> Incoming:
+        """As `open` without a body, on a connection of the caller's own (`own_connection`)."""
+        deadline = time.monotonic() + self.timeout_seconds
+        self._budget.note_call()
+        tries = 0
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return connection.open(method, path, query=query, headers=headers, timeout_seconds=left)
+            except (BusyError, UnavailableError) as error:
+                tries += 1
+                seconds = self._pause_seconds(error, tries, deadline)
+                if seconds is None:
+                    raise
+            pause(seconds)
+
+    def _pause_seconds(self, error: KvobjError, tries: int, deadline: float) -> float | None:
+        """How long to wait before a call is made once more that has failed so often; None: it is not."""
+        seconds = told_seconds(error) + pause_seconds(tries)
+        scope = current_scope()
+        is_late = time.monotonic() + seconds >= deadline
+        is_ended = scope is not None and scope.is_cancelled
+        return None if is_late or is_ended or tries >= self._retry.tries or not self._budget.take() else seconds
 
     def own_connection(self) -> SignedConnection:
         """A connection that is none of those lent, for an answer that goes on for ever. The caller closes it."""
@@ -276,5 +309,5 @@ def read_answer(body: bytes, kind: type[T]) -> T:
     """A msgpack answer. `UnavailableError` for what is none: then this is not the server it was taken for."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NO_DOCUMENT as error:
         raise UnavailableError("the answer is none of a kvobj server", reason=str(error)) from error
