@@ -108,6 +108,16 @@ def test_chunks_are_under_lmcaches_keys_for_s3_clients_too(engine: EngineProcess
     assert digest == digest_of(2048, 9)
 
 
+def test_lmcaches_health_check_finds_the_server_well_again_however_often_and_by_each_engine(
+    engine: EngineProcess, server: LmServerProcess
+) -> None:
+    for name in ("one", "other"):
+        engine.ask("open_backend", name=name, port=server.lm_port)
+    for seed in range(3):
+        for name in ("one", "other"):
+            assert engine.ask("backend_recovers", name=name, seed=2 * seed + (name == "other"))
+
+
 def test_chunks_outlive_the_server(tmp_path: Path, engine: EngineProcess) -> None:
     with LmServerProcess(tmp_path / "node") as server:
         assert isinstance(server, LmServerProcess)

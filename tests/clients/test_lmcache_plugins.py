@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from engine_process import PYTHON, EngineProcess, digest_of, needs_engines
-from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings, wait_until
+from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -448,6 +449,25 @@ class TestEngineConnector:
                 server.kill()
             assert engine.ask("engine_used_bytes", name="again") == 0
             engine.ask("close_engine", name="again")
+
+    def test_lmcaches_health_check_finds_the_store_well_again_however_often_and_by_each_engine(
+        self, engine: EngineProcess, tmp_path: Path
+    ) -> None:
+        user = UserSetting("engine", "KVENGINE000000000000", "s" * 40)
+        settings = replace(SMALL, users=(user,), domains=("localhost",))
+        with ServerProcess(tmp_path / "health", settings) as server:
+            params = params_of(server, namespace="health", declaration={**DECLARATION, "access": {"engine": "write"}})
+            assert engine.ask("open_engine", name="owner", params=params)
+            granted = {"access_key": user.access_key, "secret_key": user.secret_key}
+            assert engine.ask("open_engine", name="other", params=params_of(server, namespace="health", **granted))
+            for seed in range(3):
+                for name in ("owner", "other"):
+                    assert engine.ask("engine_recovers", name=name, seed=2 * seed + (name == "other"))
+            left = engine.ask("engine_state", name="owner")["list"]
+            assert len(left) == 1 + 3, "the owner's last, and those of who may not delete"
+            assert all(name.startswith("test@1@0@0@bfloat16@put%") for name in left)
+            for name in ("owner", "other"):
+                engine.ask("close_engine", name=name)
 
     def test_lmcaches_own_check_passes(self, server: ServerProcess, tmp_path: Path) -> None:
         fields = {

@@ -49,6 +49,8 @@ def damage(directory: Path, body: bytes) -> None:
 
 
 KEY = "org/model-8b@1@0@00ff12@bfloat16"
+HEALTH_CHECK = "test@1@0@0@bfloat16"
+"""LMCache's, by which it asks whether its server is well."""
 MISS = Told(FAIL, NO_FORM, b"")
 MIB = 2**20
 
@@ -169,6 +171,39 @@ async def test_the_first_writer_stands_and_another_form_or_size_is_dropped(tmp_p
         assert await peer.ask(GET, KEY) == Told(SUCCESS, FORM, b"first")
         assert (lm.count("put", "existed"), lm.count("put", "refused")) == (1, 2)
         assert any("put refused" in line for line in lm.log)
+
+
+async def test_the_health_check_of_each_connection_gets_what_it_put_last_and_nobody_elses(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with lm_node(tmp_path, shm_path) as lm:
+        peers = [await lm.connect(), await lm.connect()]
+        for turn in range(3):
+            bodies = [payload(b"%d of %d" % (turn, index), 5000 + index) for index in range(2)]
+            for peer, body in zip(peers, bodies, strict=True):
+                await peer.put(HEALTH_CHECK, body)
+            for peer, body in zip(peers, bodies, strict=True):
+                assert await peer.has(HEALTH_CHECK)
+                assert await peer.ask(GET, HEALTH_CHECK) == Told(SUCCESS, FORM, body)
+        assert len(await rows(lm.kv)) == 2, "what was put before goes with the next"
+        assert not await (await lm.connect()).has(HEALTH_CHECK)
+        assert lm.count("put", "stored") == 6
+
+
+async def test_a_health_check_that_breaks_off_leaves_nothing_and_others_have_theirs(
+    tmp_path: Path, shm_path: Path
+) -> None:
+    async with lm_node(tmp_path, shm_path) as lm:
+        other, peer = await lm.connect(), await lm.connect()
+        await other.put(HEALTH_CHECK, b"other")
+        await peer.put(HEALTH_CHECK, b"whole")
+        assert await peer.has(HEALTH_CHECK)
+        await peer.send(request(PUT, HEALTH_CHECK, length=MIB, form=FORM), payload(b"x", 5000))
+        peer.vanish()
+        await until(lambda: lm.value("kvobj_lm_connections") == 1)
+        assert await other.ask(GET, HEALTH_CHECK) == Told(SUCCESS, FORM, b"other")
+        assert len(await rows(lm.kv)) == 1
+        assert lm.is_clean
 
 
 async def test_a_put_that_breaks_off_leaves_nothing(tmp_path: Path, shm_path: Path) -> None:

@@ -7,6 +7,7 @@ bytes stands in the row's metadata; a chunk without it came by another way, and 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -139,6 +140,12 @@ class LmCommands:
         except KvobjError as error:
             return PutOutcome.FAILED, str(error)
         return PutOutcome.EXISTED if result.existed else PutOutcome.STORED, ""
+
+    async def remove(self, key: str) -> None:
+        """Hide a chunk. Where that cannot be done it stays, until policy removes it."""
+        with suppress(KvobjError):
+            bucket = await self.check()
+            await self._store.delete(bucket.name, [key], made_ms=bucket.created_ms)
 
     async def listed(self) -> bytes:
         """The keys of chunks in key order, a line each, as many as fit into `LISTED_BYTES_MAX`."""

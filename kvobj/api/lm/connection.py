@@ -7,9 +7,10 @@ second (`sweep`). A reply that cannot be completed resets the connection, so tha
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from kvobj.api.lm.commands import LmCommands, OpenChunk
@@ -17,6 +18,7 @@ from kvobj.api.lm.instruments import LmInstruments
 from kvobj.api.lm.protocol import (
     ABSENT,
     FOUND,
+    HEALTH_CHECK_KEY,
     REQUEST_BYTES,
     Code,
     Command,
@@ -47,11 +49,22 @@ class LmServing:
 class LmConnection:
     """Serves one wire. `serve` runs as a task; `sweep` and `drain` are called by the server, on the same loop."""
 
-    __slots__ = ("_is_draining", "_is_idle", "_mark", "_requests", "_serving", "_since", "_stage", "wire")
+    __slots__ = (
+        "_health_check",
+        "_is_draining",
+        "_is_idle",
+        "_mark",
+        "_requests",
+        "_serving",
+        "_since",
+        "_stage",
+        "wire",
+    )
 
     def __init__(self, wire: Wire, serving: LmServing) -> None:
         self.wire = wire
         self._serving = serving
+        self._health_check: str | None = None
         self._is_idle = True
         self._is_draining = False
         self._requests = 0
@@ -131,6 +144,8 @@ class LmConnection:
         sent_before = self.wire.bytes_out
         result = "failed"
         try:
+            if request.key == HEALTH_CHECK_KEY:
+                request = await self._of_health_check(request)
             result = await (self._put(request) if request.command is Command.PUT else self._reply(request, name))
         finally:
             serving.instruments.count(
@@ -140,6 +155,15 @@ class LmConnection:
                 bytes_in=request.body_bytes,
                 bytes_out=self.wire.bytes_out - sent_before,
             )
+
+    async def _of_health_check(self, request: Request) -> Request:
+        """The request as it is carried out. A chunk is never replaced, and a health check asks for the bytes that it put a moment
+        ago: so each of its PUTs has a key of its own, known to the connection that it came on, and none sees another engine's."""
+        if request.command is Command.PUT:
+            before, self._health_check = self._health_check, f"{HEALTH_CHECK_KEY}@put%{secrets.token_hex(8)}"
+            if before is not None:
+                await self._serving.commands.remove(before)
+        return replace(request, key=self._health_check or request.key)
 
     async def _put(self, request: Request) -> str:
         serving = self._serving

@@ -26,6 +26,11 @@ _INT32_TEXT: Final = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 REQUEST_BYTES: Final = _REQUEST.size
 REPLY_BYTES: Final = _REPLY.size
 
+HEALTH_CHECK_KEY: Final = "test@1@0@0@bfloat16"
+"""What LMCache puts and gets to find out whether its server is well again: `CacheEngineKey("test", 1, 0, 0, bfloat16)` in
+`lmcache/v1/health_monitor/checks/remote_backend_check.py`, with whatever lies in memory, and each time these very bytes have to
+come back."""
+
 
 class Command(IntEnum):
     """What a client asks for."""

@@ -9,7 +9,7 @@ from lmcache.v1.protocol import RemoteMetadata
 
 from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.lmcache.keys import engine_name
+from kvobj.connectors.lmcache.keys import HEALTH_CHECK, engine_name, health_check_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.stored_form import parse_head, with_head
 
@@ -23,6 +23,9 @@ class EngineChunks:
     `allocator`: LMCache's `LocalCPUBackend`, which in a scheduler's process has no memory and is not asked for any.
 
     Keys are LMCache's `CacheEngineKey`s, of whole chunks or of single layers. No method raises for what the store does.
+
+    The key of LMCache's health check (`keys.HEALTH_CHECK`) means what was put last by this object, where every other key means what
+    was put first by anybody.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class EngineChunks:
         self._metadata_bytes = metadata_bytes
         self._is_shared_by_ranks = is_shared_by_ranks
         self._memory = ObjectMemory()
+        self._health_check: str | None = None
+        """The name that the health check's last put was given."""
 
     def run(self, keys: Sequence[Any]) -> int:
         """How many at the head of the list are stored."""
@@ -74,8 +79,13 @@ class EngineChunks:
 
     def put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
         """Store chunks; one that cannot be is left out."""
-        pairs = zip(self._names(keys), memory_objs, strict=True)
+        names, before = self._own_names(keys), None
+        if HEALTH_CHECK in names:
+            before, self._health_check = self._health_check, health_check_name()
+        pairs = zip(self._found_under(names), memory_objs, strict=True)
         self.link.store([NewChunk(name, self._stored_form(memory)) for name, memory in pairs])
+        if before is not None:
+            self.link.delete([before])  # where the user may not, it is evicted some time
 
     def remove(self, key: Any) -> bool:  # noqa: ANN401
         """Whether the chunk is not stored any more."""
@@ -92,7 +102,14 @@ class EngineChunks:
         return names
 
     def _names(self, keys: Sequence[Any]) -> list[str | bytes]:
+        return self._found_under(self._own_names(keys))
+
+    def _own_names(self, keys: Sequence[Any]) -> list[str]:
         return [engine_name(key, is_shared_by_ranks=self._is_shared_by_ranks) for key in keys]
+
+    def _found_under(self, names: Sequence[str]) -> list[str | bytes]:
+        health_check = self._health_check
+        return [health_check if health_check is not None and name == HEALTH_CHECK else name for name in names]
 
     def _allocate(self, shapes: Any, dtypes: Any, fmt: Any) -> Any:  # noqa: ANN401 - LMCache's MemoryObj or None
         # without LMCache's busy loop, which waits for memory and has no deadline

@@ -1,4 +1,4 @@
-"""What LMCache's chunks are called in the store. Pure; LMCache's key classes are taken as they come.
+"""What LMCache's chunks are called in the store. Pure, but for chance; LMCache's key classes are taken as they come.
 
 The names are those that LMCache's own S3 adapter gives (`l2_adapters/s3_l2_adapter.py`, 0.5.6), so that chunks which it wrote into
 the same bucket are found under them, and the other way round: `MODEL@KV_RANK@GROUP@HASH`, and `@SALT` behind it where there is
@@ -8,10 +8,16 @@ one; rank as eight hex digits, group in hex, the hash in lower-case hex. Neither
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
 _NAME: Final = re.compile(r"([^@]+)@([0-9a-f]{8})@([0-9a-f]+)@((?:[0-9a-f]{2})+)(?:@([^@/\\\0]{1,128}))?")
+
+HEALTH_CHECK: Final = "test@1@0@0@bfloat16"
+"""The name of the one key by which LMCache finds out whether a remote backend is well again: `CacheEngineKey("test", 1, 0, 0,
+bfloat16)` in `v1/health_monitor/checks/remote_backend_check.py`, 0.5.6. It is put with whatever lies in memory, and has to come
+back with the bytes of that very put: until then LMCache uses no backend that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +59,9 @@ def engine_name(key: Any, *, is_shared_by_ranks: bool) -> str:  # noqa: ANN401 -
         return name
     model, world, _, rest = name.split("@", 3)
     return f"{model}@{world}@0@{rest}"
+
+
+def health_check_name() -> str:
+    """A name for one put of `HEALTH_CHECK`, which no other put has: of any name the first bytes stand. It is the key with a tag, as
+    LMCache writes them."""
+    return f"{HEALTH_CHECK}@put%{secrets.token_hex(8)}"

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from command_lines import body_of, digest_of, serve
+from health_check import recovers
 from lmcache.integration.vllm.utils import lmcache_get_or_create_config
 from lmcache.v1.check.utils import _get_default_metadata, create_test_key
+from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.connector.lm_connector import LMCServerConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
 MODEL = "example/Model-8B"
 SECONDS = 60.0
@@ -25,6 +28,7 @@ loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 local = LocalCPUBackend(config=lmcache_get_or_create_config(), metadata=_get_default_metadata(MODEL), dst_device="cpu")
 connectors: dict[str, Any] = {}
+backends: dict[str, RemoteBackend] = {}
 
 
 def wait_for(coroutine: Any) -> Any:  # noqa: ANN401 - whatever the connector's call returns
@@ -69,11 +73,32 @@ def exists(name: str, key: str) -> bool:
     return bool(wait_for(connectors[name].exists(create_test_key(MODEL, key))))
 
 
+def open_backend(name: str, port: int) -> None:
+    """A new connection under this name, of a whole remote backend."""
+    config = LMCacheEngineConfig.from_defaults(remote_url=f"lm://127.0.0.1:{port}", remote_serde="naive")
+    backends[name] = RemoteBackend(config, _get_default_metadata(MODEL), loop, local, dst_device="cpu")
+
+
+def backend_recovers(name: str, seed: int) -> bool:
+    """See `health_check`."""
+    return recovers(backends[name], seed)
+
+
 def key_text(key: str) -> str:
     """What stands on the wire for the key."""
     return str(create_test_key(MODEL, key).to_string())
 
 
 if __name__ == "__main__":
-    serve({"open": open_connector, "put": put, "get": get, "exists": exists, "key": key_text})
+    serve(
+        {
+            "open": open_connector,
+            "put": put,
+            "get": get,
+            "exists": exists,
+            "key": key_text,
+            "open_backend": open_backend,
+            "backend_recovers": backend_recovers,
+        }
+    )
     os._exit(0)  # native threads end badly when Python takes itself down

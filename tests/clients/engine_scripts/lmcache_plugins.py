@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import lmcache_s3 as l2
 import torch
 from command_lines import body_of, digest_of, serve
+from health_check import recovers
 from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.distributed.api import MemoryLayoutDesc
@@ -264,6 +265,11 @@ def engine_state(name: str) -> dict[str, Any]:
     return {"list": listed, "ping": ping, "report": inner.report()}
 
 
+def engine_recovers(name: str, seed: int) -> bool:
+    """See `health_check`."""
+    return recovers(backends[name], seed)
+
+
 def close_engine(name: str) -> None:
     """As an engine does at its end."""
     backends.pop(name).close()
@@ -295,6 +301,7 @@ if __name__ == "__main__":
             "engine_cancel_get": engine_cancel_get,
             "engine_remove": engine_remove,
             "engine_state": engine_state,
+            "engine_recovers": engine_recovers,
             "close_engine": close_engine,
             "expected": expected,
         }
