@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -469,6 +471,32 @@ class TestEngineConnector:
             for name in ("owner", "other"):
                 engine.ask("close_engine", name=name)
 
+    def test_the_pages_configuration_makes_one_backend_that_stores_and_loads(
+        self, engine: EngineProcess, server: ServerProcess, tmp_path: Path
+    ) -> None:
+        page = (REPOSITORY / "docs" / "engines" / "lmcache.md").read_text()
+        (block,) = re.findall(r"(?:^    .*\n)*^    remote_storage_plugins: .*\n(?:^    .*\n)+", page, re.MULTILINE)
+        credentials = tmp_path / "credentials"
+        keys = server.credentials()
+        credentials.write_text(f'access_key = "{keys.access_key}"\nsecret_key = "{keys.secret_key}"\n')
+        configuration = textwrap.dedent(block)
+        for told, here in (
+            ("chunk_size: 256", f"chunk_size: {TOKENS}"),
+            ("max_local_cpu_size: 5", "max_local_cpu_size: 0.05"),
+            ("http://127.0.0.1:9000", server.endpoint),
+            ("/etc/kvobj/credentials", str(credentials)),
+        ):
+            assert configuration.count(told) == 1
+            configuration = configuration.replace(told, here)
+        file = tmp_path / "lmcache.yaml"
+        file.write_text(configuration)
+        made = engine.ask("open_configured", name="page", file=str(file))
+        assert made == ["LocalCPUBackend", "RemoteBackend-kvobj"]
+        chunks = chunks_from(0xB000, (TOKENS, TOKENS))
+        engine.ask("engine_put", name="page", chunks=chunks)
+        expected = engine.ask("expected", name="page", chunks=chunks)
+        assert engine.ask("engine_get", name="page", chunks=chunks) == expected
+
     def test_lmcaches_own_check_passes(self, server: ServerProcess, tmp_path: Path) -> None:
         fields = {
             "module_path": "kvobj.connectors.lmcache",
@@ -479,7 +507,7 @@ class TestEngineConnector:
             "chunk_size": 256,
             "local_cpu": True,
             "max_local_cpu_size": 0.1,
-            "remote_url": "plugin://kvobj",
+            "remote_url": "plugin://kvobj",  # the check's backend is made of it, and the connector found by the other
             "remote_storage_plugins": ["kvobj"],
             "extra_config": {f"remote_storage_plugin.kvobj.{field}": value for field, value in fields.items()},
         }

@@ -22,6 +22,7 @@ from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
@@ -111,14 +112,13 @@ def open_engine(
     memory_mib: int = 64,
     timeout_seconds: int = 10,
 ) -> bool:
-    """An engine's remote backend on `plugin://kvobj`, as LMCache makes it: whether it has a connection."""
+    """An engine's remote backend of the plug-in `kvobj`, as LMCache makes it: whether it has a connection."""
     extra: dict[str, Any] = {f"remote_storage_plugin.kvobj.{field}": value for field, value in ADAPTER.items()}
     extra |= {f"remote_storage_plugin.kvobj.{field}": value for field, value in params.items()}
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=CHUNK_TOKENS,
         local_cpu=True,
         max_local_cpu_size=memory_mib / 1024,
-        remote_url="plugin://kvobj",
         remote_serde="naive",
         remote_storage_plugins=["kvobj"],
         use_layerwise=layerwise,
@@ -139,8 +139,26 @@ def open_engine(
         chunk_size=CHUNK_TOKENS,
     )
     memory = None if scheduler else LocalCPUBackend(config=config, metadata=metadata, dst_device="cpu")
-    backends[name] = RemoteBackend(config, metadata, loop, memory, dst_device="cpu")
+    backends[name] = RemoteBackend(config, metadata, loop, memory, dst_device="cpu", plugin_name="kvobj")
     return backends[name].connection is not None
+
+
+def open_configured(name: str, file: str) -> list[str]:
+    """All backends that LMCache makes of a configuration's file, by their names; the last is this engine's."""
+    metadata = LMCacheMetadata(
+        model_name=MODEL,
+        world_size=1,
+        local_world_size=1,
+        worker_id=0,
+        local_worker_id=0,
+        kv_dtype=torch.bfloat16,
+        kv_shape=(LAYERS, 2, CHUNK_TOKENS, HEADS, HEAD_SIZE),
+        role="worker",
+        chunk_size=CHUNK_TOKENS,
+    )
+    made = CreateStorageBackends(LMCacheEngineConfig.from_file(file), metadata, loop, dst_device="cpu")
+    backends[name] = list(made.values())[-1]
+    return list(made)
 
 
 def engine_keys(name: str, chunks: list[Chunk]) -> list[CacheEngineKey]:
@@ -293,6 +311,7 @@ if __name__ == "__main__":
             "close": close_adapter,
             "bench": l2.bench,
             "open_engine": open_engine,
+            "open_configured": open_configured,
             "engine_put": engine_put,
             "engine_get": engine_get,
             "engine_contains": engine_contains,
