@@ -15,6 +15,7 @@ from kvobj.client.credentials import Credentials
 from kvobj.client.errors import error_of
 from kvobj.client.retry import RetryRule
 from kvobj.client.transport import Transport
+from kvobj.errors import KvobjError, UnavailableError
 
 PAGE_KEYS_MAX: Final = 1000
 """Of one listing or deletion (Amazon S3 API Reference, ListObjectsV2 and DeleteObjects)."""
@@ -25,6 +26,10 @@ _SIZE: Final = re.compile(r"<Size>(\d+)</Size>")
 _REFUSED: Final = re.compile(r"<Error>(.*?)</Error>", re.DOTALL)
 _CODE: Final = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no document of XML 1.0 has, not even as a reference (its production `Char`)."""
+_REFERENCES: Final = {"\r": "&#13;"}
+"""Read as a line feed where it stands as it is (XML 1.0, 2.11)."""
 _BAD_REQUEST: Final = 400
 _STATUSES: Final = {"AccessDenied": 403, "InternalError": 500, "SlowDown": 503, "ServiceUnavailable": 503}
 """What a key's own error in an answer of 200 would have been as an answer."""
@@ -66,20 +71,36 @@ class BucketCalls:
         return [(_text(_KEY, entry), int(_text(_SIZE, entry))) for entry in _ENTRY.findall(text)]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove up to `PAGE_KEYS_MAX` keys; absent ones are fine. Of keys that are refused by themselves the first one's error."""
-        objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
+        """Remove up to `PAGE_KEYS_MAX` keys; absent ones are fine. Of keys that are refused by themselves one's error, once the
+        others are gone. One request, and another for each key with characters that XML cannot carry."""
+        listed = [key for key in keys if _NOT_IN_XML.search(key) is None]
+        refused = self._delete_listed(listed) if listed else None
+        for key in [key for key in keys if _NOT_IN_XML.search(key) is not None]:
+            try:
+                with self._transport.open("DELETE", f"{self._path}/{key}") as answer:
+                    answer.read()
+            except UnavailableError:
+                raise
+            except KvobjError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._transport.close()
+
+    def _delete_listed(self, keys: Sequence[str]) -> KvobjError | None:
+        objects = "".join(f"<Object><Key>{escape(key, _REFERENCES)}</Key></Object>" for key in keys)
         body = f"<Delete><Quiet>true</Quiet>{objects}</Delete>".encode()
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         headers = {"content-md5": digest, "content-type": "application/xml"}
         with self._transport.open("POST", self._path, query=(("delete", ""),), headers=headers, body=body) as answer:
             refused = _REFUSED.search(answer.read().decode())
-        if refused is not None:
-            code, message = (_text(element, refused[1]) for element in (_CODE, _MESSAGE))
-            raise error_of(_STATUSES.get(code, _BAD_REQUEST), code, message, {})
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._transport.close()
+        if refused is None:
+            return None
+        code, message = (_text(element, refused[1]) for element in (_CODE, _MESSAGE))
+        return error_of(_STATUSES.get(code, _BAD_REQUEST), code, message, {})
 
 
 def _text(element: re.Pattern[str], entry: str) -> str:

@@ -143,6 +143,34 @@ class TestL2Adapter:
             what="the usage to be asked for",
         )
 
+    def test_salts_with_control_characters_are_deleted_with_their_neighbours(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        engine.ask("open", name="odd", params=params_of(server))
+        keys = [key(450 + at, salt) for at, salt in enumerate(("cr\rx", "\x01ctl", "plain"))]
+        assert engine.ask("store", name="odd", objects=[(one, 100, 1) for one in keys])
+        engine.ask("delete", name="odd", keys=keys)
+        assert engine.ask("look_up", name="odd", keys=keys) == [False] * 3
+        state = engine.ask("state", name="odd")
+        assert (state["by_salt"], state["status"]["errors"]) == ({}, 0)
+
+    def test_what_the_store_removed_and_is_stored_again_counts_once(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        for name in ("counting", "removing"):
+            engine.ask("open", name=name, params=params_of(server))
+        keys = keys_from(470, 3, "tenant")
+        for size in (1000, 1000, 300):
+            assert engine.ask("store_result", name="counting", objects=[(one, size, 1) for one in keys]) == [
+                True,
+                3 * size,
+            ]
+            assert engine.ask("state", name="counting")["by_salt"] == {"tenant": 3 * size}
+            engine.ask("delete", name="removing", keys=keys)
+        assert engine.ask("store", name="counting", objects=[(keys[0], 200, 1)])
+        engine.ask("delete", name="counting", keys=keys)
+        assert engine.ask("state", name="counting")["by_salt"] == {}
+
     def test_keys_are_listed_in_pages_and_named_as_lmcaches_s3_adapter_names_them(
         self, engine: EngineProcess, server: ServerProcess
     ) -> None:

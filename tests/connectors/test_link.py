@@ -240,6 +240,20 @@ class TestChunks:
         link.release(names)
         assert link.report()["errors"] == 0
 
+    def test_names_with_any_characters_are_stored_found_listed_and_deleted(self, link: StoreLink) -> None:
+        control = ["\r", "\n", "\r\n", "\t", "\x01", "\x1f", "\x7f", "\x85"]
+        odd = [*control, "\ufffe", "\uffff", "\U0010ffff", "&<>\"'", "&#13;", "]]>", "%0D"]
+        chunks = [NewChunk(f"odd/{each} {each}", each.encode()) for each in odd]
+        names = names_of(chunks)
+        assert link.store(chunks) == [True] * len(chunks)
+        assert link.present(names) == [True] * len(chunks)
+        assert sorted(name for name, _ in link.names(key_prefix="odd/")) == sorted(map(str, names))
+        assert link.delete(names[:-1])
+        assert link.present(names) == [False] * (len(chunks) - 1) + [True]
+        assert link.delete([*names, "odd/absent", "odd/\x02"]), "absent ones are fine"
+        assert link.names(key_prefix="odd/") == []
+        assert link.report()["errors"] == 0
+
     def test_names_are_listed_in_pages_and_by_namespace(self, server: ServerProcess) -> None:
         plain = StoreLink(settings_of(server))
         spaced = StoreLink(settings_of(server, namespace="listed", declaration=FOREIGN))
@@ -401,6 +415,7 @@ class TestFaults:
                 assert link.store(new) == [right == "write"] * 4
                 assert link.page() is None, "the bucket's owner lists, and to others the store is not empty"
                 assert not link.delete(names_of(kept)), "and deletes"
+                assert not link.delete(["odd\x01"])
                 assert link.is_up, "what it may not do was taken for an outage"
                 assert link.hold(names_of(kept)) == [True] * 4
                 assert loaded(link, kept) == bodies(kept)

@@ -195,10 +195,16 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         new = [index for index, outcome in enumerate(outcomes) if outcome is Outcome.STORED]
         sizes = [len(views[index]) for index in new]
         if new:
+            names = [str(chunks[index].id) for index in new]
             with self._sizes_lock:
-                self._sizes.update((str(chunks[index].id), len(views[index])) for index in new)
+                gone = {
+                    index: self._sizes.pop(name) for index, name in zip(new, names, strict=True) if name in self._sizes
+                }
+                self._sizes.update(zip(names, sizes, strict=True))
                 while len(self._sizes) > _SIZES_MAX:
                     self._sizes.popitem(last=False)
+            if gone:  # by policy, or by another's delete: else they would not be new
+                self._tell(self._notify_keys_deleted, [keys[index] for index in gone], list(gone.values()))
             self._tell(self._notify_keys_stored, [keys[index] for index in new], sizes)
         return L2StoreResult(Outcome.FAILED not in outcomes, sum(sizes))
 
