@@ -480,6 +480,23 @@ class TestEngineConnector:
             assert engine.ask("engine_used_bytes", name="again") == 0
             engine.ask("close_engine", name="again")
 
+    def test_what_is_under_way_or_waits_when_it_is_closed_is_a_miss_and_so_is_what_comes_later(
+        self, engine: EngineProcess, tmp_path: Path
+    ) -> None:
+        chunks = chunks_from(0xA000, (TOKENS, TOKENS))
+        with ServerProcess(tmp_path / "closing", SMALL) as server:
+            assert engine.ask("open_engine", name="closing", params=params_of(server, timeout_seconds=1.0))
+            engine.ask("engine_put", name="closing", chunks=chunks)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                ended = engine.ask("engine_close_under_calls", name="closing", chunks=chunks)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            misses = {"exists": [False], "contains": [0], "get": [[None, None]], "run": [[]], "put": [None]}
+            assert ended["before"] == misses
+            assert ended["after"] == {**misses, "ping": [1], "list": [[]]}
+            assert engine.ask("engine_used_bytes", name="closing") == 0
+
     def test_lmcaches_health_check_finds_the_store_well_again_however_often_and_by_each_engine(
         self, engine: EngineProcess, tmp_path: Path
     ) -> None:

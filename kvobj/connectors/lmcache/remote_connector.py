@@ -14,6 +14,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
@@ -86,11 +87,12 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
     def forget(self) -> None:
         """See `ForgetsInChild`: a pool whose threads are not there would never come to what it is given."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvobj-lmcache")
+        self._is_closed = False
 
     # -- what is stored ------------------------------------------------------------------------------------------
     async def exists(self, key: Any) -> bool:  # noqa: ANN401 - LMCache's CacheEngineKey, here and below
         """Whether the chunk is stored."""
-        return await self._on_thread(self.exists_sync, key)
+        return await self._on_thread(self.exists_sync, key, otherwise=False)
 
     def exists_sync(self, key: Any) -> bool:  # noqa: ANN401
         """Whether the chunk is stored; blocks for at most the link's deadline."""
@@ -106,7 +108,7 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
 
     async def batched_async_contains(self, lookup_id: str, keys: Sequence[Any], pin: bool = False) -> int:  # noqa: ARG002, FBT001, FBT002
         """As `batched_contains`. `pin` is not needed: the store's eviction passes over what it told of, for its grace."""
-        return await self._on_thread(self.batched_contains, keys)
+        return await self._on_thread(self.batched_contains, keys, otherwise=0)
 
     # -- get -----------------------------------------------------------------------------------------------------
     async def get(self, key: Any) -> Any:  # noqa: ANN401
@@ -119,7 +121,7 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
 
     async def batched_get(self, keys: Sequence[Any]) -> Found:
         """Each chunk in memory of LMCache's, or None."""
-        return await self._on_thread(self._chunks.get, keys, dispose=give_back)
+        return await self._on_thread(self._chunks.get, keys, otherwise=[None] * len(keys), dispose=give_back)
 
     def support_batched_get_non_blocking(self) -> bool:
         """It does."""
@@ -145,18 +147,14 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         """Store chunks straight from their memory. Who calls gives up his references afterwards (`InstrumentedRemoteConnector`)."""
         for each in memory_objs:
             each.ref_count_up()
-        try:
-            future = self._threads.submit(self._chunks.put, keys, memory_objs)
-        except RuntimeError:  # closed
-            give_back(memory_objs)
-            return
+        future = self._submitted(partial(self._chunks.put, keys, memory_objs), None)
         future.add_done_callback(lambda _: give_back(memory_objs))
         await asyncio.wrap_future(future)
 
     # -- the rest ------------------------------------------------------------------------------------------------
     async def list(self) -> Names:
         """The names of all stored chunks of the namespace, a million at most."""
-        return await self._on_thread(self._chunks.names)
+        return await self._on_thread(self._chunks.names, otherwise=[])
 
     def remove_sync(self, key: Any) -> bool:  # noqa: ANN401
         """Whether the chunk is not stored any more; blocks for at most the link's deadline."""
@@ -168,10 +166,11 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
 
     async def ping(self) -> int:
         """0 while the store answers and the namespace may be used."""
-        return 0 if await self._on_thread(self._chunks.link.ping) else _FAILED
+        return 0 if await self._on_thread(self._chunks.link.ping, otherwise=False) else _FAILED
 
     async def close(self) -> None:
-        """End what is under way, then the link. Idempotent, bounded by the link's deadlines."""
+        """Wait for what is under way, then end the link; what has not begun, and what comes later, is a miss. Idempotent, bounded
+        by the link's deadlines."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def report(self) -> dict[str, object]:
@@ -183,10 +182,11 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         self,
         call: Callable[..., T],
         *arguments: Any,  # noqa: ANN401
+        otherwise: T,
         dispose: Callable[[T], None] | None = None,
     ) -> T:
         """What the call returns. Where nobody waits for it any more, `dispose` gets it."""
-        future = self._threads.submit(call, *arguments)
+        future = self._submitted(partial(call, *arguments), otherwise)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -194,8 +194,19 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
                 future.add_done_callback(lambda done: _dispose_of(done, dispose))
             raise
 
+    def _submitted(self, call: Callable[[], T], otherwise: T) -> Future[T]:
+        """The call on a thread; `otherwise` where the connector is closed before it begins. It is not cancelled then: a
+        `CancelledError` is no `Exception`, of which LMCache makes a miss, and would end its task."""
+        try:
+            return self._threads.submit(lambda: otherwise if self._is_closed else call())
+        except RuntimeError:  # it was closed before
+            ended: Future[T] = Future()
+            ended.set_result(otherwise)
+            return ended
+
     def _close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._is_closed = True
+        self._threads.shutdown(wait=True)
         self._chunks.link.close()
 
 

@@ -288,6 +288,35 @@ def engine_recovers(name: str, seed: int) -> bool:
     return recovers(backends[name], seed)
 
 
+def engine_close_under_calls(name: str, chunks: list[Chunk]) -> dict[str, Any]:
+    """Close the connector over more calls than it has threads: every answer that there was of each kind, to calls that came before
+    it and after it."""
+    inner, keys = connector(name), engine_keys(name, chunks)
+    memory = [backends[name].local_cpu_backend.allocate(shape_of(name, chunks[0])[0], torch.bfloat16) for _ in keys]
+    kinds: dict[str, Any] = {
+        "exists": lambda: inner.exists(keys[0]),
+        "contains": lambda: inner.batched_async_contains("look-up", keys),
+        "get": lambda: inner.batched_get(keys),
+        "run": lambda: inner.batched_get_non_blocking("look-up", keys),
+        "put": lambda: inner.batched_put(keys, memory),
+    }
+    later: dict[str, Any] = {**kinds, "ping": inner.ping, "list": inner.list}
+    begun = {kind: [asyncio.run_coroutine_threadsafe(begin(), loop) for _ in range(5)] for kind, begin in kinds.items()}
+    asyncio.run_coroutine_threadsafe(inner.close(), loop).result(WAIT_SECONDS)
+    before = {kind: [each.result(WAIT_SECONDS) for each in futures] for kind, futures in begun.items()}
+    after = {
+        kind: [asyncio.run_coroutine_threadsafe(begin(), loop).result(WAIT_SECONDS)] for kind, begin in later.items()
+    }
+    for each in memory:
+        each.ref_count_down()
+    return {"before": {kind: distinct(answers) for kind, answers in before.items()}, "after": after}
+
+
+def distinct(answers: list[Any]) -> list[Any]:
+    """Every answer once."""
+    return [each for index, each in enumerate(answers) if each not in answers[:index]]
+
+
 def close_engine(name: str) -> None:
     """As an engine does at its end."""
     backends.pop(name).close()
@@ -321,6 +350,7 @@ if __name__ == "__main__":
             "engine_remove": engine_remove,
             "engine_state": engine_state,
             "engine_recovers": engine_recovers,
+            "engine_close_under_calls": engine_close_under_calls,
             "close_engine": close_engine,
             "expected": expected,
         }
