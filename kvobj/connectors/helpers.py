@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
+from kvobj.client.call_scope import CallScope, current_scope
 from kvobj.errors import UnavailableError
 
 
@@ -28,15 +30,20 @@ class Helpers:
 
     def run(self, parts: Sequence[Callable[[], None]], *, taken: int) -> None:
         """Run all parts, the first one here; there is one more of them than helpers were taken, or fewer. What a part raises is
-        raised when all have ended: the first one's before the others'. `UnavailableError` after `close`."""
+        raised when all have ended: the first one's before the others'. Where the call is ended (`CallScope`) its parts are.
+        `UnavailableError` after `close`."""
         futures: list[Future[None]] = []
+        scope = current_scope()
         try:
-            futures.extend(
-                self._submitted(part) for part in parts[1:]
-            )  # what has begun is waited for, if the next fails
+            if scope is not None:
+                parts = _scoped(scope, parts)
+            # What has begun is waited for, if the next fails.
+            futures.extend(self._submitted(part) for part in parts[1:])
             parts[0]()
         finally:
             wait(futures)
+            if scope is not None:
+                scope.unguard()
             for _ in range(taken):
                 self._free.release()
         for future in futures:
@@ -53,3 +60,20 @@ class Helpers:
     def close(self) -> None:
         """No further parts; those that run end by their own deadlines. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _scoped(scope: CallScope, parts: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+    """The parts, each with a scope of its own, since a scope is one thread's; they end with the call's."""
+    scopes = [CallScope(scope.deadline) for _ in parts]
+
+    def end() -> None:
+        for each in scopes:
+            each.cancel()
+
+    scope.guard(end)
+    return [partial(_within, each, part) for each, part in zip(scopes, parts, strict=True)]
+
+
+def _within(scope: CallScope, part: Callable[[], None]) -> None:
+    with scope.entered():
+        part()

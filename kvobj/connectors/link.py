@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from kvobj.client.call_scope import current_scope
 from kvobj.client.kv_values import Name, Namespace, NewChunk
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
 from kvobj.connectors.line import Line, NotGrantedError, Outcome
@@ -257,6 +258,10 @@ class StoreLink:
             self.log.warning("%s refused a call: %s", self.settings.endpoint, error)
 
     def _failed(self, turn: Turn, error: KvobjError) -> None:
+        scope = current_scope()
+        if scope is not None and scope.is_cancelled:  # what it failed with says nothing of the server
+            self._outage.left(turn)
+            return
         self._tally.failed(error)
         self._line.forget_namespace()
         if self._outage.failed(turn) and not self._is_closed:

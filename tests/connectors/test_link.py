@@ -22,6 +22,7 @@ from kvobj.client import Credentials, KvClient, NewChunk
 from kvobj.client.kv_values import ROOT
 from kvobj.connectors import LinkSettings, StoreLink
 from kvobj.connectors.line import Outcome
+from kvobj.connectors.lmcache.tasks import TaskRunner
 
 SETTINGS = ServerSettings(
     dram_bytes=96 * MIB,
@@ -366,6 +367,35 @@ class TestFaults:
             wait_until(
                 lambda: metric(server, "kvobj_lease_sessions") == 0, timeout_seconds=15, what="the session to end"
             )
+
+    @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
+    def test_tasks_that_wait_for_a_server_that_hangs_end_when_they_are_closed_and_touch_no_memory_after_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same_host: bool
+    ) -> None:
+        chunks, others = (chunks_of(name, (3 * MIB,) * 6) for name in ("closed", "others"))
+        with ServerProcess(tmp_path, SMALL) as server:
+            link = StoreLink(settings_of(server, timeout_seconds=600.0, same_host=same_host))
+            assert link.store(chunks) == [True] * 6
+            assert loaded(link, chunks) == bodies(chunks)
+            runner = TaskRunner[object]("link", threads=2, failure=int, notify=lambda: None)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                numbers = [
+                    runner.submit(6, lambda: link.store(others)),
+                    runner.submit(6, lambda: loaded(link, chunks)),
+                ]
+                wait_until(lambda: len(runner._running) == 2, timeout_seconds=10, what="the tasks to run")
+                began = time.monotonic()
+                runner.close(began + 0.5)
+                assert time.monotonic() - began < 5.0
+                assert [runner.take(number) for number in numbers] == [[False] * 6, [None] * 6]
+                assert link.is_up, "a call that was ended says nothing of the server"
+                assert not caplog.messages
+                began = time.monotonic()
+                link.close()
+                assert time.monotonic() - began < 5.0
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
 
     @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
     def test_a_store_that_is_full_for_longer_than_the_deadline_fails_stores_and_its_chunks_are_loaded_on(

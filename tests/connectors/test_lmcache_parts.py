@@ -20,6 +20,7 @@ from forked import in_child
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvobj.client.call_scope import CallScope, pause
 from kvobj.connectors.helpers import Helpers
 from kvobj.connectors.lmcache.keys import ObjectName, engine_name, model_prefix, object_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
@@ -193,9 +194,14 @@ class TestTasks:
 
         numbers = [runner.submit(2, slow), runner.submit(3, lambda: 1)]
         assert begun.wait(WAIT_SECONDS)
-        runner.close(time.monotonic())
+        closing = threading.Thread(target=runner.close, args=(time.monotonic(),))
+        closing.start()
+        while not runner._is_closed:
+            assert closing.is_alive()
         numbers.append(runner.submit(4, lambda: 1))
         may_end.set()
+        closing.join(WAIT_SECONDS)
+        assert not closing.is_alive()
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in numbers)
         assert [runner.take(number) for number in numbers] == [1, -3, -4]
 
@@ -222,6 +228,21 @@ class TestTasks:
         assert done.acquire(timeout=WAIT_SECONDS)
         assert runner.take(number) == 1
         runner.close(time.monotonic() + WAIT_SECONDS)
+
+    def test_calls_that_still_run_at_the_deadline_are_ended_before_it_is_closed(self) -> None:
+        runner, _done = self.runner(threads=2)
+        begun = threading.Barrier(3)
+
+        def call() -> int:
+            begun.wait(WAIT_SECONDS)
+            pause(10 * WAIT_SECONDS)
+            return 1
+
+        numbers = [runner.submit(size, call) for size in (2, 3)]
+        begun.wait(WAIT_SECONDS)
+        runner.close(time.monotonic())
+        assert [runner.take(number) for number in numbers] == [-2, -3]
+        assert not any(thread.is_alive() for thread in runner._threads)
 
     def test_a_task_behind_the_close_of_its_event_fails_and_raises_nothing(self) -> None:
         runner = TaskRunner("test", threads=1, failure=lambda size: -size, notify=lambda: os.eventfd_write(-1, 1))
@@ -492,3 +513,28 @@ class TestHelpers:
         with pytest.raises(UnavailableError, match="closed"):
             helpers.run(parts, taken=helpers.take(2))
         assert ended.is_set(), "it goes on writing behind its caller's back"
+
+    def test_all_parts_of_a_call_that_is_ended_are(self) -> None:
+        helpers = Helpers(2)
+        scope = CallScope()
+        begun = threading.Barrier(4)
+
+        def part() -> None:
+            begun.wait(WAIT_SECONDS)
+            pause(10 * WAIT_SECONDS)
+
+        def call() -> None:
+            with scope.entered(), pytest.raises(UnavailableError):
+                helpers.run([part] * 3, taken=helpers.take(2))
+
+        calling = threading.Thread(target=call)
+        calling.start()
+        begun.wait(WAIT_SECONDS)
+        scope.cancel()
+        calling.join(WAIT_SECONDS)
+        assert not calling.is_alive()
+        assert helpers.take(3) == 2
+        with scope.entered(), pytest.raises(UnavailableError):
+            helpers.run([part] * 3, taken=2)
+        assert helpers.take(3) == 2
+        helpers.close()

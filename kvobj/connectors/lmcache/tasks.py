@@ -11,9 +11,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
 
 _LOG: Final = logging.getLogger(__name__)
+
+_END_SECONDS: Final = 10.0
+"""How long a task that was ended may take to return: nothing that it waits for keeps it, and a copy is soon done."""
 
 T = TypeVar("T")
 
@@ -32,8 +36,9 @@ class TaskRunner(Generic[T]):
     and the second asks the first for the interpreter.
 
     Each task has its result: what it returned, or `failure(task's size)` where it raised, which is logged. `notify` is called once
-    the result can be had. Tasks that have not begun when it closes fail. What is to be done `then`, by the same thread once the
-    result was told of, is left out where other tasks wait or the task has failed.
+    the result can be had. Tasks that have not begun when it closes fail, and calls to a store that still run by its deadline are
+    ended (`CallScope`): who closes it may take back the memory that tasks came with. What is to be done `then`, by the same thread
+    once the result was told of, is left out where other tasks wait or the task has failed.
 
     In a forked child, which has no such threads, every task fails.
     """
@@ -48,10 +53,13 @@ class TaskRunner(Generic[T]):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._is_closed = False
+        self._scopes = [CallScope() for _ in range(threads)]
+        self._running: set[CallScope] = set()
+        """Of the threads that run a task."""
         forget_in_child(self)
         self._threads = [
-            threading.Thread(target=self._run, args=(waker,), name=f"kvobj-{name}-{number}", daemon=True)
-            for number, waker in enumerate(self._wakers)
+            threading.Thread(target=self._run, args=(waker, scope), name=f"kvobj-{name}-{number}", daemon=True)
+            for number, (waker, scope) in enumerate(zip(self._wakers, self._scopes, strict=True))
         ]
         for thread in self._threads:
             thread.start()
@@ -61,6 +69,7 @@ class TaskRunner(Generic[T]):
         self._lock = threading.Lock()
         self._is_closed = True
         self._waiting.clear()
+        self._running.clear()
         self._results = {}
 
     def submit(self, size: int, run: Callable[[], T], *, then: Callable[[], None] | None = None) -> int:
@@ -92,22 +101,35 @@ class TaskRunner(Generic[T]):
         return results
 
     def close(self, deadline: float) -> None:
-        """Begin no further task, and wait for those that are running until this moment of `time.monotonic`. Idempotent. Takes no
-        lock: a signal's handler may call it over any other method here."""
+        """Begin no further task, wait for those that are running until this moment of `time.monotonic`, then end their calls and
+        wait until they have returned. Idempotent. Takes no lock that its caller may hold: a signal's handler may call it over any
+        other method here."""
         self._is_closed = True
         for waker in self._wakers:
             waker.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        for scope in self._scopes:
+            scope.cancel()
+        deadline = time.monotonic() + _END_SECONDS
+        for thread, scope in zip(self._threads, self._scopes, strict=True):
+            if scope in self._running:  # of the others one may wait for who was interrupted
+                thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self, waker: SimpleQueue[None]) -> None:
+    def _run(self, waker: SimpleQueue[None], scope: CallScope) -> None:
+        with scope.entered():
+            self._run_tasks(waker, scope)
+
+    def _run_tasks(self, waker: SimpleQueue[None], scope: CallScope) -> None:
         while (task := self._next(waker)) is not None:
             then = task.then
+            self._running.add(scope)
             try:
                 result = self._failure(task.size) if self._is_closed else task.run()
             except Exception:  # noqa: BLE001 - a bug is a task that failed, and not a thread less
                 _LOG.exception("a task of LMCache failed")
                 result, then = self._failure(task.size), None
+            self._running.discard(scope)
             self._end(task.number, result)
             if then is not None and not self._is_closed and not self._waiting:
                 then()
