@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.errors import ConfigurationError
 
 _MODEL_CHARACTERS: Final = 64
 _DIGEST_CHARACTERS: Final = 12
@@ -37,21 +36,23 @@ class EngineChunks:
     pipeline: tuple[int, int] = (0, 1)
 
 
-def link_settings(values: Mapping[str, object], environment: Mapping[str, str], chunks: EngineChunks) -> LinkSettings:
+def link_settings(
+    values: Mapping[str, object], environment: Mapping[str, str], chunks: EngineChunks, *, problems: Sequence[str] = ()
+) -> LinkSettings:
     """Settings of a link from an engine's table: those of `LinkSettings`, and `revision` (of the model), `tenant` (whom chunks
     must not be shared beyond) and `declare` (False: an owner has declared the namespace). Without `namespace` its name follows
-    from all that is declared; with it, ranks that have chunks of their own get a suffix. `ConfigurationError` names every fault."""
-    problems = [
+    from all that is declared; with it, ranks that have chunks of their own get a suffix. `ConfigurationError` names every fault,
+    `problems` with the caller's own settings among them."""
+    found = list(problems)
+    found += [
         f"{name}: is no {'flag' if name == 'declare' else 'text'}"
         for name in _OWN
         if name in values and not isinstance(values[name], bool if name == "declare" else str)
     ]
     if "declaration" in values:
-        problems.append("declaration: follows from the engine's configuration")
-    if problems:
-        raise ConfigurationError(problems)
+        found.append("declaration: follows from the engine's configuration")
     declared = declaration(chunks, revision=values.get("revision"), tenant=str(values.get("tenant", "")))
-    table: dict[str, Any] = {name: value for name, value in values.items() if name not in _OWN}
+    table: dict[str, Any] = {name: value for name, value in values.items() if name not in (*_OWN, "declaration")}
     given = table.get("namespace")
     if given is None:
         table["namespace"] = derived_name(chunks, declared)
@@ -59,7 +60,7 @@ def link_settings(values: Mapping[str, object], environment: Mapping[str, str], 
         table["namespace"] = given + _rank_suffix(chunks)
     if values.get("declare", True):
         table["declaration"] = declared
-    return LinkSettings.parse(table, environment)
+    return LinkSettings.parse(table, environment, problems=found)
 
 
 def declaration(chunks: EngineChunks, *, revision: object, tenant: str) -> dict[str, object]:

@@ -85,10 +85,12 @@ class Outcome(Enum):
 class Line:
     """What one process has of a link. Thread-safe."""
 
-    def __init__(self, settings: LinkSettings, tally: Tally) -> None:
+    def __init__(self, settings: LinkSettings, tally: Tally, *, note_refusal: Callable[[KvobjError], None]) -> None:
+        """`note_refusal` is told why a chunk was not stored where others of its batch may have been."""
         credentials = Credentials(settings.access_key, settings.secret_key)
         self._settings = settings
         self._tally = tally
+        self._note_refusal = note_refusal
         self._client = KvClient(
             settings.endpoint,
             credentials,
@@ -265,7 +267,7 @@ class Line:
                 elif isinstance(told, ConflictError):
                     self._tally.disagreed(told)
                 else:
-                    self._tally.failed(told)
+                    self._note_refusal(told)
 
         if any(chunk.parent is not None for chunk in chunks):  # a child waits for its parent
             for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):

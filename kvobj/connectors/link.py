@@ -62,8 +62,13 @@ class StoreLink:
         return self._outage.is_up
 
     def connect(self) -> None:
-        """Begin, in the background, what the first transfer would have to wait for: the same-host connection and its memory."""
-        threading.Thread(target=lambda: self._line.is_same_host, name="kvobj-connect", daemon=True).start()
+        """Begin, in the background, what the first transfer would have to wait for: the same-host connection and its memory. The
+        store is asked first whether this place may be used, so that a wrong one shows in the log and in `is_up` from the start."""
+        threading.Thread(target=self._connect, name="kvobj-connect", daemon=True).start()
+
+    def _connect(self) -> None:
+        if self.ping():
+            _ = self._line.is_same_host  # finds out
 
     # -- what is stored ------------------------------------------------------------------------------------------
     def hold(self, names: Sequence[Name]) -> list[bool]:
@@ -197,7 +202,7 @@ class StoreLink:
         settings = self.settings
         self._outage = Outage(rest=settings.rest_seconds, rest_max=settings.rest_seconds_max)
         self._tally = Tally()
-        self._line = Line(settings, self._tally)
+        self._line = Line(settings, self._tally, note_refusal=self._note_refusal)
 
     def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * len(names)
@@ -250,12 +255,15 @@ class StoreLink:
     def _answered(self, turn: Turn) -> None:
         seconds = self._outage.answered(turn)
         if seconds is not None:
-            self.log.warning("%s answers again after %.1f s", self.settings.endpoint, seconds)
+            self.log.warning("%s answers again after %.1f s", self._place, seconds)
 
     def _refused(self, turn: Turn, error: KvobjError) -> None:
         self._answered(turn)
+        self._note_refusal(error)
+
+    def _note_refusal(self, error: KvobjError) -> None:
         if self._tally.failed(error):
-            self.log.warning("%s refused a call: %s", self.settings.endpoint, error)
+            self.log.warning("%s refused a call: %s", self._place, error)
 
     def _failed(self, turn: Turn, error: KvobjError) -> None:
         scope = current_scope()
@@ -265,7 +273,13 @@ class StoreLink:
         self._tally.failed(error)
         self._line.forget_namespace()
         if self._outage.failed(turn) and not self._is_closed:
-            self.log.warning("%s cannot be used, all chunks are misses until it can: %s", self.settings.endpoint, error)
+            self.log.warning("%s cannot be used, all chunks are misses until it can: %s", self._place, error)
+
+    @property
+    def _place(self) -> str:
+        """As log lines begin: engines show them without the logger's name."""
+        settings = self.settings
+        return f"kvobj: {settings.endpoint}/{settings.bucket} (namespace {settings.namespace})"
 
 
 _links: Final[weakref.WeakSet[StoreLink]] = weakref.WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
@@ -52,23 +52,27 @@ class LinkSettings:
     """Whether what is copied from shared memory is hashed, too, which takes longer than the copy."""
 
     @classmethod
-    def parse(cls, values: Mapping[str, object], environment: Mapping[str, str]) -> Self:
+    def parse(
+        cls, values: Mapping[str, object], environment: Mapping[str, str], *, problems: Sequence[str] = ()
+    ) -> Self:
         """From a table of the engine's configuration: the fields above, or `credentials_file` (TOML with `access_key` and
         `secret_key`, as the server's DATA/credentials) in the place of the keys; without either the environment's
-        KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY. `ConfigurationError`, an `InvalidRequestError`, names every fault."""
-        problems = [f"{name}: no such setting" for name in values if name not in _CHECKS and name != CREDENTIALS_FILE]
-        problems += [f"{name}: is needed" for name in ("endpoint", "bucket") if name not in values]
+        KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY. `ConfigurationError`, an `InvalidRequestError`, names every fault, and
+        `problems` that the caller has found with settings of its own."""
+        found = list(problems)
+        found += [f"{name}: no such setting" for name in values if name not in _CHECKS and name != CREDENTIALS_FILE]
+        found += [f"{name}: is needed" for name in ("endpoint", "bucket") if name not in values]
         given: dict[str, Any] = {name: value for name, value in values.items() if name in _CHECKS}
         for name, value in given.items():
             problem = _CHECKS[name](value)
             if problem:
-                problems.append(f"{name}: {problem}")
+                found.append(f"{name}: {problem}")
         try:
             given |= _keys(values, environment)
         except ConfigurationError as error:
-            problems += error.problems
-        if problems:
-            raise ConfigurationError(problems)
+            found += error.problems
+        if found:
+            raise ConfigurationError(found)
         return cls(**given)
 
 
@@ -150,17 +154,24 @@ def _keys(values: Mapping[str, object], environment: Mapping[str, str]) -> dict[
             "access_key": environment.get("KVOBJ_ACCESS_KEY", ""),
             "secret_key": environment.get("KVOBJ_SECRET_KEY", ""),
         }
-        where = "access_key, secret_key: given neither here, nor by credentials_file, nor by the environment"
+        where = (
+            "access_key, secret_key: given neither here, nor by credentials_file, nor by KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY"
+            " in the environment"
+        )
     elif not isinstance(file, str):
         raise ConfigurationError([f"{CREDENTIALS_FILE}: is no text"])
     else:
         try:
             found = tomllib.loads(Path(file).read_text())
         except (OSError, ValueError) as error:
-            raise ConfigurationError([f"{CREDENTIALS_FILE}: {error}"]) from error
-        where = f"{CREDENTIALS_FILE}: has no access_key and secret_key"
+            raise ConfigurationError([f"{CREDENTIALS_FILE}: {file}: {_why(error)}"]) from error
+        where = f"{CREDENTIALS_FILE}: {file}: has no access_key and secret_key"
     pair = {name: found.get(name) for name in ("access_key", "secret_key")}
     keys = {name: value for name, value in pair.items() if isinstance(value, str) and value}
     if len(keys) != len(pair):
         raise ConfigurationError([where])
     return keys
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -42,7 +42,6 @@ from kvobj.connectors.sglang_pages import (
     part_names,
     trailing_verdict,
 )
-from kvobj.errors import ConfigurationError
 
 _LOG: Final = logging.getLogger("kvobj.connectors.sglang")
 _OWN_SETTINGS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "chains"})
@@ -75,8 +74,6 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         self._table = {name: value for name, value in extra.items() if name not in _OWN_SETTINGS}
         self._is_zero_copy = bool(extra.get("interface_v1", 0))
         self._has_chains = extra.get("chains", False)
-        if not isinstance(self._has_chains, bool):
-            raise ConfigurationError(["chains: is neither true nor false"])
         self._timings: list[tuple[bool, int, int, float]] = []
         self._parts = 1
         self._is_logical = False
@@ -106,6 +103,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         }
         self._link.close()
         self._link = StoreLink(self._settings(facts, chunk_tokens=page_size), log=_LOG)
+        self._link.connect()
         _LOG.info("pages go to namespace %s at %s", self._link.settings.namespace, self._link.settings.endpoint)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
@@ -262,11 +260,12 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
                 pipeline=(config.pp_rank, config.pp_size),
                 facts={
                     **facts,
-                    "chains": int(self._has_chains),
+                    "chains": int(bool(self._has_chains)),
                     "context": f"{config.attn_cp_rank}of{config.attn_cp_size}",
                     "decode_context": f"{config.dcp_rank}of{config.dcp_size}",
                 },
             ),
+            problems=[] if isinstance(self._has_chains, bool) else ["chains: is neither true nor false"],
         )
 
     def _names(self, key: str, pool: str, parts: int) -> list[str]:

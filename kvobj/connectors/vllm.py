@@ -81,14 +81,16 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         shape = primary_kv_view.shape or ()
         if len(shape) != 2 or primary_kv_view.readonly:  # noqa: PLR2004
             raise ValueError(f"the primary tier's memory is no writable table of rows, but {shape}")
-        if not 1 <= io_threads <= _THREADS_MAX:
-            raise ValueError(f"io_threads: is no whole number from 1 to {_THREADS_MAX}")
+        given: object = io_threads  # from the user's JSON
+        is_whole = isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _THREADS_MAX
+        problems = [] if is_whole else [f"io_threads: is no whole number from 1 to {_THREADS_MAX}"]
         self.locality = Locality(locality) if locality is not None else None
         self._rows: np.ndarray[Any, Any] | None = np.asarray(primary_kv_view)
         self._row_count = shape[0]
         self._row_bytes = shape[1] * primary_kv_view.itemsize
-        settings = link_settings(store, os.environ, _chunks_of(offloading_spec, self._row_bytes))
+        settings = link_settings(store, os.environ, _chunks_of(offloading_spec, self._row_bytes), problems=problems)
         self._link = StoreLink(settings, log=_LOG)
+        self._link.connect()
         self._lookups = Lookups(self._link, name_of=chunk_name, deadline_seconds=settings.timeout_seconds)
         self._transfers = Transfers(threads=io_threads, store_wait_seconds=2 * settings.timeout_seconds)
         self._keys: dict[int, list[bytes]] = {}

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,38 @@ class TestFaults:
             server.start()
             wait_until(lambda: is_interrupted(link), timeout_seconds=10, what="the rest to end")
             wait_until(link.ping, timeout_seconds=10, what="the link to heal")
+
+    def test_a_place_that_cannot_be_used_is_told_of_at_the_start_and_by_name(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+            wrong = replace(settings_of(server), bucket="absent")
+            with closing(StoreLink(wrong)) as link:
+                assert link.is_up
+                link.connect()
+                wait_until(lambda: not link.is_up, timeout_seconds=10, what="the place to be found wrong")
+            (told,) = caplog.messages
+            assert told.startswith(f"kvobj: {server.endpoint}/absent (namespace default) cannot be used")
+
+    def test_the_admin_port_is_a_place_that_cannot_be_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+            wrong = replace(settings_of(server), endpoint=f"http://127.0.0.1:{server.admin_port}")
+            with closing(StoreLink(wrong)) as link:
+                assert link.present(["a"]) == [False]
+                assert not link.is_up
+            (told,) = caplog.messages
+            assert "this is the admin port: S3 is at another" in told
+
+    def test_a_refusal_of_single_chunks_is_told_of_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+            with closing(StoreLink(replace(settings_of(server), durability="shared"))) as link:
+                for _ in range(2):
+                    assert link.store(chunks_of("shared", (100, 200))) == [False, False]
+                assert link.is_up
+            (told,) = caplog.messages
+            assert "refused a call: " in told
 
     def test_what_is_closed_while_its_session_opens_leaves_no_session(self, tmp_path: Path) -> None:
         (chunk,) = chunks_of("closing", (100,))

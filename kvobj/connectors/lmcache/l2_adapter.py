@@ -29,7 +29,6 @@ from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.lmcache.keys import ObjectName, model_prefix, object_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.tasks import TaskRunner
-from kvobj.errors import ConfigurationError
 
 _THREADS: Final = {"lookup_threads": 2, "load_threads": 4, "store_threads": 2}
 _THREADS_MAX: Final = 64
@@ -48,9 +47,9 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
     nothing else does, but `list_l2_keys` where it would have to call a store empty that does not tell."""
 
     def __init__(self, adapter_params: Mapping[str, object], l1_memory_desc: Any = None) -> None:  # noqa: ANN401
-        own, values = _own_settings(adapter_params)
+        own, settings = _own_settings(adapter_params)
         super().__init__(max_capacity_bytes=own[_CAPACITY])
-        self._link = StoreLink(LinkSettings.parse(values, os.environ))
+        self._link = StoreLink(settings)
         self._link.connect()
         self._memory = ObjectMemory(l1_memory_desc)
         self._notifiers = [create_event_notifier() for _ in range(3)]
@@ -246,8 +245,8 @@ def _bitmap(found: Sequence[bool]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
     return bitmap
 
 
-def _own_settings(params: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
-    """The adapter's own settings with their defaults, and those of the link. `ConfigurationError`."""
+def _own_settings(params: Mapping[str, object]) -> tuple[dict[str, int], LinkSettings]:
+    """The adapter's own settings with their defaults, and those of the link. `ConfigurationError` names every fault."""
     own = {**_THREADS, _CAPACITY: 0}
     problems = []
     for name, value in [(name, params.get(name, default)) for name, default in own.items()]:
@@ -256,6 +255,5 @@ def _own_settings(params: Mapping[str, object]) -> tuple[dict[str, int], dict[st
             own[name] = value
         else:
             problems.append(f"{name}: is no whole number from {least} to {most}")
-    if problems:
-        raise ConfigurationError(problems)
-    return own, {name: value for name, value in params.items() if name not in own}
+    values = {name: value for name, value in params.items() if name not in own}
+    return own, LinkSettings.parse(values, os.environ, problems=problems)

@@ -73,8 +73,10 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         extra = config.extra_config or {}
         # as LMCache's RemoteBackend has it, which forgets it in batched_get_non_blocking
         is_shared = extra.get("remote_enable_mla_worker_id_as0", metadata.use_mla)
+        link = StoreLink(LinkSettings.parse(plugin_settings(extra, plugin_name), os.environ))
+        link.connect()
         self._chunks = EngineChunks(
-            StoreLink(LinkSettings.parse(plugin_settings(extra, plugin_name), os.environ)),
+            link,
             local_cpu_backend,
             full=(self.meta_shapes, self.meta_dtypes, self.meta_fmt),
             full_bytes=self.full_chunk_size_bytes,
