@@ -20,7 +20,7 @@ def framed(message: bytes) -> bytes:
 
 
 class Unframer:
-    """Cuts what arrives into messages of at most `bytes_max`."""
+    """Cuts what arrives into messages of at most `bytes_max`, which may be set anew at any time."""
 
     __slots__ = ("_buffer", "bytes_max")
 
@@ -36,6 +36,10 @@ class Unframer:
     def feed(self, data: bytes) -> None:
         """Some bytes have arrived."""
         self._buffer += data
+
+    def clear(self) -> None:
+        """Drop what has arrived and is not taken yet."""
+        self._buffer = bytearray()
 
     def take(self) -> bytes | None:
         """The next whole message; None where more has to arrive. `InvalidRequestError` for a length that no message has."""

@@ -7,8 +7,8 @@ bytes carry the regions' descriptors in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,7 +21,10 @@ KEYS_MAX: Final = 1024
 KEYS_AHEAD: Final = 64
 """Of one `Open` that is ahead of a read: so many are looked up where it arrives."""
 RELEASES_MAX: Final = 4096
-REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+REQUEST_BYTES_MAX: Final = KEYS_MAX * (2 * 1024 + 256)
+"""The longest request there is: a `Commit` of `KEYS_MAX` chunks, each with a name and a parent of 1,024 bytes."""
+HELLO_BYTES_MAX: Final = 1024
+"""A `Hello`, and room for what may be appended to it: nobody else is believed to have more to say before it."""
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 DESCRIPTORS_MAX: Final = 64
 """Of one `Regions` message; the kernel passes at most 253."""
@@ -66,15 +69,16 @@ class NewItem(_Message, frozen=True, array_like=True, gc=False):
     """A chunk to be stored. `id` and `parent` are raw ids or strings, as its namespace has them. `at`: where in the staging
     room its bytes are; nothing where room was reserved."""
 
-    id: Any
+    id: bytes | str
     size_bytes: _Number
-    parent: Any = None
+    parent: bytes | str | None = None
     tokens: _Number | None = None
     digest: bytes | None = None
     at: _Number = 0
 
 
 _Items = Annotated[list[NewItem], msgspec.Meta(max_length=KEYS_MAX)]
+_Rooms = Annotated[list[_Number], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class Stage(_Message, frozen=True, array_like=True, gc=False, tag=4):
@@ -100,7 +104,7 @@ class Commit(_Message, frozen=True, array_like=True, gc=False, tag=6):
     namespace: str = ""
     items: _Items = []
     durability: str | None = None
-    rooms: Annotated[list[_Number], msgspec.Meta(max_length=KEYS_MAX)] = []
+    rooms: _Rooms = []
 
 
 class Abandon(_Message, frozen=True, array_like=True, gc=False, tag=7):
@@ -224,15 +228,79 @@ class Prepared(_Message, frozen=True, array_like=True, gc=False, tag=8):
 
 Reply = Welcome | Regions | Opened | Staged | Reserved | Committed | Failed | Prepared
 
+
+# -- how requests with names are read ----------------------------------------------------------------------------
+_NIL: Final = msgspec.Raw(b"\xc0")
+_BINARY: Final = frozenset({0xC4, 0xC5, 0xC6})
+"""How bytes begin in msgpack, as opposed to strings."""
+
+
+class _RawItem(_Message, frozen=True, array_like=True, gc=False):
+    """A `NewItem` whose names are still as they came. msgspec decodes no union of bytes and strings, and with `Any` a few megabytes
+    of nested arrays took seconds, and many times their size in memory: so they are passed over first, and typed then."""
+
+    id: msgspec.Raw
+    size_bytes: _Number
+    parent: msgspec.Raw = _NIL
+    tokens: _Number | None = None
+    digest: bytes | None = None
+    at: _Number = 0
+
+
+_RawItems = Annotated[list[_RawItem], msgspec.Meta(max_length=KEYS_MAX)]
+
+
+class _RawReserve(_Message, frozen=True, array_like=True, gc=False, tag=5):
+    namespace: str
+    items: _RawItems
+    durability: str | None = None
+
+    def typed(self) -> Reserve:
+        return Reserve(self.namespace, _typed(self.items), self.durability)
+
+
+class _RawCommit(_Message, frozen=True, array_like=True, gc=False, tag=6):
+    batch: _Number
+    namespace: str = ""
+    items: _RawItems = []
+    durability: str | None = None
+    rooms: _Rooms = []
+
+    def typed(self) -> Commit:
+        return Commit(self.batch, self.namespace, _typed(self.items), self.durability, self.rooms)
+
+
+_RawRequest = Hello | Open | Release | Stage | _RawReserve | _RawCommit | Abandon | Prepare
+
+
+_text: Final[Callable[[msgspec.Raw], str | None]] = msgspec.msgpack.Decoder(str | None).decode
+_binary: Final[Callable[[msgspec.Raw], bytes]] = msgspec.msgpack.Decoder(bytes).decode
+
+
+def _typed(items: Sequence[_RawItem]) -> list[NewItem]:
+    typed: list[NewItem] = []
+    for item in items:
+        name = _name(item.id)
+        if name is None:
+            raise msgspec.ValidationError("a chunk has an id")
+        typed.append(NewItem(name, item.size_bytes, _name(item.parent), item.tokens, item.digest, item.at))
+    return typed
+
+
+def _name(raw: msgspec.Raw) -> bytes | str | None:
+    return _binary(raw) if memoryview(raw)[0] in _BINARY else _text(raw)
+
+
 encode = msgspec.msgpack.Encoder().encode
-_decode_request: Final[Callable[[bytes], Request]] = msgspec.msgpack.Decoder(Request).decode
+_decode_request: Final[Callable[[bytes], _RawRequest]] = msgspec.msgpack.Decoder(_RawRequest).decode
 _decode_reply: Final[Callable[[bytes], Reply]] = msgspec.msgpack.Decoder(Reply).decode
 
 
 def decode_request(raw: bytes) -> Request:
     """What a client says. `InvalidRequestError` for what is none of the above."""
     try:
-        return _decode_request(raw)
+        request = _decode_request(raw)
+        return request.typed() if isinstance(request, _RawReserve | _RawCommit) else request
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"no message of a same-host client: {error}") from error
 

@@ -19,7 +19,14 @@ from kvobj.api.same_host.writes import RESERVED_SHARE, ExtentWrites, StagingBudg
 from kvobj.app.node import Node
 from kvobj.arena import ALIGNMENT
 from kvobj.config.settings import BucketSettings
-from kvobj.errors import BusyError, EntityTooLargeError, InvalidRequestError
+from kvobj.errors import (
+    BusyError,
+    EntityTooLargeError,
+    IncompleteBodyError,
+    InvalidChunkIdError,
+    InvalidRequestError,
+    KvobjError,
+)
 from kvobj.same_host.messages import Commit, NewItem, Reserve
 
 
@@ -199,6 +206,28 @@ async def test_room_that_is_set_aside_stays_its_writers_and_lets_other_batches_i
     await node.kv.gate.enter(node.kv.gate.limit_bytes)  # nothing is inside any more
     node.kv.gate.leave(node.kv.gate.limit_bytes)
     assert node.arena.reserved_bytes - before <= size_bytes + 2 * ALIGNMENT  # what was deleted goes when it is reaped
+
+
+@pytest.mark.parametrize(
+    ("items", "error"),
+    [
+        ([NewItem("k" * 1025, SIZE)], InvalidChunkIdError),
+        ([NewItem(b"k" * 31, SIZE)], InvalidChunkIdError),
+        ([NewItem("k", SIZE, digest=bytes(31))], InvalidRequestError),
+        ([NewItem(f"k{number}", 2**63 - 1) for number in range(3)], EntityTooLargeError),
+    ],
+    ids=["key", "id", "digest", "size"],
+)
+async def test_what_is_no_batch_is_refused_without_waiting_for_room(
+    node: Node, writer: Writer, items: list[NewItem], error: type[KvobjError]
+) -> None:
+    await node.kv.gate.enter(node.kv.gate.limit_bytes)  # as much as batches may have
+    with pytest.raises(error):
+        await writer.writes.reserve(Reserve("default", items), writer.rights)
+    with pytest.raises(error):
+        await writer.writes.commit(Commit(0, "default", items), writer.rights, writer.told.append)
+    with pytest.raises(IncompleteBodyError):
+        await writer.writes.commit(Commit(0, "default", [NewItem("k", SIZE)]), writer.rights, writer.told.append)
 
 
 async def local_batch(writer: Writer, *keys: str) -> int:

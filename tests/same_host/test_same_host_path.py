@@ -40,6 +40,7 @@ from kvobj.same_host.descriptors import staging_memory
 from kvobj.same_host.framing import framed
 from kvobj.same_host.mapping import Mapping
 from kvobj.same_host.messages import (
+    HELLO_BYTES_MAX,
     TOKEN_BYTES,
     VERSION,
     Commit,
@@ -440,6 +441,31 @@ def test_who_says_anything_before_hello_is_ended(server: ServerProcess) -> None:
         with raw_peer(grant.socket) as peer:
             peer.say(said)
             assert peer.is_ended()
+
+
+def test_nobody_has_more_to_say_than_a_hello_before_it(server: ServerProcess) -> None:
+    grant = grant_of(server)
+    with raw_peer(grant.socket) as peer:
+        peer.socket.sendall((HELLO_BYTES_MAX + 1).to_bytes(4, "little"))
+        assert peer.is_ended()
+    with raw_peer(grant.socket) as peer:
+        items = [NewItem("k" * 1024, 10)]
+        peer.socket.sendall(framed(encode(Hello(VERSION, grant.token))) + framed(encode(Commit(0, "default", items))))
+        assert isinstance(peer.ask(Open([])), Welcome)
+        assert isinstance(peer.hear(), Failed)  # what follows it may be longer
+        assert isinstance(peer.hear(), Opened)
+
+
+def test_a_batch_larger_than_any_object_is_refused_and_the_connection_goes_on(server: ServerProcess) -> None:
+    grant = grant_of(server)
+    items = [NewItem(fresh(), 2**63 - 1) for _ in range(3)]
+    with raw_peer(grant.socket) as peer:
+        peer.ask(Hello(VERSION, grant.token))
+        for asked in (Reserve("default", items), Commit(0, "default", items)):
+            refused = peer.ask(asked)
+            assert isinstance(refused, Failed)
+            assert refused.code == "EntityTooLarge"
+        assert isinstance(peer.ask(Open([])), Opened)
 
 
 @pytest.mark.parametrize(

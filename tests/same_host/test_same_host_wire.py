@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.buffers import address_of
+from kvobj.catalog.rows import MAX_KEY_BYTES
 from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.descriptors import control_page, staging_memory
 from kvobj.same_host.framing import Unframer, framed
 from kvobj.same_host.mapping import Mapping, copy, mapped
 from kvobj.same_host.messages import (
+    HELLO_BYTES_MAX,
     KEYS_MAX,
+    REQUEST_BYTES_MAX,
     TOKEN_BYTES,
     Commit,
     Extent,
@@ -25,6 +30,8 @@ from kvobj.same_host.messages import (
     Opened,
     Regions,
     Release,
+    Request,
+    Reserve,
     decode_reply,
     decode_request,
     encode,
@@ -76,9 +83,12 @@ def test_any_bytes_are_a_message_or_a_typed_error(raw: bytes) -> None:
         Open(["a", "b"], "ns", (0, 3), [b"p" * 16, None]),
         Release([1, 2**40]),
         Commit(0, "ns", [NewItem(b"i" * 32, 10, "root", 16, bytes(32), 64)], "local"),
+        Commit(0, "", [NewItem("key", 10), NewItem(b"i" * 32, 10, b"p" * 32)], rooms=[7, 8]),
+        Reserve("ns", [NewItem("key", 10, "parent"), NewItem(b"i" * 300, 0, b"p" * 70_000)]),
+        Reserve("", []),
     ],
 )
-def test_requests_are_read_as_they_were_written(message: Open) -> None:
+def test_requests_are_read_as_they_were_written(message: Request) -> None:
     assert decode_request(encode(message)) == message
 
 
@@ -86,6 +96,10 @@ def test_replies_are_read_as_they_were_written() -> None:
     opened = Opened([Extent(1, 2, 4096, 10, 7, None, "dram"), None], [None, 5])
     for reply in (opened, Regions([]), Failed(403, "AccessDenied", "no", {"bucket": "b"})):
         assert decode_reply(encode(reply)) == reply
+
+
+NO_NAMES: list[object] = [None, 7, 1.5, True, [], [[]], {}, {"a": "b"}, msgspec.msgpack.Ext(5, b"xx")]
+"""What no chunk is called."""
 
 
 @pytest.mark.parametrize(
@@ -97,12 +111,39 @@ def test_replies_are_read_as_they_were_written() -> None:
         encode([3, [-1]]),
         encode([99, 1]),
         encode({"tag": 1}),
+        *(encode([5, "ns", [[name, 1]]]) for name in NO_NAMES),
+        *(encode([6, 0, "ns", [["k", 1, name]]]) for name in NO_NAMES[1:]),
+        encode([5, "ns", [["k", 1]] * (KEYS_MAX + 1)]),
+        b"\x93\x05\xa0\x91\x92" + b"\x91" * 10_000 + b"\x90\x01",
+        b"\x93\x05\xa0\x91\x92\xa1\xff\x01",
     ],
-    ids=["token", "keys", "layers", "handle", "tag", "map"],
 )
 def test_what_is_out_of_bounds_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         decode_request(raw)
+
+
+def test_the_longest_requests_that_are_meant_fit_into_a_message() -> None:
+    name, number = "k" * MAX_KEY_BYTES, 2**63 - 1
+    item = NewItem(name, number, name, number, bytes(32), number)
+    longest = Commit(0, name, [item] * KEYS_MAX, "memory", [number] * KEYS_MAX)
+    assert len(encode(longest)) <= REQUEST_BYTES_MAX
+    assert len(encode(Open([name] * KEYS_MAX, name, (0, 1), [bytes(32)] * KEYS_MAX))) <= REQUEST_BYTES_MAX
+    assert len(encode(Hello(number, bytes(TOKEN_BYTES)))) <= HELLO_BYTES_MAX // 8
+
+
+def test_what_a_message_nests_is_passed_over_and_not_made() -> None:
+    count = 200_000
+    nested = b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+    tracemalloc.start()
+    try:
+        for raw in (b"\x94\x06\x00\xa0\x91\x92" + nested + b"\x01", b"\x94\x06\x00\xa0\x91\x93\xa1k\x01" + nested):
+            with pytest.raises(InvalidRequestError):
+                decode_request(raw)
+        assert decode_request(b"\x93\x03\x90" + nested) == Release([])  # a later version's field
+        assert tracemalloc.get_traced_memory()[1] < 8 * count  # an empty list takes 64
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.integers(0, 400_000), st.integers(0, 5000))

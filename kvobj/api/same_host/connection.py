@@ -33,7 +33,9 @@ from kvobj.errors import AccessDeniedError, InvalidRequestError, KvobjError, Una
 from kvobj.same_host.descriptors import control_page
 from kvobj.same_host.messages import (
     DESCRIPTORS_MAX,
+    HELLO_BYTES_MAX,
     REPLY_BYTES_MAX,
+    REQUEST_BYTES_MAX,
     VERSION,
     Abandon,
     Commit,
@@ -100,7 +102,11 @@ class Connection:
         self._peer = peer
         self._task: asyncio.Task[None] | None = None
         self._messages = MessageSocket(
-            connection, on_end=self.end, answer_now=self._answer_now, answered=self._catch_up
+            connection,
+            bytes_max=HELLO_BYTES_MAX,
+            on_end=self.end,
+            answer_now=self._answer_now,
+            answered=self._catch_up,
         )
         self._opened: HotOpened | None = None
         self._releases: list[bytes] = []
@@ -142,8 +148,8 @@ class Connection:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 await self._greet()
-            while (raw := await self._messages.read()) is not None:
-                await self._serve(decode_request(raw))
+            while (request := await self._next()) is not None:
+                await self._serve(request)
         except (InvalidRequestError, AccessDeniedError, UnavailableError, TimeoutError) as error:
             log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error) or "no hello")
         except asyncio.CancelledError:
@@ -153,11 +159,15 @@ class Connection:
         finally:
             await self._close()
 
-    async def _greet(self) -> None:
+    async def _next(self) -> Request | None:
+        """The next request, whose bytes are kept no longer than it takes to read it; None at the end."""
         raw = await self._messages.read()
-        if raw is None:
+        return None if raw is None else decode_request(raw)
+
+    async def _greet(self) -> None:
+        request = await self._next()
+        if request is None:
             raise UnavailableError("gone before its hello")
-        request = decode_request(raw)
         if not isinstance(request, Hello):
             raise InvalidRequestError("the first message is a hello")
         grant = self._parts.grants.claim(request.token)
@@ -167,6 +177,7 @@ class Connection:
             raise error
         parts, rights = self._parts, grant.rights
         self._grant = grant
+        self._messages.allow(REQUEST_BYTES_MAX)
         self._ledger = ExtentLedger(
             store=parts.store,
             arena=parts.arena,

@@ -2,8 +2,9 @@
 
 What can be answered at once is, where it arrives; the rest is read by a task.
 
-Bounded: what a peer sends ahead of what is being served stays in the kernel once a message's worth has arrived here. A peer that
-reads no replies is given up after a while. Descriptors that a peer sends are closed by the kernel: nothing here asks for them.
+Bounded: what a peer sends ahead of what is being served stays in the kernel once a message's worth has arrived here, and how long a
+message may be is said by whoever serves it. A peer that reads no replies is given up after a while. Descriptors that a peer sends
+are closed by the kernel: nothing here asks for them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvobj.errors import InvalidRequestError, UnavailableError
-from kvobj.same_host.framing import Unframer, framed
-from kvobj.same_host.messages import REQUEST_BYTES_MAX
+from kvobj.same_host.framing import LENGTH_BYTES, Unframer, framed
 
 SEND_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 * 1024
 
 
 class MessageSocket:
-    """Owns a connected socket. Event-loop-only; one task reads. `on_end` is called at once when the peer is gone, also while a
-    message is being served. `answer_now` is asked about each message that arrives while the task waits for one: its answer, empty
-    for none, or None where the task is to have the message. `answered` is called when such an answer is on its way, and when all
-    that came at once has been asked about."""
+    """Owns a connected socket, and takes messages of at most `bytes_max` (`allow`: of others). Event-loop-only; one task reads.
+
+    `on_end` is called at once when the peer is gone, also while a message is being served. `answer_now` is asked about each message
+    that arrives while the task waits for one: its answer, empty for none, or None where the task is to have the message. `answered`
+    is called when such an answer is on its way, and when all that came at once has been asked about."""
 
     def __init__(
         self,
         connection: socket.socket,
         *,
+        bytes_max: int,
         on_end: Callable[[], None],
         answer_now: Callable[[bytes], bytes | None] = lambda _: None,
         answered: Callable[[], None] = lambda: None,
@@ -43,13 +45,17 @@ class MessageSocket:
         self._answered = answered
         self._next: bytes | None = None
         self._unsent = b""
-        self._unframer = Unframer(REQUEST_BYTES_MAX)
+        self._unframer = Unframer(bytes_max)
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Future[None] | None = None
         self._is_ended = False
         self._is_reading = True
         self._is_closed = False
         self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def allow(self, bytes_max: int) -> None:
+        """Take messages of up to so many bytes from now on."""
+        self._unframer.bytes_max = bytes_max
 
     async def read(self) -> bytes | None:
         """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has."""
@@ -121,7 +127,7 @@ class MessageSocket:
 
     def _on_readable(self) -> None:
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(min(_READ_BYTES, LENGTH_BYTES + self._unframer.bytes_max))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -133,7 +139,7 @@ class MessageSocket:
             self._on_end()
             return
         self._unframer.feed(data)
-        if self._unframer.buffered_bytes > REQUEST_BYTES_MAX:
+        if self._unframer.buffered_bytes > self._unframer.bytes_max:
             self._loop.remove_reader(self._descriptor)
             self._is_reading = False
         if self._arrived is None or not self._answer_some():

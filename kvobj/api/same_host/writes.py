@@ -19,6 +19,7 @@ from kvobj.api.kv.errors import error_value
 from kvobj.api.kv.mput import DIGEST_BYTES, put_request
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.object_headers import parse_durability
+from kvobj.api.objects_write import MAX_PUT_BYTES
 from kvobj.api.same_host.rights import Rights
 from kvobj.catalog.rows import CommitOutcome, Durability, ObjectRow
 from kvobj.errors import (
@@ -133,12 +134,14 @@ class ExtentWrites:
             raise AccessDeniedError("only trusted writers write into the arena", user_id=rights.user_id)
         if len(self._batches) >= BATCHES_MAX:
             raise BusyError("too many reservations are open", limit=BATCHES_MAX)
-        size_bytes = _size_of(request.items)
-        self._check_share(size_bytes)
         namespace = await self._namespace(request.namespace, rights)
+        # What is no batch does not wait for room, nor is it kept meanwhile.
+        puts = _put_requests(request, namespace, rights)
+        size_bytes = _size_of(puts)
+        self._check_share(size_bytes)
         async with AsyncExitStack() as stack:
-            batch = await self._begin(stack, request.items, rights)
-            transfers = await batch.reserve_together(_put_requests(request, namespace, rights))
+            batch = await self._begin(stack, puts, rights)
+            transfers = await batch.reserve_together(puts)
             rooms = [None if transfer is None else _room(transfer) for transfer in transfers]
             items = list(zip(transfers, [item.digest for item in request.items], strict=True))
             number = self._next_batch
@@ -197,12 +200,14 @@ class ExtentWrites:
             await self._commit_prepared(request, rights, tell)
             return
         namespace = await self._namespace(request.namespace, rights)
+        puts = _put_requests(request, namespace, rights)
+        for item in request.items:
+            if item.at + item.size_bytes > self._staging_bytes:
+                raise IncompleteBodyError("a chunk is not within the staging room", size_bytes=item.size_bytes)
         async with AsyncExitStack() as stack:
-            batch = await self._begin(stack, request.items, rights)
+            batch = await self._begin(stack, puts, rights)
             filled: list[tuple[PutTransfer, _Staged, bytes | None]] = []
-            for item, put in zip(request.items, _put_requests(request, namespace, rights), strict=True):
-                if item.at + item.size_bytes > self._staging_bytes:
-                    raise IncompleteBodyError("a chunk is not within the staging room", size_bytes=item.size_bytes)
+            for item, put in zip(request.items, puts, strict=True):
                 transfer = await batch.reserve(put)
                 if transfer is not None:
                     transfer.hash_after()
@@ -285,11 +290,11 @@ class ExtentWrites:
                 "a live chunk of another namespace has the key", bucket=row.bucket, key=row.key
             ) from None
 
-    async def _begin(self, stack: AsyncExitStack, items: Sequence[NewItem], rights: Rights) -> ChunkBatch:
+    async def _begin(self, stack: AsyncExitStack, puts: Sequence[PutRequest], rights: Rights) -> ChunkBatch:
         async def check_shown(row: ObjectRow) -> None:
             await self._check_shown(row, rights)
 
-        return await stack.enter_async_context(self._chunks.batch(_size_of(items), check_shown=check_shown))
+        return await stack.enter_async_context(self._chunks.batch(_size_of(puts), check_shown=check_shown))
 
     async def _namespace(self, name: str, rights: Rights) -> OpenNamespace:
         namespace = await self._chunks.namespace(rights.bucket, name or DEFAULT_NAMESPACE, caller=rights.caller)
@@ -353,7 +358,7 @@ def _check_may_write(rights: Rights) -> None:
         raise AccessDeniedError("the bucket may not be written", bucket=rights.bucket.name, user_id=rights.user_id)
 
 
-def _size_of(items: Sequence[NewItem]) -> int:
+def _size_of(items: Sequence[PutRequest]) -> int:
     """What chunks take of the arena."""
     return sum([extent_bytes(item.size_bytes) for item in items])
 
@@ -369,6 +374,8 @@ def _durability(request: Reserve | Commit | Prepare) -> Durability | None:
 
 
 def _put_request(item: NewItem, namespace: OpenNamespace, asked: Durability | None, rights: Rights) -> PutRequest:
+    if item.size_bytes > MAX_PUT_BYTES:
+        raise EntityTooLargeError("the chunk is too large", size_bytes=item.size_bytes, limit_bytes=MAX_PUT_BYTES)
     if item.digest is not None and len(item.digest) != DIGEST_BYTES:
         raise InvalidRequestError(f"a digest has {DIGEST_BYTES} bytes")
     header = ItemHeader(
