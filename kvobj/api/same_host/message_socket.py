@@ -1,6 +1,7 @@
 """A Unix stream socket on the event loop, message by message, with descriptors on the way out.
 
-What can be answered at once is, where it arrives; the rest is read by a task.
+What can be answered at once is, where it arrives; the rest is read by a task. A peer that sends many messages at once has a turn of
+the event loop for some of them, and then others have theirs.
 
 Bounded: what a peer sends ahead of what is being served stays in the kernel once a message's worth has arrived here, and how long a
 message may be is said by whoever serves it. A peer that reads no replies is given up after a while. Descriptors that a peer sends
@@ -18,6 +19,8 @@ from kvobj.errors import InvalidRequestError, UnavailableError
 from kvobj.same_host.framing import LENGTH_BYTES, Unframer, framed
 
 SEND_SECONDS: Final = 10.0
+TURN_SECONDS: Final = 0.001
+"""A peer has so much of the event loop at a time, and the end of the message it is in: others wait so long for each of its like."""
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -48,6 +51,7 @@ class MessageSocket:
         self._unframer = Unframer(bytes_max)
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Future[None] | None = None
+        self._turn_until = 0.0
         self._is_ended = False
         self._is_reading = True
         self._is_closed = False
@@ -58,7 +62,12 @@ class MessageSocket:
         self._unframer.bytes_max = bytes_max
 
     async def read(self) -> bytes | None:
-        """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has."""
+        """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has.
+
+        Others have their turn first where this peer has had its own: never before a message that is waited for."""
+        if self._unframer.buffered_bytes and self._loop.time() >= self._turn_until:
+            await asyncio.sleep(0)
+            self._begin_turn()
         while True:
             if self._unsent:
                 unsent, self._unsent = self._unsent, b""
@@ -73,6 +82,7 @@ class MessageSocket:
                 self._loop.add_reader(self._descriptor, self._on_readable)
             self._arrived = self._loop.create_future()
             await self._arrived
+            self._begin_turn()
 
     async def wait_end(self) -> None:
         """Return once the peer has ended; what it says meanwhile is not heard."""
@@ -145,8 +155,12 @@ class MessageSocket:
         if self._arrived is None or not self._answer_some():
             self._wake()
 
+    def _begin_turn(self) -> None:
+        self._turn_until = self._loop.time() + TURN_SECONDS
+
     def _answer_some(self) -> bool:
-        """Answer what can be answered now; False where the task has to look."""
+        """Answer what can be answered now, for a turn; False where the task has to look, in another."""
+        self._begin_turn()
         try:
             while (message := self._unframer.take()) is not None:
                 answer = self._answer_now(message)
@@ -159,6 +173,8 @@ class MessageSocket:
                     self._answered()
                     if self._unsent:
                         return False
+                if self._unframer.buffered_bytes and self._loop.time() >= self._turn_until:
+                    return False
         except InvalidRequestError:
             return False  # a length that no message has: `read` tells
         except UnavailableError:

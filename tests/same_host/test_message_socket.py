@@ -1,0 +1,108 @@
+"""Messages of a peer on the event loop: whose turn it is, and what is left of a peer that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from kvobj.api.same_host.message_socket import MessageSocket
+from kvobj.same_host.framing import framed
+
+MESSAGE_BYTES_MAX = 64 * 1024
+FLOOD = 12_000
+"""Messages that arrive in one step, and take a few turns to read at the least."""
+
+TURNS = 3
+"""Its bytes are read, its reader is woken, and who counts sees it."""
+
+
+class Peer:
+    """The two ends of a connection: what the other says, and what is read of it. `turns`: what was dealt with of a flood when
+    somebody else, who wanted a turn at its first message, had one."""
+
+    def __init__(self) -> None:
+        here, self.socket = socket.socketpair()
+        self.socket.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        self.messages = MessageSocket(
+            here, bytes_max=MESSAGE_BYTES_MAX, on_end=lambda: None, answer_now=self.answer_now
+        )
+        self.answers: Callable[[bytes], bytes | None] = lambda _: None
+        self.dealt_with = 0
+        self.turns: list[int] = []
+
+    def answer_now(self, message: bytes) -> bytes | None:
+        answer = self.answers(message)
+        if answer is not None:
+            self.deal_with()
+        return answer
+
+    def deal_with(self) -> None:
+        self.dealt_with += 1
+        if self.dealt_with == 1:
+            asyncio.get_running_loop().call_soon(lambda: self.turns.append(self.dealt_with))
+
+    async def read_flood(self) -> None:
+        while self.dealt_with < FLOOD:
+            assert await self.messages.read() == b"m"
+            self.deal_with()
+
+    def close(self) -> None:
+        self.messages.close()
+        self.socket.close()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    made = Peer()
+    yield made
+    made.close()
+
+
+async def test_others_have_their_turn_before_all_of_many_messages_is_read(peer: Peer) -> None:
+    peer.socket.sendall(framed(b"m") * FLOOD)
+    async with asyncio.timeout(30):
+        await peer.read_flood()
+    assert peer.turns
+    assert peer.turns[0] < FLOOD
+
+
+async def test_others_have_their_turn_before_all_of_many_messages_is_answered_where_it_arrives(peer: Peer) -> None:
+    peer.answers = lambda _: b"" if peer.dealt_with < FLOOD - 1 else None
+    reading = asyncio.create_task(peer.read_flood())
+    await asyncio.sleep(0)  # it waits for the first
+    peer.socket.sendall(framed(b"m") * FLOOD)
+    async with asyncio.timeout(30):
+        await reading
+    assert peer.turns
+    assert peer.turns[0] < FLOOD - 1
+
+
+async def test_two_that_send_much_are_read_in_turns(peer: Peer) -> None:
+    other = Peer()
+    seen: list[int] = []
+
+    async def read(one: Peer, another: Peer) -> None:
+        await one.read_flood()
+        seen.append(another.dealt_with)
+
+    for each in (peer, other):
+        each.socket.sendall(framed(b"m") * FLOOD)
+    async with asyncio.timeout(30):
+        await asyncio.gather(read(peer, other), read(other, peer))
+    other.close()
+    assert seen[0] > 0, "of the other one was read before all of this one's was"
+
+
+async def test_a_message_that_is_waited_for_costs_no_turn_more(peer: Peer) -> None:
+    for _ in range(3):
+        reading = asyncio.create_task(peer.messages.read())
+        await asyncio.sleep(0)
+        peer.socket.sendall(framed(b"m"))
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns <= TURNS
