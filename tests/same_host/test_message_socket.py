@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -106,3 +107,20 @@ async def test_a_message_that_is_waited_for_costs_no_turn_more(peer: Peer) -> No
             await asyncio.sleep(0)
             turns += 1
         assert turns <= TURNS
+
+
+async def test_the_end_of_a_peer_is_waited_for_whatever_it_says_and_nothing_more_is_sent_to_it(peer: Peer) -> None:
+    peer.messages.send_now(bytes(4 * 1024 * 1024))  # more than the kernel takes
+    ending = asyncio.create_task(peer.messages.wait_end())
+    heard = 0
+    for _ in range(100):
+        await asyncio.sleep(0)
+        with suppress(BlockingIOError):
+            heard += len(peer.socket.recv(1024 * 1024))
+        with suppress(BlockingIOError):
+            peer.socket.send(bytes(4))  # no message has this length
+    assert heard < 4 * 1024 * 1024
+    assert not ending.done()
+    peer.socket.close()
+    async with asyncio.timeout(30):
+        await ending

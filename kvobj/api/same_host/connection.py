@@ -123,6 +123,11 @@ class Connection:
         """Whether its lease has run out: it stalls, or its user may not go on."""
         return self._grant is not None and self._parts.grants.is_over(self._grant)
 
+    @property
+    def is_strange(self) -> bool:
+        """Whether it is waited for who its client is: no token was accepted yet."""
+        return self._grant is None and not self._is_ending
+
     def start(self, on_ended: Callable[[Connection], None]) -> None:
         """Serve it in a task of its own; `on_ended` is called when nothing of it is left."""
         self._task = asyncio.create_task(self._run(), name="same-host connection")
@@ -386,21 +391,26 @@ class Connection:
     async def _close(self) -> None:
         self._is_ending = True
         self._revoke()
-        if self._ledger is not None:
-            self._ledger.close()
-        if self._writes is not None:
-            with suppress(KvobjError, asyncio.CancelledError):
-                if self._writes.has_reserved:
-                    self._writes.set_aside()
-                    await self._messages.wait_end()
-            with suppress(KvobjError):
-                await self._writes.aclose()
-        self._messages.close()
-        if self._grant is not None:
-            self._parts.grants.end(self._grant)
-        if self._control >= 0:
-            os.close(self._control)
-            self._control = -1
+        try:
+            if self._ledger is not None:
+                self._ledger.close()
+            if self._writes is not None:
+                with suppress(asyncio.CancelledError):  # by a stop, which waits no longer
+                    if self._writes.has_reserved:
+                        self._writes.set_aside()
+                        await self._messages.wait_end()
+                with suppress(KvobjError):
+                    await self._writes.aclose()
+        finally:
+            self._messages.close()
+            if self._grant is not None:
+                self._parts.grants.end(self._grant)
+            if self._control >= 0:
+                os.close(self._control)
+                self._control = -1
+            if self._page is not None:
+                self._page.close()  # the client's own mapping keeps the word
+                self._page = None
 
 
 def _encoded(reply: Reply) -> bytes:

@@ -24,6 +24,14 @@ TURN_SECONDS: Final = 0.001
 _READ_BYTES: Final = 64 * 1024
 
 
+def _no_answer(_: bytes) -> bytes | None:
+    return None
+
+
+def _nothing() -> None:
+    return
+
+
 class MessageSocket:
     """Owns a connected socket, and takes messages of at most `bytes_max` (`allow`: of others). Event-loop-only; one task reads.
 
@@ -37,8 +45,8 @@ class MessageSocket:
         *,
         bytes_max: int,
         on_end: Callable[[], None],
-        answer_now: Callable[[bytes], bytes | None] = lambda _: None,
-        answered: Callable[[], None] = lambda: None,
+        answer_now: Callable[[bytes], bytes | None] = _no_answer,
+        answered: Callable[[], None] = _nothing,
     ) -> None:
         connection.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         self._socket = connection
@@ -53,6 +61,7 @@ class MessageSocket:
         self._arrived: asyncio.Future[None] | None = None
         self._turn_until = 0.0
         self._is_ended = False
+        self._is_heard = True
         self._is_reading = True
         self._is_closed = False
         self._loop.add_reader(self._descriptor, self._on_readable)
@@ -77,17 +86,24 @@ class MessageSocket:
                 message = self._unframer.take()
             if message is not None or self._is_ended:
                 return message
-            if not self._is_reading and not self._is_closed:
-                self._is_reading = True
-                self._loop.add_reader(self._descriptor, self._on_readable)
-            self._arrived = self._loop.create_future()
-            await self._arrived
+            await self._more()
             self._begin_turn()
 
     async def wait_end(self) -> None:
-        """Return once the peer has ended; what it says meanwhile is not heard."""
-        while await self.read() is not None:
-            continue
+        """Return once the peer has ended, and for no other reason: whatever it says from now on, or has said and nobody has read,
+        is thrown away, and what it has not taken of its replies is not sent any more."""
+        self._is_heard = False
+        self._drop()
+        while not self._is_ended:
+            await self._more()
+
+    async def _more(self) -> None:
+        """Wait until something has arrived, or the peer has ended."""
+        if not self._is_reading and not self._is_closed:
+            self._is_reading = True
+            self._loop.add_reader(self._descriptor, self._on_readable)
+        self._arrived = self._loop.create_future()
+        await self._arrived
 
     async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message; with its first byte go the descriptors, which stay the caller's. `UnavailableError` where the peer does
@@ -126,14 +142,23 @@ class MessageSocket:
             raise _unread(error) from error
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
+        """Close the socket, and keep nothing of what came by it, nor whom it told. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._is_reading:
             self._loop.remove_reader(self._descriptor)
         self._socket.close()
+        self._drop()
+        # Its owner's methods: a cycle, which would be found only after many others like it, as the objects are few.
+        self._on_end = self._answered = _nothing
+        self._answer_now = _no_answer
         self._end()
+
+    def _drop(self) -> None:
+        self._unframer.clear()
+        self._next = None
+        self._unsent = b""
 
     def _on_readable(self) -> None:
         try:
@@ -147,6 +172,8 @@ class MessageSocket:
             self._is_reading = False
             self._end()
             self._on_end()
+            return
+        if not self._is_heard:
             return
         self._unframer.feed(data)
         if self._unframer.buffered_bytes > self._unframer.bytes_max:
@@ -178,8 +205,7 @@ class MessageSocket:
         except InvalidRequestError:
             return False  # a length that no message has: `read` tells
         except UnavailableError:
-            self._end()
-            self._on_end()
+            self._on_end()  # whether the peer is gone, or only reads no more, is seen where it is read of
         finally:
             self._answered()
         return self._is_reading

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -16,13 +17,18 @@ from kvobj.errors import UnavailableError
 from kvobj.same_host.descriptors import at_path, peer_of
 
 BACKLOG: Final = 128
+STRANGERS_MAX: Final = 32
+"""Connections whose `Hello` has not been accepted. A client says it at once: the one that has waited longest gives way."""
+_PAUSE_SECONDS: Final = 1.0
+# No descriptor or memory to be had (accept(2)): the connection waits in the backlog, and so do we.
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOOKS_A_LEASE: Final = 8
 _LOOK_SECONDS_MAX: Final = 1.0
 
 
 class SameHostServer(BackgroundWorker):
     """See the module's text. `lease_seconds` sets how often leases are looked at; `connections_max` are open at most, and more are
-    closed at once: their clients use HTTP."""
+    closed at once, unless one of those is a stranger's yet: their clients use HTTP."""
 
     worker_name = "same-host leases"
 
@@ -36,7 +42,9 @@ class SameHostServer(BackgroundWorker):
         self._connections_max = connections_max
         self._log = log
         self._listener: socket.socket | None = None
-        self._connections: set[Connection] = set()
+        self._resuming: asyncio.TimerHandle | None = None
+        self._connections: dict[Connection, None] = {}
+        """In the order in which they came."""
 
     @property
     def connections(self) -> int:
@@ -62,12 +70,14 @@ class SameHostServer(BackgroundWorker):
                 "the same-host socket cannot be bound", path=str(self.path), reason=str(error)
             ) from error
         self._listener = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._resume()
         self.start()
 
     async def aclose(self) -> None:
         """Take no more, revoke and end all. Idempotent."""
         listener, self._listener = self._listener, None
+        if self._resuming is not None:
+            self._resuming.cancel()
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
@@ -77,19 +87,47 @@ class SameHostServer(BackgroundWorker):
         for connection in list(self._connections):
             await connection.aclose()
 
+    def _resume(self) -> None:
+        assert self._listener is not None
+        self._resuming = None
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
-        except OSError:
-            return  # gone again, or no descriptors left: the others go on
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._pause(error)
+            return  # else it is gone again
         os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - the standard library's own signature
-        if len(self._connections) >= self._connections_max:
+        if not self._has_place():
             connection.close()
             return
         served = Connection(connection, self._parts, peer=peer_of(connection))
-        self._connections.add(served)
-        served.start(self._connections.discard)
+        self._connections[served] = None
+        served.start(self._forget)
+
+    def _pause(self, error: OSError) -> None:
+        """The listener stays readable: it would be asked again at every turn of the event loop."""
+        assert self._listener is not None
+        self._log.warning("no same-host connection can be accepted for now: %s", error.strerror)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._resuming = loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _has_place(self) -> bool:
+        """Whether there is a place for one more: also one that a stranger has had longest, whose connection is ended."""
+        strangers = [each for each in self._connections if each.is_strange]
+        if len(self._connections) < self._connections_max and len(strangers) < STRANGERS_MAX:
+            return True
+        if not strangers:
+            return False
+        strangers[0].end()
+        return True
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
 
     async def _run(self) -> None:
         while True:
