@@ -7,7 +7,10 @@ anything else, and begins anew there.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 
@@ -26,9 +29,22 @@ def forget_in_child(thing: ForgetsInChild) -> None:
     _known.add(thing)
 
 
+_making: Final = threading.RLock()
+"""Held for a few microseconds at a time; by a thread that may itself fork, in a signal's handler."""
+
+
+@contextmanager
+def unforked() -> Iterator[None]:
+    """No child is forked meanwhile by another thread: for making a socket and making it known, of which a child would otherwise
+    have a duplicate that nobody there closes. Nothing that waits belongs in here."""
+    with _making:
+        yield
+
+
 def _forget_all() -> None:
+    _making.release()
     for thing in list(_known):
         thing.forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_forget_all)

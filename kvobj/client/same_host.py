@@ -164,11 +164,8 @@ class SameHost:
         self._ahead = OpenedAhead(self.release)
 
     def forget(self) -> None:
-        """See `ForgetsInChild`."""
-        lanes = list(self._lanes)
+        """See `ForgetsInChild`. Lanes do by themselves, also those that another thread was connecting."""
         self._begin()
-        for lane in lanes:
-            lane.forget()
 
     @property
     def is_up(self) -> bool:

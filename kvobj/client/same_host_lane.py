@@ -20,6 +20,7 @@ import msgspec
 
 from kvobj.client.call_scope import current_scope
 from kvobj.client.errors import error_of
+from kvobj.client.forking import forget_in_child, unforked
 from kvobj.errors import UnavailableError
 from kvobj.same_host.descriptors import CONTROL_BYTES, at_path, is_sealed_in_size
 from kvobj.same_host.framing import Unframer, framed
@@ -98,12 +99,16 @@ class Lane:
         self._rooms_durability: str | None = None
         self._first_room = 0
         self._rooms: list[ReservedRoom] = []
+        forget_in_child(
+            self
+        )  # from before it connects: a child's duplicate would keep the connection, and all it holds, alive
 
     @classmethod
     def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
         """Use a grant. `UnavailableError` where the socket is not there, or nobody who knows the token is behind it."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        lane = cls(connection, grant)
+        with unforked():
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            lane = cls(connection, grant)
         try:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
@@ -238,9 +243,8 @@ class Lane:
             os.close(self._descriptors.popleft())
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's. Nothing is said to the server."""
-        self._is_closed = True
-        self._socket.close()
+        """See `ForgetsInChild`: the connection is the parent's."""
+        self.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _exchange(

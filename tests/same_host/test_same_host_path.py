@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from server_process import MIB, ServerProcess, UserSetting
 
 from kvobj.client import Credentials, KvClient, NewChunk, S3Client, Session, SignedConnection, StoredChunk
 from kvobj.client.connection import Endpoint
+from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.errors import (
     AccessDeniedError,
     ImmutableChunkError,
@@ -36,7 +39,7 @@ from kvobj.errors import (
     ParentNotFoundError,
     UnavailableError,
 )
-from kvobj.same_host.descriptors import staging_memory
+from kvobj.same_host.descriptors import at_path, control_page, staging_memory
 from kvobj.same_host.framing import framed
 from kvobj.same_host.mapping import Mapping
 from kvobj.same_host.messages import (
@@ -347,6 +350,44 @@ def test_a_forked_child_connects_anew_and_leaves_its_parents_views_alone(root: K
     assert view.data == payload(name, 50_000)
     view.release()
     assert root.get_chunk(name) == payload(name, 50_000)
+
+
+def test_a_child_that_is_forked_while_a_thread_connects_does_not_keep_the_connection(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    descriptor, page = control_page()
+    may_end, ends = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        at_path(path, listening.bind)
+        listening.listen()
+        lanes: list[Lane] = []
+
+        def connect() -> None:
+            grant = GrantAnswer(str(path), b"id", bytes(TOKEN_BYTES), 30_000)
+            lanes.append(Lane.connect(grant, deadline=time.monotonic() + 30))
+
+        connecting = threading.Thread(target=connect)
+        connecting.start()
+        peer, _ = listening.accept()
+        with peer:
+            peer.settimeout(30)
+            assert peer.recv(4096)  # its Hello
+            child = os.fork()
+            if child == 0:
+                os.close(ends)
+                peer.close()
+                os.read(may_end, 1)
+                os._exit(0)
+            socket.send_fds(peer, [framed(encode(Welcome(VERSION)))], [descriptor])
+            connecting.join()
+            lanes[0].close()
+            try:
+                assert peer.recv(1) == b"", "nobody has it any more, though the child lives"
+            finally:
+                os.close(ends)
+                assert os.waitpid(child, 0)[1] == 0
+    page.close()
+    os.close(descriptor)
+    os.close(may_end)
 
 
 # -- who may ------------------------------------------------------------------------------------------------------
