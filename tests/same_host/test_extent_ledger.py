@@ -51,9 +51,7 @@ def ledger_of(node: Node, pinned: PinnedBudget | None = None, *, lane: Lane | No
 
 
 async def lane_of(node: Node) -> Lane:
-    row = await node.catalog.bucket("apart")
-    assert row is not None
-    return Lane.of(row)
+    return Lane.of(await bucket_row(node, "apart"))
 
 
 async def make_anew(node: Node, owner: str) -> None:
@@ -63,9 +61,14 @@ async def make_anew(node: Node, owner: str) -> None:
     await node.catalog.create_bucket(BucketRow("apart", BucketKind.KV, owner, 0, Durability.MEMORY))
 
 
-async def request(node: Node, key: str, size_bytes: int, *, bucket: str = "cache", **more: object) -> PutRequest:
+async def bucket_row(node: Node, bucket: str = "cache") -> BucketRow:
     row = await node.catalog.bucket(bucket)
     assert isinstance(row, BucketRow)
+    return row
+
+
+async def request(node: Node, key: str, size_bytes: int, *, bucket: str = "cache", **more: object) -> PutRequest:
+    row = await bucket_row(node, bucket)
     place = None if bucket == "plain" else ChunkPlace(default_namespace(bucket), None, 0)
     made = PutRequest(bucket=row, key=key, size_bytes=size_bytes, owner="root", place=place)
     return msgspec.structs.replace(made, **more)
@@ -302,8 +305,7 @@ async def test_whoever_was_shown_a_bucket_sees_nothing_of_another_that_gets_its_
 
 async def test_a_holder_of_a_bucket_that_is_gone_is_shown_no_chunk_of_one_that_has_its_name(node: Node) -> None:
     await stored(node, "k", b"mine", bucket="apart")
-    bucket = await node.catalog.bucket("apart")
-    assert bucket is not None
+    bucket = await bucket_row(node, "apart")
     lane = Lane.of(bucket)
     rights = Rights(bucket, bucket.owner, is_owner=True, lane=lane, may_write=True, is_trusted=False)
     reads = ExtentReads(node.store, node.kv.chunks, node.dram.held, lambda *_: None, node.catalog.bucket)
@@ -315,3 +317,38 @@ async def test_a_holder_of_a_bucket_that_is_gone_is_shown_no_chunk_of_one_that_h
     with pytest.raises(NoSuchBucketError):
         await reads.open(Open(["k"]), rights, ledger)
     assert len(ledger) == 0
+
+
+class Unsettled:
+    """Rows whose digests are not known, of a store that is too busy to look for them."""
+
+    def __init__(self, *rows: ObjectRow) -> None:
+        self._rows = {row.key: row for row in rows}
+
+    async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:  # noqa: ARG002
+        return self._rows[key]
+
+    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:  # noqa: ARG002
+        raise BusyError("no room to read it")
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_a_chunk_whose_digest_cannot_be_looked_for_comes_another_way_and_the_others_are_opened(
+    node: Node, *, is_cold: bool
+) -> None:
+    unsettled = msgspec.structs.replace(await stored(node, "unsettled", os.urandom(1000)), digest=None)
+    other = msgspec.structs.replace(await stored(node, "other", os.urandom(2000)), digest=bytes(32))
+    reads = ExtentReads(
+        Unsettled(unsettled, other),
+        node.kv.chunks,
+        lambda blobs: [not is_cold for _ in blobs],
+        lambda *_: None,
+        node.catalog.bucket,
+    )
+    ledger = ledger_of(node)
+    rights = Rights(await bucket_row(node), "root", is_owner=True, lane=None, may_write=True, is_trusted=True)
+    opened = await reads.open(Open(["unsettled", "other"], pins=[bytes(16)]), rights, ledger)
+    assert [extent and extent.size_bytes for extent in opened.extents] == [None, 2000]
+    assert opened.sizes == [1000, 2000]
+    assert (len(ledger), ledger.pinned_bytes) == (1, extent_bytes(2000))
+    ledger.close()

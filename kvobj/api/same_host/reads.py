@@ -198,7 +198,11 @@ class ExtentReads:
             return
         digest = row.digest
         if digest is None:
-            digest = (await self.store.settled(row, wait=False)).digest
+            try:
+                digest = (await self.store.settled(row, wait=False)).digest
+            except KvobjError:
+                ledger.release([opened.handle])
+                return  # as above
         place = opened.place
         extents[index] = Extent(
             opened.handle, place.region, place.offset, place.size_bytes, place.generation, digest, opened.tier
