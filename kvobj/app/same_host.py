@@ -12,7 +12,7 @@ from kvobj.api.same_host.hot_opens import HotOpens
 from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Grants, Levels
 from kvobj.api.same_host.server import SameHostServer
-from kvobj.api.same_host.writes import RESERVED_SHARE, StagingBudget
+from kvobj.api.same_host.writes import StagingBudget, reserved_bytes_max
 from kvobj.app.node import Node
 from kvobj.arena import Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
@@ -87,7 +87,7 @@ def start_same_host(
         pinned=pinned,
         staging=staging,
         prepared=node.prepared,
-        reserved_bytes_max=node.kv.gate.limit_bytes // RESERVED_SHARE,
+        reserved_bytes_max=reserved_bytes_max(node.kv.gate.limit_bytes),
         executor=node.hash_executor,
         reserve_seconds=node.settings.limits.reserve_timeout_seconds,
         log=log,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from real_store import MIB
 
 from kvobj.api.same_host.rights import Rights
-from kvobj.api.same_host.writes import RESERVED_SHARE, ExtentWrites, StagingBudget
+from kvobj.api.same_host.writes import ExtentWrites, StagingBudget, reserved_bytes_max
 from kvobj.app.node import Node
 from kvobj.same_host.messages import Commit, Committed, NewItem, Prepare, Reserve, ReservedRoom
 
@@ -27,7 +27,7 @@ class Writer:
             node.hash_executor,
             StagingBudget(connection_bytes_max=MIB, total_bytes_max=MIB),
             node.prepared,
-            reserved_bytes_max=node.kv.gate.limit_bytes // RESERVED_SHARE,
+            reserved_bytes_max=reserved_bytes_max(node.kv.gate.limit_bytes),
         )
 
     def fill(self, room: ReservedRoom | None, data: bytes) -> None:

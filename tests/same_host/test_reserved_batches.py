@@ -15,7 +15,7 @@ from blake3 import blake3
 from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
-from kvobj.api.same_host.writes import RESERVED_SHARE, ExtentWrites, StagingBudget
+from kvobj.api.same_host.writes import ExtentWrites, StagingBudget, reserved_bytes_max
 from kvobj.app.node import Node
 from kvobj.arena import ALIGNMENT
 from kvobj.config.settings import BucketSettings
@@ -28,6 +28,7 @@ from kvobj.errors import (
     KvobjError,
 )
 from kvobj.same_host.messages import Commit, NewItem, Reserve
+from kvobj.store.extents import extent_bytes
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ async def test_room_that_is_given_back_leaves_nothing(node: Node, writer: Writer
 
 
 async def test_one_connection_reserves_a_part_of_what_all_batches_may_be(node: Node, writer: Writer) -> None:
-    share = node.kv.gate.limit_bytes // RESERVED_SHARE
+    share = reserved_bytes_max(node.kv.gate.limit_bytes)
     half = share // 2 - ALIGNMENT
     first, _ = await writer.reserve(("a", half))
     await writer.reserve(("b", half))
@@ -172,8 +173,15 @@ async def test_one_connection_reserves_a_part_of_what_all_batches_may_be(node: N
     await writer.writes.aclose()
 
 
+@pytest.mark.parametrize(("batches_mib", "one_mib"), [(2048, 512), (400, 100), (256, 96), (192, 96), (64, 32)])
+def test_a_connection_may_reserve_a_quarter_and_in_a_small_arena_a_chunk_of_80_mib(
+    batches_mib: int, one_mib: int
+) -> None:
+    assert reserved_bytes_max(batches_mib * MIB) == one_mib * MIB
+
+
 async def test_short_chunks_are_reserved_as_what_they_take_of_the_arena(node: Node, writer: Writer) -> None:
-    count = node.kv.gate.limit_bytes // RESERVED_SHARE // ALIGNMENT
+    count = reserved_bytes_max(node.kv.gate.limit_bytes) // ALIGNMENT
     batches = [[(f"k{number}", 1) for number in range(at, min(at + 500, count))] for at in range(0, count, 500)]
     for batch in batches:
         await writer.reserve(*batch)
@@ -184,10 +192,11 @@ async def test_short_chunks_are_reserved_as_what_they_take_of_the_arena(node: No
 
 async def test_room_that_is_set_aside_stays_its_writers_and_lets_other_batches_in(node: Node) -> None:
     before = node.arena.reserved_bytes
-    size_bytes = node.kv.gate.limit_bytes // RESERVED_SHARE - ALIGNMENT
-    writers = [await writer_of(node) for _ in range(RESERVED_SHARE)]
+    share = reserved_bytes_max(node.kv.gate.limit_bytes)
+    size_bytes = share // 2 - 2 * ALIGNMENT
+    writers = [await writer_of(node) for _ in range(node.kv.gate.limit_bytes // share)]
     for number, each in enumerate(writers):
-        await each.reserve((f"k{number}", size_bytes))
+        await each.reserve((f"a{number}", size_bytes), (f"b{number}", size_bytes))
     held = node.arena.reserved_bytes
     other = await writer_of(node)
     reserving = asyncio.create_task(other.reserve(("other", size_bytes)))
@@ -195,17 +204,15 @@ async def test_room_that_is_set_aside_stays_its_writers_and_lets_other_batches_i
     assert not reserving.done()
     writers[0].writes.set_aside()
     number, (room,) = await reserving
-    assert node.arena.reserved_bytes > held
+    assert node.arena.reserved_bytes == held + extent_bytes(size_bytes)
     other.fill(room, bytes(size_bytes))
     assert (await other.commit_reserved(number)).items[0].status == 200
-    await node.store.delete("cache", ["other"])
     for each in writers:
         await each.writes.aclose()
-    (row,) = await node.catalog.lookup("cache", ["k0"])
-    assert row is None
+    assert node.arena.reserved_bytes == before + extent_bytes(size_bytes)
+    assert await node.catalog.lookup("cache", ["a0", "b0"]) == [None, None]
     await node.kv.gate.enter(node.kv.gate.limit_bytes)  # nothing is inside any more
     node.kv.gate.leave(node.kv.gate.limit_bytes)
-    assert node.arena.reserved_bytes - before <= size_bytes + 2 * ALIGNMENT  # what was deleted goes when it is reaped
 
 
 @pytest.mark.parametrize(

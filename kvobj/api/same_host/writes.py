@@ -46,12 +46,17 @@ from kvobj.task_endings import to_their_end
 STAGING_BYTES_MIN: Final = 1024 * 1024
 BATCHES_MAX: Final = 8
 """Reservations that one connection may have open."""
-RESERVED_SHARE: Final = 4
-"""What one connection has reserved takes this share of what all batches may be, one part in so many. A client stores by three
-connections at most: if all of it stalls, others still find room."""
+_RESERVED_SHARE: Final = 4
+_RESERVED_BYTES_MIN: Final = 96 * 1024 * 1024
 _INLINE_BYTES: Final = 256 * 1024
 """Up to here copying where one is is cheaper than a hop to a pool."""
 _STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+def reserved_bytes_max(batches_bytes_max: int) -> int:
+    """What one connection may have reserved, where all batches may be so much: a quarter, since a client stores by three
+    connections at most and others are to find room if all of it stalls. In a small arena half, if need be for a chunk of 80 MiB."""
+    return max(batches_bytes_max // _RESERVED_SHARE, min(batches_bytes_max // 2, _RESERVED_BYTES_MIN))
 
 
 class StagingBudget:
