@@ -327,6 +327,17 @@ class TestL2Adapter:
             assert loaded == [digest_of(5000, 852), digest_of(5000, 851)]
             engine.ask("close", name="stall")
 
+    def test_a_forked_process_has_misses_at_once_and_its_parent_goes_on(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        engine.ask("open", name="forked", params=params_of(server))
+        keys = keys_from(2500, 2)
+        assert engine.ask("store", name="forked", objects=[(one, 5000, 1) for one in keys])
+        assert engine.ask("lock", name="forked", keys=keys) == [True, True]
+        assert engine.ask("look_up_in_child", name="forked", keys=keys) == 0
+        assert engine.ask("lock", name="forked", keys=keys) == [True, True]
+        engine.ask("unlock", name="forked", keys=keys * 2)
+
     def test_wrong_settings_are_refused_by_name(self, engine: EngineProcess, server: ServerProcess) -> None:
         with pytest.raises(RuntimeError, match=r"load_threads.*"):
             engine.ask("open", name="wrong", params=params_of(server, load_threads=0))
@@ -439,6 +450,14 @@ class TestEngineConnector:
             timeout_seconds=10,
             what="memory to be given back",
         )
+
+    def test_a_forked_process_finds_what_its_parent_finds(self, engine: EngineProcess, server: ServerProcess) -> None:
+        engine.ask("open_engine", name="forked_engine", params=params_of(server))
+        chunks = chunks_from(0xA000, (TOKENS, TOKENS))
+        engine.ask("engine_put", name="forked_engine", chunks=chunks)
+        assert engine.ask("engine_contains", name="forked_engine", chunks=chunks)[0] == 2
+        assert engine.ask("engine_contains_in_child", name="forked_engine", chunks=chunks) == 2
+        assert engine.ask("engine_contains", name="forked_engine", chunks=chunks)[0] == 2
 
     def test_it_lists_removes_and_answers_pings(self, engine: EngineProcess, server: ServerProcess) -> None:
         params = params_of(server, namespace="engine", declaration=DECLARATION)

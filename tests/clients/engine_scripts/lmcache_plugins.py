@@ -7,7 +7,10 @@ An engine's chunk is [hash, tokens, seed], and of one layer [hash, tokens, seed,
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import lmcache_s3 as l2
@@ -317,6 +320,36 @@ def distinct(answers: list[Any]) -> list[Any]:
     return [each for index, each in enumerate(answers) if each not in answers[:index]]
 
 
+def told_by_child(ask: Callable[[], int]) -> int | None:
+    """What a forked child has for an answer, from 0 to 99; None where it raised, or had none in time."""
+    child = os.fork()
+    if child == 0:
+        code = 100
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(WAIT_SECONDS))  # ends it
+            code = ask()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if 0 <= code < 100 else None
+
+
+def engine_contains_in_child(name: str, chunks: list[Chunk]) -> int | None:
+    """How many chunks of the head of the list a forked child's connector finds, asked in a loop of the child's own."""
+    keys = engine_keys(name, chunks)
+    inner = connector(name)
+    return told_by_child(
+        lambda: asyncio.new_event_loop().run_until_complete(inner.batched_async_contains("child", keys))
+    )
+
+
+def look_up_in_child(name: str, keys: list[l2.Key]) -> int | None:
+    """How many chunks a forked child's adapter finds."""
+    return told_by_child(lambda: sum(lock(name, keys)))
+
+
 def close_engine(name: str) -> None:
     """As an engine does at its end."""
     backends.pop(name).close()
@@ -351,6 +384,8 @@ if __name__ == "__main__":
             "engine_state": engine_state,
             "engine_recovers": engine_recovers,
             "engine_close_under_calls": engine_close_under_calls,
+            "engine_contains_in_child": engine_contains_in_child,
+            "look_up_in_child": look_up_in_child,
             "close_engine": close_engine,
             "expected": expected,
         }
