@@ -98,6 +98,8 @@ class KvClient:
         timeout_seconds = bounded_seconds(timeout_seconds)
         place = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.bucket = bucket
+        self.timeout_seconds: Final = timeout_seconds
+        """Of a call that names none."""
         self._path = f"/{bucket}"
         self._verify = verify
 

@@ -49,10 +49,18 @@ def client_of(server: ServerProcess, *, connections: int = 4, timeout_seconds: f
     return KvClient(server.endpoint, credentials, BUCKET, connections=connections, timeout_seconds=timeout_seconds)
 
 
-def async_client_of(server: ServerProcess, *, connections: int = 4, timeout_seconds: float = 20.0) -> AsyncKvClient:
+def async_client_of(
+    server: ServerProcess, *, connections: int = 4, timeout_seconds: float = 20.0, same_host: bool = True
+) -> AsyncKvClient:
     """The same for an event loop."""
-    credentials = credentials_of(server)
-    return AsyncKvClient(server.endpoint, credentials, BUCKET, connections=connections, timeout_seconds=timeout_seconds)
+    return AsyncKvClient(
+        server.endpoint,
+        credentials_of(server),
+        BUCKET,
+        connections=connections,
+        timeout_seconds=timeout_seconds,
+        same_host=same_host,
+    )
 
 
 def payload(name: bytes, size_bytes: int = CHUNK_BYTES) -> bytes:

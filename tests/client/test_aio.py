@@ -30,12 +30,13 @@ from server_process import ServerProcess, wait_until
 
 from kvobj.client import Event, KvClient, Namespace, NewChunk, Session
 from kvobj.client.aio import AsyncKvClient, AsyncSession
+from kvobj.client.aio.kv import STREAMS_MAX
 from kvobj.client.kv_values import ROOT, StoredChunk
 from kvobj.errors import CorruptionError, InvalidRequestError, NoSuchNamespaceError, UnavailableError
 
 PROMPT_SECONDS = 2.0
 LOOPS: list[Callable[[Coroutine[Any, Any, None]], None]] = [asyncio.run, uvloop.run]
-ONLY_ASYNC = {"core", "calls", "leases", "timeout_seconds"}
+ONLY_ASYNC = {"core", "calls", "streams", "leases", "timeout_seconds"}
 ONLY_SYNC = {"forget"}
 WAIT_FOR_NOTHING = {"release", "now"}
 
@@ -311,6 +312,78 @@ async def test_streams_that_are_left_or_cancelled_give_their_connections_back(se
         for each in following:
             await cancelled(each)
         assert len([item async for item in client.mget(keys)]) == 6
+
+
+async def test_streams_go_on_while_calls_wait_for_the_connections_that_they_keep(server: ServerProcess) -> None:
+    keys = [f"kept/{number}" for number in range(4)]
+    async with async_client_of(server, connections=2, timeout_seconds=5, same_host=False) as client:
+        await client.mput([NewChunk(key, payload(key.encode())) for key in keys])
+        async with AsyncSession(client) as session:
+            pin = (await session.match(ids=keys)).pin
+            assert pin is not None
+            async with aclosing(client.mget(keys)) as plain, aclosing(session.read_many(pin, keys)) as pinned:
+                assert [(await anext(each)).index for each in (plain, pinned)] == [0, 0]
+                reads = [asyncio.create_task(client.get_chunk(key)) for key in keys]
+                await asyncio.sleep(0)  # by now each has a thread, or waits for one
+                assert [item.index async for item in plain] == [1, 2, 3]
+                assert [item.index async for item in pinned] == [1, 2, 3]
+                assert [bytes_of(each) for each in await asyncio.gather(*reads)] == [
+                    payload(key.encode()) for key in keys
+                ]
+
+
+async def test_more_streams_than_connections_all_come_to_their_end(server: ServerProcess) -> None:
+    keys = [f"many/{number}" for number in range(4)]
+    async with async_client_of(server, connections=2, timeout_seconds=5, same_host=False) as client:
+        await client.mput([NewChunk(key, payload(key.encode())) for key in keys])
+
+        async def read() -> list[int]:
+            found = []
+            async for item in client.mget(keys):
+                found.append(item.index)
+                await asyncio.sleep(0)
+            return found
+
+        assert await asyncio.gather(*[read() for _ in range(12)]) == [[0, 1, 2, 3]] * 12
+        assert len(_threads()) <= 2 + 12
+
+
+async def test_a_stream_that_finds_no_connection_keeps_its_own_timeout() -> None:
+    async with hanging_client(connections=1) as (client, hanging):
+        busy = asyncio.create_task(client.get_chunk("a"))
+        await hanging.wait_for(1)
+        with pytest.raises(UnavailableError):
+            await anext(client.mget(["b"], timeout_seconds=0.2))
+        assert not busy.done(), "the client's timeout was waited for"
+        await cancelled(busy)
+
+
+async def test_no_more_streams_are_open_than_there_may_be_and_who_waits_is_told_in_time() -> None:
+    async with hanging_client(connections=1) as (client, hanging):
+        streams = [client.mget(["a"]) for _ in range(STREAMS_MAX)]
+        waiting = [asyncio.create_task(anext(each)) for each in streams]
+        await hanging.wait_for(1)
+        with pytest.raises(UnavailableError, match="threads"):
+            await anext(client.mget(["b"], timeout_seconds=0.2))
+        assert not any(each.done() for each in waiting)
+        for each in waiting:
+            await cancelled(each)
+        hanging.answers.set()
+        assert bytes_of(await client.get_chunk("a")) == b"whole"
+
+
+def test_a_client_is_used_by_one_event_loop_after_another(server: ServerProcess) -> None:
+    client = async_client_of(server, connections=1)
+
+    async def use() -> None:
+        await client.put_chunk("loops", b"bytes")
+        reads = [client.get_chunk("loops") for _ in range(4)]  # more than there are threads
+        assert [bytes_of(each) for each in await asyncio.gather(*reads)] == [b"bytes"] * 4
+
+    asyncio.run(use())
+    asyncio.run(use())
+    uvloop.run(use())
+    asyncio.run(client.close())
 
 
 async def test_a_match_that_is_cancelled_holds_nothing(server: ServerProcess) -> None:

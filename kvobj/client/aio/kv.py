@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
 
-from kvobj.client.aio.calls import OnThreads, awaited, iterated
+from kvobj.client.aio.calls import OnThreads, awaited, iterated, streamed
 from kvobj.client.aio.threads import CallThreads
 from kvobj.client.connection import Endpoint
 from kvobj.client.credentials import Credentials
@@ -12,7 +12,10 @@ from kvobj.client.kv import TIMEOUT_SECONDS, KvClient
 from kvobj.client.retry import RetryRule
 from kvobj.client.views import ChunkView
 
-_LEASE_THREADS = 2
+STREAMS_MAX: Final = 64
+"""Streams that are open at once, or as many as there are connections where those are more. One for which there is no connection
+waits in its thread."""
+_LEASE_THREADS: Final = 2
 
 
 def let_go_view(view: ChunkView | None) -> None:
@@ -23,7 +26,9 @@ def let_go_view(view: ChunkView | None) -> None:
 
 class AsyncKvClient(OnThreads[KvClient]):
     """One KV bucket of one server, for one event loop at a time; tasks share it. `connections` is also the number of calls that are
-    made at once: others wait, up to their deadline. Callables that are given to a call are called in its thread.
+    made at once: others wait, up to their deadline. Streams (`mget`, `read_many`) are none of those, but need a connection all the
+    same, from their first item to their end; at most `STREAMS_MAX` are open. Callables that are given to a call are called in its
+    thread.
 
     An iterator that is left before its end is closed with `aclose` (`contextlib.aclosing`), or when it is collected.
     """
@@ -54,9 +59,10 @@ class AsyncKvClient(OnThreads[KvClient]):
             verify_same_host=verify_same_host,
             region=region,
         )
-        calls = CallThreads("kvobj-call", connections, timeout_seconds=timeout_seconds)
-        leases = CallThreads("kvobj-lease", _LEASE_THREADS, timeout_seconds=timeout_seconds)
-        super().__init__(core, calls, leases, timeout_seconds=timeout_seconds)
+        calls = CallThreads("kvobj-call", connections)
+        streams = CallThreads("kvobj-stream", max(connections, STREAMS_MAX))
+        leases = CallThreads("kvobj-lease", _LEASE_THREADS)
+        super().__init__(core, calls, streams, leases, timeout_seconds=core.timeout_seconds)
 
     @property
     def bucket(self) -> str:
@@ -83,6 +89,7 @@ class AsyncKvClient(OnThreads[KvClient]):
         """Close the connections and end the threads. Idempotent."""
         self.core.close()
         self.calls.close()
+        self.streams.close()
         self.leases.close()
 
     async def __aenter__(self) -> Self:
@@ -106,13 +113,13 @@ class AsyncKvClient(OnThreads[KvClient]):
     drop_ahead = awaited(KvClient.drop_ahead)
     view_chunk = awaited(KvClient.view_chunk, undo=let_go_view)
     put_part = awaited(KvClient.put_part)
-    follow_chunk = iterated(KvClient.follow_chunk, is_endless=True)
+    follow_chunk = streamed(KvClient.follow_chunk, is_endless=True)
 
     match = awaited(KvClient.match)
-    mget = iterated(KvClient.mget)
+    mget = streamed(KvClient.mget)
     mput = awaited(KvClient.mput)
     mput_batches = awaited(KvClient.mput_batches)
-    events = iterated(KvClient.events, is_endless=True)
+    events = streamed(KvClient.events, is_endless=True)
 
     open_session = awaited(KvClient.open_session, is_lease=True)
     renew_session = awaited(KvClient.renew_session, is_lease=True)

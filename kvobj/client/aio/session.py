@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from kvobj.client.aio.calls import OnThreads, awaited, iterated
+from kvobj.client.aio.calls import OnThreads, awaited, streamed
 from kvobj.client.aio.kv import AsyncKvClient, let_go_view
 from kvobj.client.lease import boot_seconds
 from kvobj.client.session import DEFAULT_TTL_MS, Pin, PinnedMatch, Session
@@ -39,7 +39,7 @@ class AsyncSession(OnThreads[Session]):
         now: Callable[[], float] = boot_seconds,
     ) -> None:
         core = Session(client.core, holder=holder, ttl_ms=ttl_ms, is_automatic=is_automatic, now=now)
-        super().__init__(core, client.calls, client.leases, timeout_seconds=client.timeout_seconds)
+        super().__init__(core, client.calls, client.streams, client.leases, timeout_seconds=client.timeout_seconds)
 
     async def __aenter__(self) -> Self:
         await self._enter()
@@ -80,7 +80,7 @@ class AsyncSession(OnThreads[Session]):
     pin = awaited(Session.pin, undo=_let_go_all)
     read = awaited(Session.read)
     view = awaited(Session.view, undo=let_go_view)
-    read_many = iterated(Session.read_many)
+    read_many = streamed(Session.read_many)
     renew = awaited(Session.renew, is_lease=True)
     abandon = awaited(Session.abandon, is_lease=True)
     close = awaited(Session.close, is_lease=True)

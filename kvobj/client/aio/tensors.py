@@ -15,7 +15,7 @@ class AsyncTensorChunks(OnThreads[TensorChunks]):
 
     def __init__(self, client: AsyncKvClient, namespace: Namespace) -> None:
         core = TensorChunks(client.core, namespace)
-        super().__init__(core, client.calls, client.leases, timeout_seconds=client.timeout_seconds)
+        super().__init__(core, client.calls, client.streams, client.leases, timeout_seconds=client.timeout_seconds)
 
     @property
     def form(self) -> TensorForm:

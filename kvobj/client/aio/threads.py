@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
@@ -16,7 +16,6 @@ from kvobj.errors import UnavailableError
 T = TypeVar("T")
 
 _Jobs = SimpleQueue["_Job[object] | None"]
-_NEVER: Final = float("inf")
 
 
 class _Job(Generic[T]):
@@ -52,36 +51,41 @@ class _Job(Generic[T]):
 
 
 class CallThreads:
-    """Runs blocking calls on at most so many threads, which are started as they are needed. For one event loop at a time."""
+    """Runs blocking calls on at most so many threads, which are started as they are needed. For one event loop at a time; another
+    may follow it."""
 
-    def __init__(self, name: str, threads: int, *, timeout_seconds: float) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         self._name = name
         self._threads = threads
-        self._timeout_seconds = timeout_seconds
         self._begin()
         forget_in_child(self)
 
     def _begin(self) -> None:
         self._jobs: _Jobs = SimpleQueue()
         self._started = 0
-        self._running = 0
-        self._slots = asyncio.Semaphore(self._threads)
+        self._taken = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order in which they came
 
     def forget(self) -> None:
         """See `ForgetsInChild`: the threads stayed in the parent."""
         self._begin()
 
     async def run(self, call: Callable[[], T], scope: CallScope, *, undo: Callable[[T], object] | None = None) -> T:
-        """Make a call in a thread and wait for it. `UnavailableError` where no thread comes free within the scope's deadline and
-        the timeout. Where the awaiting task is cancelled, the call is ended first; `undo` takes back what it did all the same."""
-        await self._slot(scope)
+        """Make a call in a thread and wait for it. `UnavailableError` where no thread comes free by the scope's deadline. Where the
+        awaiting task is cancelled, the call is ended first; `undo` takes back what it did all the same."""
+        await self.take(scope.deadline)
         try:
-            job = _Job(call, scope, asyncio.get_running_loop())
-            self._submit(job)
-            cancelled = await _end_of(job)
+            return await self.run_taken(call, scope, undo=undo)
         finally:
-            self._running -= 1
-            self._slots.release()
+            self.give()
+
+    async def run_taken(
+        self, call: Callable[[], T], scope: CallScope, *, undo: Callable[[T], object] | None = None
+    ) -> T:
+        """`run` of who has taken a thread: one call at a time."""
+        job = _Job(call, scope, asyncio.get_running_loop())
+        self._submit(job)
+        cancelled = await _end_of(job)
         if cancelled is not None:
             if undo is not None and job.error is None:
                 undo(job.result)  # type: ignore[arg-type]  # without an error there is a result
@@ -100,20 +104,37 @@ class CallThreads:
     def __del__(self) -> None:
         self.close()
 
-    async def _slot(self, scope: CallScope) -> None:
-        if self._slots.locked():
-            left = min(self._timeout_seconds, scope.deadline - time.monotonic())
-            try:
-                async with asyncio.timeout(left):
-                    await self._slots.acquire()
-            except TimeoutError as error:
+    async def take(self, deadline: float) -> None:
+        """Have a thread for calls to come, until `give`: first come, first served. `UnavailableError` where none comes free by the
+        deadline, of `time.monotonic`."""
+        if self._taken < self._threads:
+            self._taken += 1
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await waiter
+        except BaseException as error:
+            self._waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled():
+                self.give()  # it came, and nobody wants it any more
+            if isinstance(error, TimeoutError):
                 raise UnavailableError("all threads of this client are in use", threads=self._threads) from error
-        else:
-            await self._slots.acquire()
-        self._running += 1
+            raise
+
+    def give(self) -> None:
+        """Give back a thread that was taken: to who waits longest for one."""
+        while self._waiting:
+            waiter = next(iter(self._waiting))
+            del self._waiting[waiter]
+            if not waiter.done() and not waiter.get_loop().is_closed():
+                waiter.set_result(None)
+                return
+        self._taken -= 1
 
     def _submit(self, job: _Job[T]) -> None:
-        if self._started < self._running:
+        if self._started < self._taken:
             name = f"{self._name}-{self._started + 1}"
             threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
             self._started += 1
