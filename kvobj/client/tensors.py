@@ -11,13 +11,14 @@ wire, and the server's processors do nothing. For asyncio: `kvobj.client.aio.ten
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Final
 
 import torch
 
+from kvobj.client.call_scope import bounded_seconds
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import RAW, Name, Namespace, StoredBytes, StoredChunk
 from kvobj.errors import CorruptionError, InvalidRequestError, UnavailableError
@@ -47,7 +48,6 @@ class TensorChunks:
         self._tokens_axis = form.order.index("token")
         self.form = form
         """Of a full chunk."""
-        self._profiles = Lock()
         self._profile: Profile | None = None
 
     def put(
@@ -90,8 +90,8 @@ class TensorChunks:
         By default exactly what was put. `accept` names codecs that may come as they are stored and are decoded here
         (`LOSSLESS_FIRST`, or lossy ones, then with `max_error`, the largest error of any value): see `KvClient.get_stored`. Those
         without kernels here are left out; `UnavailableError` where none is left. `layers` A to B, both included, of a layout that
-        puts layers first: exactly what was put, so with no other `accept`. A frame that names a profile takes that from the bucket,
-        once. `InvalidRequestError`; `CorruptionError`.
+        puts layers first: exactly what was put, so with no other `accept`. A profile that a frame names is read from the bucket,
+        within the same timeout, and kept. `InvalidRequestError`; `CorruptionError`.
         """
         if tuple(accept) == (RAW,) and max_error is None:
             found = self._client.get_chunk(
@@ -100,36 +100,40 @@ class TensorChunks:
             return None if found is None else self._tensor(found, layers)
         if layers is not None:
             raise InvalidRequestError("a range of layers is read as it was put", accept=tuple(accept))
+        seconds = self._client.timeout_seconds if timeout_seconds is None else bounded_seconds(timeout_seconds)
+        deadline = time.monotonic() + seconds
         stored = self._client.get_stored(
             name,
             namespace=self._namespace,
             accept=_usable(accept),
             max_error=max_error,
             pin=pin,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=seconds,
         )
-        return None if stored is None else self._decoded(stored)
+        return None if stored is None else self._decoded(stored, deadline)
 
-    def _decoded(self, stored: StoredBytes) -> torch.Tensor:
+    def _decoded(self, stored: StoredBytes, deadline: float) -> torch.Tensor:
         if stored.codec == RAW:
             return self._tensor(stored.data, None)
         head = parse_tensor_frame(stored.data, len(stored.data))
         self._check(head, stored)
-        return decode_tensor(stored.data, head=head, profile=self._profile_of(head))
+        return decode_tensor(stored.data, head=head, profile=self._profile_of(head, deadline))
 
-    def _profile_of(self, head: TensorFrame) -> Profile | None:
-        """The profile that the frame names, read once from its namespace's bucket; None where it names none."""
+    def _profile_of(self, head: TensorFrame, deadline: float) -> Profile | None:
+        """The profile that the frame names, read from its namespace's bucket unless it is the one that is kept; None where it names
+        none. Threads that find none kept read it each for itself: none waits for what another is told, or is not."""
         digest = head.profile_digest
         if digest is None:
             return None
-        with self._profiles:
-            kept = self._profile
-            if kept is None or kept.digest != digest:
-                found = self._client.get_chunk(object_key(digest))
-                if found is None:
-                    raise UnavailableError("the bucket has no such profile", key=object_key(digest))
-                kept = self._profile = parse_named(bytes(found), digest)
+        kept = self._profile
+        if kept is not None and kept.digest == digest:
             return kept
+        left = max(0.0, deadline - time.monotonic())
+        found = self._client.get_chunk(object_key(digest), timeout_seconds=left)
+        if found is None:
+            raise UnavailableError("the bucket has no such profile", key=object_key(digest))
+        read = self._profile = parse_named(bytes(found), digest)
+        return read
 
     def _check(self, head: TensorFrame, stored: StoredBytes) -> None:
         """That the frame is this chunk's: before any memory is taken by what it says of itself."""

@@ -206,6 +206,12 @@ def test_a_frame_that_names_a_profile_is_decoded_with_that_of_the_bucket(
     assert 0 < frame["off"] <= frame["bound"] < 1
     plain = engine.ask("get", name="profiled", seed=1, accept=["raw"], max_error=frame["bound"])
     assert (plain["codec"], plain["sum"], plain["off"]) == ("raw", frame["sum"], frame["off"])
+    beside = engine.ask("get_beside", name="profiled", seed=1, accept=["ek"], seconds=5)
+    assert (beside["found"], beside["is_held"]) == ([True, True], True), (
+        "who reads waits for nobody's read of a profile"
+    )
+    first, second = beside["seconds"]
+    assert 0 < second <= 5 < first, "a read of a profile has what is left of its call's time, and the profile is kept"
 
 
 def test_the_clients_page_is_right_about_tensors(server: ServerProcess) -> None:

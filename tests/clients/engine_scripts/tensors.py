@@ -7,6 +7,7 @@ the test is told whether bits are the same, how far off values are, and in which
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, Final
 
 import torch
@@ -164,6 +165,41 @@ def get_awaited(*, name: str, seed: int, other: int, **asked: Any) -> dict[str, 
     return asyncio.run(both())
 
 
+class Holding(KvClient):
+    """A client whose first read of a chunk by itself is held until `may_read`; notes how long each may take."""
+
+    def __init__(self) -> None:
+        super().__init__(settings["endpoint"], _keys(), BUCKET, same_host=False)
+        self.may_read = threading.Event()
+        self.is_held = threading.Event()
+        self.seconds: list[float | None] = []
+
+    def get_chunk(self, *arguments: Any, **named: Any) -> memoryview | None:  # noqa: ANN401 - handed on
+        """See `KvClient`."""
+        self.seconds.append(named.get("timeout_seconds"))
+        if not self.is_held.is_set():
+            self.is_held.set()
+            self.may_read.wait(10)
+        return super().get_chunk(*arguments, **named)
+
+
+def get_beside(*, name: str, seed: int, accept: list[str], seconds: float) -> dict[str, Any]:
+    """Read a frame that names a profile, twice, while another thread's read of the profile is held: whether it is held still, and
+    how long the reads of the profile might have taken."""
+    namespace = namespaces[name]
+    wanted = _name(namespace, seed, namespace.chunk_tokens)
+    with Holding() as client:
+        chunks = TensorChunks(client, namespace)
+        other = threading.Thread(target=chunks.get, args=(wanted,), kwargs={"accept": accept})
+        other.start()
+        assert client.is_held.wait(10)
+        found = [chunks.get(wanted, accept=accept, timeout_seconds=seconds) for _ in range(2)]
+        is_held = not client.may_read.is_set() and other.is_alive()
+        client.may_read.set()
+        other.join()
+        return {"found": [each is not None for each in found], "is_held": is_held, "seconds": client.seconds}
+
+
 def refused(*, name: str, shape: list[int], dtype: str = "bfloat16") -> str:
     """With what words a tensor is refused, and that nothing was sent: the server is not asked at all."""
     client = KvClient("http://127.0.0.1:1", _keys(), BUCKET, timeout_seconds=0.2)
@@ -239,6 +275,6 @@ if __name__ == "__main__":
     serve(
         {
             each.__name__: each
-            for each in (use, declare, put, get, get_awaited, refused, problem, mistaken, coded, usable)
+            for each in (use, declare, put, get, get_awaited, get_beside, refused, problem, mistaken, coded, usable)
         }
     )
