@@ -17,6 +17,8 @@ from kvobj.errors import InvalidRequestError, UnavailableError
 
 SECONDS_MAX: Final = 86_400.0
 """The longest timeout: what the system's calls take ends at some weeks."""
+SLICE_SECONDS: Final = 0.1
+"""A call that another thread may end looks so often whether it was, where nobody can wake it."""
 
 
 class _OfThread(threading.local):
@@ -47,8 +49,9 @@ class CallScope:
                 self._abort()
 
     def guard(self, abort: Callable[[], object]) -> None:
-        """`abort` ends what the call waits for from now on, until `unguard` or another guard. It must not block and is called under
-        the scope's lock, so never after `unguard` has returned. `UnavailableError` if the call has been ended."""
+        """`abort` ends what the call waits for from now on, until `unguard` or another guard: who waits more than once guards each
+        wait. It must not block and is called under the scope's lock, so never after `unguard` has returned. `UnavailableError` if
+        the call has been ended."""
         with self._lock:
             if self.is_cancelled:
                 raise UnavailableError("the call was cancelled")
@@ -80,6 +83,22 @@ def bounded_seconds(seconds: float) -> float:
 def current_scope() -> CallScope | None:
     """The scope of the call that this thread makes; None where nobody can end it."""
     return _local.scope
+
+
+def wait_by(deadline: float, wait: Callable[[float], bool]) -> bool:
+    """Wait for what nobody can be woken from, by the deadline and until the call is ended. `wait` waits for so many seconds at
+    most and says whether it has what it waits for: the answer is what it said last."""
+    scope = current_scope()
+    if scope is None:
+        return wait(min(max(0.0, deadline - time.monotonic()), SECONDS_MAX))
+    deadline = min(deadline, scope.deadline)
+    while not scope.is_cancelled:
+        left = deadline - time.monotonic()
+        if wait(min(max(0.0, left), SLICE_SECONDS)):
+            return True
+        if left <= 0:
+            break
+    return False
 
 
 def pause(seconds: float) -> None:

@@ -67,6 +67,7 @@ class Incoming:
     def readinto(self, view: memoryview) -> None:
         """Fill the whole view."""
         try:
+            self._guard()
             self._fill(view)
         except BaseException as error:
             self._fail(error)
@@ -97,8 +98,14 @@ class Incoming:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
+    def _guard(self) -> None:
+        """The call's end ends this wait too, whatever else the call has waited for since the last one."""
+        if self._scope is not None:
+            self._scope.guard(self._wire.abort)
+
     def _reading(self, read: Callable[[], T]) -> T:
         try:
+            self._guard()
             return read()
         except BaseException as error:
             self._fail(error)

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from kvobj.buffers import address_of
-from kvobj.client.call_scope import current_scope
+from kvobj.client.call_scope import SLICE_SECONDS, current_scope, wait_by
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
 from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead
@@ -62,8 +62,6 @@ REFUSED_SECONDS: Final = 60.0
 ROOMS_SECONDS: Final = 2.0
 """Who has stored may store more; one that has not by then holds memory that others could use."""
 _FLUSH_SECONDS: Final = 0.02
-_SCOPE_SECONDS: Final = 0.1
-"""A call that another thread may end looks so often whether it was, while it waits for a connection."""
 
 _LATER: Final = (UnavailableError, CapacityError, CorruptionError)
 """What a server that does not answer, has no room or failed (500) is told by: it has not said no."""
@@ -283,7 +281,7 @@ class SameHost:
         seconds = self._timeout_seconds if seconds is None else max(0.0, seconds)
         deadline = time.monotonic() + seconds
         storing = self._storing
-        if not storing.acquire(timeout=seconds):
+        if not wait_by(deadline, lambda seconds: storing.acquire(timeout=seconds)):
             self._fall_back()
             return None
         try:
@@ -448,7 +446,7 @@ class SameHost:
                 left = deadline - time.monotonic()
                 if left <= 0 or _is_cancelled():
                     return None
-                self._changed.wait(left if current_scope() is None else min(left, _SCOPE_SECONDS))
+                self._changed.wait(left if current_scope() is None else min(left, SLICE_SECONDS))
         made: Lane | None = None
         try:
             made = self._connect(deadline)

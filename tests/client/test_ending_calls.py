@@ -86,6 +86,28 @@ def test_a_call_that_waits_in_the_middle_of_a_body_ends_at_once() -> None:
         pass
 
 
+def test_a_body_that_waits_ends_at_once_also_after_another_call_in_the_midst_of_it() -> None:
+    waiting = threading.Event()
+
+    def half(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(ok(BODY) if number > 1 else b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n" + BODY)
+        read_request(connection)
+
+    def call() -> None:
+        with transport.open("GET", "/") as answer:
+            answer.readinto(memoryview(bytearray(len(BODY))))
+            with transport.open("GET", "/") as another:
+                assert another.read() == BODY
+            waiting.set()
+            answer.readinto(memoryview(bytearray(1000)))
+
+    with ScriptedServer(half) as server:
+        transport = Transport(server.connection, connections=2, timeout_seconds=20, retry=RetryRule(tries=3))
+        with closing(transport), ended_by_another_thread(call, waiting):
+            pass
+
+
 def test_a_call_that_sends_to_a_server_that_does_not_read_ends_at_once() -> None:
     came = threading.Event()
 

@@ -124,6 +124,26 @@ def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path
         asyncio.run(main(running))
 
 
+def test_calls_that_wait_for_others_to_store_end_when_they_are_cancelled(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with AsyncKvClient(server.endpoint, credentials_of(server), BUCKET, connections=9) as client:
+            await client.put_chunk("stored", BODY)
+            assert client.is_same_host
+            with hanging(server):
+                read = asyncio.create_task(client.get_chunk(KEY, timeout_seconds=10))
+                stores = [asyncio.create_task(client.put_chunk(f"waits-{number}", BODY)) for number in range(8)]
+                await asyncio.sleep(0)
+                for each in reversed(stores):  # the last wait for those before them
+                    each.cancel()
+                    await asyncio.wait([each])
+                    assert each.cancelled()
+                assert not read.done(), "one of them had its whole timeout"
+                read.cancel()
+                await asyncio.wait([read])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
 def test_for_ever_is_a_timeout_and_what_is_no_number_is_none(server: ServerProcess, same_host: bool) -> None:  # noqa: FBT001
     keys = credentials_of(server)
