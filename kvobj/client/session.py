@@ -8,7 +8,8 @@ is pinned again; what is gone by then is a pin that is never valid again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
@@ -20,7 +21,6 @@ from kvobj.client.pin_ledger import PinLedger
 from kvobj.client.views import ChunkView
 from kvobj.errors import (
     KvobjError,
-    NoSuchKeyError,
     NoSuchSessionError,
     PinLimitExceededError,
     SessionExpiredError,
@@ -223,7 +223,8 @@ class Session:
         layers: tuple[int, int] | None = None,
         into: bytearray | memoryview | None = None,
     ) -> memoryview | None:
-        """A pinned chunk's bytes; None if the pin does not hold now, or no longer when the last byte has come."""
+        """A pinned chunk's bytes; None for a miss: the pin does not hold now, or no longer when the last byte has come, or it holds
+        no such chunk."""
         grant = pin._grant  # noqa: SLF001 - a pin and its session are one
         if grant is None or not grant.epoch.lease.is_valid(self.now()):
             return None
@@ -242,16 +243,12 @@ class Session:
             if lease.is_valid(self.now()):
                 raise
             return None
-        if not lease.is_valid(self.now()):
-            return None
-        if data is None:
-            raise NoSuchKeyError("the pin holds no such chunk", name=name)
-        return data
+        return data if lease.is_valid(self.now()) else None
 
     def view(self, pin: Pin, name: Name) -> ChunkView | None:
         """A pinned chunk to be looked at where it is (`KvClient.view_chunk`), released by the caller; None if the pin does not hold
-        now. On the same host the view holds the bytes by itself from then on; who wants the pin's word as well asks `Pin.is_valid`
-        after the use."""
+        now, or holds no such chunk. On the same host the view holds the bytes by itself from then on; who wants the pin's word as
+        well asks `Pin.is_valid` after the use."""
         grant = pin._grant  # noqa: SLF001 - a pin and its session are one
         if grant is None or not grant.epoch.lease.is_valid(self.now()):
             return None
@@ -269,8 +266,6 @@ class Session:
             if view is not None:
                 view.release()
             return None
-        if view is None:
-            raise NoSuchKeyError("the pin holds no such chunk", name=name)
         return view
 
     def read_many(
@@ -280,16 +275,31 @@ class Session:
         *,
         into: Callable[[int, int | None, int], memoryview | None] | None = None,
     ) -> Iterator[ReadChunk]:
-        """Pinned chunks in one stream, in order, under the same rule as `read`: one whose `data` is None is a miss. Those that a
-        DELETE has hidden since are read one by one, into new memory."""
-        if not _holds(pin):
-            yield from (ReadChunk(index, None, None) for index in range(len(names)))
-            return
-        for item in self._client.mget(names, namespace=pin.namespace, into=into):
-            data = item.data
-            if data is None:
-                data = self.read(pin, names[item.index])
-            yield ReadChunk(item.index, item.layer, data if _holds(pin) else None)
+        """Pinned chunks as a stream, in order, under the same rule as `read`: one whose `data` is None is a miss. Those that a
+        DELETE has hidden since are read one by one, into new memory, while no stream is open: one connection is enough."""
+        start = 0
+        while start < len(names):
+            if not _holds(pin):
+                yield from (ReadChunk(index, None, None) for index in range(start, len(names)))
+                return
+            behind: ReadChunk | None = None
+            absent: list[int] = []
+            with closing(self._stream(pin, names, start, into)) as stream:
+                for item in stream:
+                    if item.data is None:
+                        # So are mostly all behind it: with a chunk go those that it is the parent of.
+                        absent.append(item.index)
+                    elif absent:
+                        behind = item
+                        break
+                    else:
+                        yield item if _holds(pin) else ReadChunk(item.index, None, None)
+            for index in absent:
+                yield ReadChunk(index, None, self.read(pin, names[index]))
+            if behind is None:
+                return
+            yield behind if _holds(pin) else ReadChunk(behind.index, None, None)
+            start = behind.index + 1
 
     def release(self, pin: Pin) -> None:
         """See `Pin.release`."""
@@ -347,6 +357,23 @@ class Session:
     @property
     def _is_renewed(self) -> bool:
         return self._is_automatic and not self._is_closed
+
+    def _stream(
+        self,
+        pin: Pin,
+        names: Sequence[Name],
+        start: int,
+        into: Callable[[int, int | None, int], memoryview | None] | None,
+    ) -> Generator[ReadChunk]:
+        """`KvClient.mget` of the names from one on; indexes are those of all names."""
+
+        def room(index: int, layer: int | None, size_bytes: int) -> memoryview | None:
+            return None if into is None else into(start + index, layer, size_bytes)
+
+        items = self._client.mget(names[start:], namespace=pin.namespace, into=room)
+        with closing(items):  # type: ignore[type-var]  # a generator
+            for item in items:
+                yield ReadChunk(start + item.index, item.layer, item.data)
 
     def _current(self) -> _Epoch:
         if self._epoch is None or self._is_closed:

@@ -36,7 +36,6 @@ from kvobj.errors import (
     InvalidRequestError,
     KvobjError,
     LayoutMismatchError,
-    NoSuchKeyError,
     NoSuchNamespaceError,
     PinLimitExceededError,
     QuotaExceededError,
@@ -485,8 +484,8 @@ class Line:
             return self._own_session().read(pin, name, into=view)
         except CorruptionError:
             self._tally.corrupt()
-        except (InvalidRequestError, NoSuchKeyError):
-            pass  # larger than its room, or none of the pin's
+        except InvalidRequestError:
+            pass  # larger than its room
         return None
 
     def _put_piece(self, chunks: Sequence[NewChunk]) -> list[StoredChunk | KvobjError]:

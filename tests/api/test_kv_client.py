@@ -25,7 +25,7 @@ from kvobj.client import (
 )
 from kvobj.client.call_scope import CallScope
 from kvobj.client.connection import Endpoint
-from kvobj.client.kv_values import ROOT, StoredChunk
+from kvobj.client.kv_values import DEFAULT, ROOT, Name, StoredChunk
 from kvobj.client.retry import RetryRule
 from kvobj.errors import (
     BatchTooLargeError,
@@ -33,7 +33,6 @@ from kvobj.errors import (
     InvalidRequestError,
     LayoutMismatchError,
     NamespaceConflictError,
-    NoSuchKeyError,
     NoSuchNamespaceError,
     NoSuchSessionError,
     ParentNotFoundError,
@@ -97,7 +96,7 @@ def put_chain(client: KvClient, namespace: Namespace, ids: list[bytes]) -> None:
         parent = chunk_id
 
 
-def delete(server: ServerProcess, namespace: Namespace, name: bytes) -> None:
+def delete(server: ServerProcess, namespace: Namespace, name: Name) -> None:
     keys = server.credentials()
     with SignedConnection(Endpoint.parse(server.endpoint), Credentials(keys.access_key, keys.secret_key)) as connection:
         S3Client(connection).delete("cache", namespace.key_of(name))
@@ -301,10 +300,47 @@ def test_a_pinned_chain_is_read_even_after_a_delete(
             assert bytes(data) == payload(chunk_id)
         many = list(session.read_many(pin, ids))
         assert [None if each.data is None else bytes(each.data) for each in many] == [payload(each) for each in ids]
-        with pytest.raises(NoSuchKeyError):
-            session.read(pin, namespace.chunk_ids([7] * CHUNK_TOKENS)[0])
     assert not pin.is_valid
     assert session.read(pin, ids[0]) is None
+
+
+def test_what_a_pin_does_not_hold_is_a_miss_however_it_is_read(client: KvClient, namespace: Namespace) -> None:
+    ids = namespace.chunk_ids(TOKENS)
+    put_chain(client, namespace, ids[:3])
+    with Session(client) as session:
+        found = session.match(namespace=namespace, tokens=TOKENS)
+        pin = held(found.pin)
+        assert found.answer.matched == 3
+        assert session.read(pin, ids[3]) is None
+        assert session.view(pin, ids[3]) is None
+        read = [(each.index, None if each.data is None else bytes(each.data)) for each in session.read_many(pin, ids)]
+        assert read == list(enumerate([*(payload(each) for each in ids[:3]), None, None, None]))
+        assert pin.is_valid
+
+
+@pytest.mark.parametrize("same_host", [True, False], ids=["same-host", "http"])
+def test_one_connection_is_enough_to_read_what_deletes_have_hidden_here_and_there(
+    server: ServerProcess,
+    same_host: bool,  # noqa: FBT001
+) -> None:
+    keys = [f"hidden/{same_host}/{number}" for number in range(8)]
+    rooms: list[int] = []
+
+    def room(index: int, _layer: int | None, _size_bytes: int) -> None:
+        rooms.append(index)
+
+    with client_of(server, connections=1, timeout_seconds=5, same_host=same_host) as client:
+        client.mput([NewChunk(key, payload(key.encode())) for key in keys])
+        with Session(client) as session:
+            pin = held(session.match(ids=keys).pin)
+            for number in (0, 2, 3, 6, 7):
+                delete(server, DEFAULT, keys[number])
+            read = [
+                (each.index, None if each.data is None else bytes(each.data))
+                for each in session.read_many(pin, [*keys, "none of these"], into=room)
+            ]
+            assert read == list(enumerate([*(payload(key.encode()) for key in keys), None]))
+            assert rooms == [1, 4, 5], "the others come into memory of their own"
 
 
 def held(pin: Pin | None) -> Pin:
