@@ -179,7 +179,7 @@ class Session:
         """
         if tokens is not None:
             tokens = token_bytes(tokens)
-            detail = detail or not namespace.has_chains  # whose names only the server knows
+            detail = detail or not _makes_ids(namespace)  # then only the server knows the names
 
         def ask(epoch: _Epoch) -> PinnedMatch:
             with self._lock:
@@ -205,9 +205,14 @@ class Session:
                 return PinnedMatch(answer, None)
             epoch.lease.extend(sent_at, answer.deadline_ms)
             chained = namespace.has_chains if is_chain is None else is_chain
-            found = _found(answer, namespace, ids, tokens)
-            names = tuple(found[-1:] if chained else found)
-            return PinnedMatch(answer, self._keep(Pin(self, namespace, names, _Grant(epoch, pin_ids))))
+            try:
+                found = _found(answer, namespace, ids, tokens)
+                names = tuple(found[-1:] if chained else found)
+                return PinnedMatch(answer, self._keep(Pin(self, namespace, names, _Grant(epoch, pin_ids))))
+            except BaseException:  # whatever it was, nobody knows of the pin
+                with self._lock:
+                    epoch.ledger.release(pin_ids)
+                raise
 
         return self._asked(ask)
 
@@ -428,6 +433,10 @@ class Session:
             with self._lock:
                 pins = [each for each in ids if each is not None]
                 epoch.ledger.end(ticket, grant=0 if answer is None or not pins else answer.grant, pins=pins)
+        if len(ids) != len(tails):
+            with self._lock:
+                epoch.ledger.release(pins)
+            raise UnavailableError("the server answers for other chunks", given=len(ids), wanted=len(tails))
         epoch.lease.extend(sent_at, answer.deadline_ms)
         return ids
 
@@ -504,10 +513,16 @@ def _found(
 ) -> Sequence[Name]:
     """The names of what a match found."""
     if ids is None:
-        if not namespace.has_chains or tokens is None:
+        if not _makes_ids(namespace) or tokens is None:
             return [chunk.id for chunk in answer.chunks]
         ids = namespace.chunk_ids(tokens, partial_last=True)
     return ids[: answer.matched]
+
+
+def _makes_ids(namespace: Namespace) -> bool:
+    """Whether the names of a sequence's chunks are known without the server: not without the namespace's key, which lists leave
+    out."""
+    return namespace.has_chains and bool(namespace.key)
 
 
 def _id_for(grant: _Grant, names: tuple[Name, ...], name: Name) -> bytes:

@@ -449,6 +449,22 @@ def test_what_is_gone_when_a_session_is_lost_is_never_valid_again(
         assert session.read(held(shallow), ids[1]) is not None
 
 
+def test_a_namespace_of_a_list_is_matched_by_tokens_and_its_pins_are_let_go_of(
+    server: ServerProcess, client: KvClient, namespace: Namespace
+) -> None:
+    ids = namespace.chunk_ids(TOKENS)
+    put_chain(client, namespace, ids)
+    (listed,) = [each for each in client.namespaces() if each.name == namespace.name]
+    assert listed.key == b""
+    with Session(client, is_automatic=False) as session:
+        pin = held(session.match(namespace=listed, tokens=TOKENS).pin)
+        assert pin.names == (ids[5],)
+        assert session.read(pin, ids[5]) is not None
+        pin.release()
+        session.renew()
+        assert pins_held(server) == 0
+
+
 def test_a_grant_whose_answer_was_lost_makes_the_holder_pin_its_set_again(
     server: ServerProcess, client: KvClient, namespace: Namespace
 ) -> None:
