@@ -85,6 +85,21 @@ def current_scope() -> CallScope | None:
     return _local.scope
 
 
+@contextmanager
+def ends_by(deadline: float) -> Iterator[None]:
+    """Calls that this thread makes within the block end by the deadline, of `time.monotonic`, all of them together."""
+    scope = current_scope()
+    if scope is None:
+        with CallScope(deadline).entered():
+            yield
+        return
+    before, scope.deadline = scope.deadline, min(scope.deadline, deadline)
+    try:
+        yield
+    finally:
+        scope.deadline = before
+
+
 def wait_by(deadline: float, wait: Callable[[float], bool]) -> bool:
     """Wait for what nobody can be woken from, by the deadline and until the call is ended. `wait` waits for so many seconds at
     most and says whether it has what it waits for: the answer is what it said last."""

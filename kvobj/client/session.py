@@ -8,11 +8,13 @@ is pinned again; what is gone by then is a pin that is never valid again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
+from kvobj.client.call_scope import ends_by, wait_by
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
@@ -20,7 +22,9 @@ from kvobj.client.lease import Lease, boot_seconds
 from kvobj.client.pin_ledger import PinLedger
 from kvobj.client.views import ChunkView
 from kvobj.errors import (
+    AccessDeniedError,
     KvobjError,
+    NoSuchNamespaceError,
     NoSuchSessionError,
     PinLimitExceededError,
     SessionExpiredError,
@@ -37,6 +41,9 @@ _RECLAIMED_AT_ONCE: Final = 1024
 _RETRY_SHARE: Final = 4
 _CLOSE_SECONDS: Final = 5.0
 _CALL_SECONDS_MIN: Final = 0.2
+
+_NOT_PINNED_AGAIN: Final = (AccessDeniedError, NoSuchNamespaceError)
+"""How names of one namespace are refused, the limit of pins among them, that says nothing of the others that are held."""
 
 _Answer = TypeVar("_Answer")
 
@@ -131,9 +138,7 @@ class Session:
         self._lock, self._renewing, self._wake = threading.Lock(), threading.Lock(), threading.Event()
         self._thread = None
         self._is_closed = True
-        for epoch in (self._epoch, *self._past):
-            if epoch is not None:
-                epoch.lease.lose()
+        self._lose_all()
 
     def __enter__(self) -> Self:
         self._epoch = self._open()
@@ -175,7 +180,7 @@ class Session:
     ) -> PinnedMatch:
         """`KvClient.match`, with what was found pinned. `is_chain`: the chunks have parents (always so where ids are kvobj's).
 
-        `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once.
+        `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once, all within one timeout.
         """
         if tokens is not None:
             tokens = token_bytes(tokens)
@@ -320,8 +325,13 @@ class Session:
 
     def renew(self) -> None:
         """Renew once: release what was let go of, extend the lease, and pin again what the server lost. A lost session is replaced;
-        other errors of the calls pass through, and the next renewal goes on where this one ended."""
-        with self._renewing:
+        other errors of the calls pass through, and the next renewal goes on where this one ended. `UnavailableError` where another
+        thread's renewal does not end within the client's timeout."""
+        renewing = self._renewing
+        deadline = time.monotonic() + self._client.timeout_seconds
+        if not wait_by(deadline, lambda seconds: renewing.acquire(timeout=seconds)):
+            raise UnavailableError("another thread still renews the session")
+        try:
             epoch = self._current()
             with self._lock:
                 statement = epoch.ledger.statement()
@@ -338,30 +348,42 @@ class Session:
                 if answer.reclaim:
                     epoch = self._replace(epoch)
             self._reclaim(epoch)
+        finally:
+            renewing.release()
 
     def abandon(self) -> None:
         """Stop to renew and tell nobody: what a holder's crash looks like to the server. Pins hold until their TTL."""
         self._stop()
-        epoch = self._epoch
-        if epoch is not None:
-            epoch.lease.lose()
+        self._lose_all()
 
     def close(self) -> None:
-        """End the session and all its pins. Errors of the last call are not told: the session then ends by its TTL. Idempotent."""
+        """End the session and all its pins. Errors of the last calls are not told: the session then ends by its TTL. One that is
+        being opened in the place of a lost one is closed once it is open. Idempotent."""
         if self._is_closed:
             return
-        self.abandon()
-        epoch = self._epoch
-        if epoch is not None:
-            try:
-                self._client.close_session(epoch.id, timeout_seconds=_CLOSE_SECONDS)
-            except KvobjError:
-                return
+        self._stop()
+        with ends_by(time.monotonic() + _CLOSE_SECONDS):
+            for epoch in self._lose_all():
+                self._end(epoch)
 
     # -- inside --------------------------------------------------------------------------------------------------
     @property
     def _is_renewed(self) -> bool:
         return self._is_automatic and not self._is_closed
+
+    def _lose_all(self) -> list[_Epoch]:
+        """Rely on no pin any more. Those sessions that the server still has, as far as is known."""
+        with self._lock:
+            epochs = [each for each in (self._epoch, *self._past) if each is not None and not each.lease.is_lost]
+        for epoch in epochs:
+            epoch.lease.lose()
+        return epochs
+
+    def _end(self, epoch: _Epoch, *, timeout_seconds: float | None = None) -> None:
+        """Close a session that nothing relies on. Where that fails it ends by its TTL."""
+        epoch.lease.lose()  # first: what is granted under it at this moment must not be relied on
+        with suppress(KvobjError):
+            self._client.close_session(epoch.id, timeout_seconds=timeout_seconds)
 
     def _stream(
         self,
@@ -382,7 +404,7 @@ class Session:
 
     def _current(self) -> _Epoch:
         if self._epoch is None or self._is_closed:
-            raise NoSuchSessionError("the session is not open")
+            raise _closed()
         return self._epoch
 
     def _open(self) -> _Epoch:
@@ -399,18 +421,19 @@ class Session:
 
     def _asked(self, ask: Callable[[_Epoch], _Answer]) -> _Answer:
         epoch = self._current()
+        deadline = time.monotonic() + self._client.timeout_seconds
         try:
             return ask(epoch)
         except (NoSuchSessionError, SessionExpiredError):
             epoch.lease.lose()
-            self.renew()
         except PinLimitExceededError:
             with self._lock:
                 is_full = not epoch.ledger.leaving
             if is_full:
                 raise
+        with ends_by(deadline):
             self.renew()
-        return ask(self._current())
+            return ask(self._current())
 
     def _pin(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[Pin | None]:
         ids = self._granted(epoch, tails, namespace)
@@ -441,37 +464,44 @@ class Session:
         return ids
 
     def _replace(self, old: _Epoch) -> _Epoch:
+        """Open another session. `NoSuchSessionError` where this one was closed meanwhile: whoever did so knew of no other."""
         new = self._open()
         with self._lock:
-            self._epoch = new
-            self._past.append(old)
+            is_closed = self._is_closed
+            if not is_closed:
+                self._epoch = new
+                self._past.append(old)
+        if is_closed:
+            self._end(new, timeout_seconds=_CLOSE_SECONDS)
+            raise _closed()
         self.reclaims += 1
         return new
 
     def _reclaim(self, new: _Epoch) -> None:
         """Pin under the present session what is held under those before it; called by who renews.
 
-        What is not live any more stays with its old session where the server still has that, until its lease runs out: a DELETE
-        may have hidden it. An old session with which nothing stays is closed.
+        What is not live any more, or may not be pinned, stays with its old session where the server still has that, until its lease
+        runs out: a DELETE may have hidden it. An old session with which nothing stays is closed.
         """
         with self._lock:
             held = [(pin, pin._grant) for pin in self._pins]  # noqa: SLF001 - a pin and its session are one
         behind = [(pin, grant) for pin, grant in held if grant is not None and grant.epoch is not new]
         for group in _grouped(behind):
+            self._current()  # who closed it has ended the new session, or is about to
             names = [name for pin, _ in group for name in pin.names]
             try:
                 seconds = _call_seconds(new)
                 ids = iter(self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds))
-            except PinLimitExceededError:
+            except _NOT_PINNED_AGAIN:
                 ids = iter([None] * len(names))
             for pin, grant in group:
                 self._move(pin, grant, new, [next(ids) for _ in pin.names])
         with self._lock:
-            past, self._past = self._past, []
-        for old in past:
-            if not old.is_needed and not old.lease.is_lost:
-                old.lease.lose()  # first: what is granted under it at this moment must not be relied on
-                self._client.close_session(old.id, timeout_seconds=_call_seconds(new))
+            past = [old for old in self._past if not old.lease.is_lost]
+            self._past = [old for old in past if old.is_needed and old.lease.is_valid(self.now())]
+            unneeded = [old for old in past if not old.is_needed]
+        for old in unneeded:
+            self._end(old, timeout_seconds=_call_seconds(new))
 
     def _move(self, pin: Pin, old: _Grant, new: _Epoch, ids: Sequence[bytes | None]) -> None:
         granted = tuple([each for each in ids if each is not None])
@@ -501,10 +531,19 @@ class Session:
                 pause = epoch.renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what still holds
 
     def _stop(self) -> None:
-        self._is_closed = True
+        with (
+            self._lock
+        ):  # a session that is opened at this moment is either known from here on, or closed by who opened it
+            self._is_closed = True
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_SECONDS)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+
+            def is_over(seconds: float) -> bool:
+                thread.join(seconds)
+                return not thread.is_alive()
+
+            wait_by(time.monotonic() + _CLOSE_SECONDS, is_over)
             self._thread = None
 
 
@@ -523,6 +562,10 @@ def _makes_ids(namespace: Namespace) -> bool:
     """Whether the names of a sequence's chunks are known without the server: not without the namespace's key, which lists leave
     out."""
     return namespace.has_chains and bool(namespace.key)
+
+
+def _closed() -> NoSuchSessionError:
+    return NoSuchSessionError("the session is not open")
 
 
 def _id_for(grant: _Grant, names: tuple[Name, ...], name: Name) -> bytes:

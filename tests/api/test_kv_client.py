@@ -449,6 +449,41 @@ def test_what_is_gone_when_a_session_is_lost_is_never_valid_again(
         assert session.read(held(shallow), ids[1]) is not None
 
 
+def test_a_namespace_that_is_gone_when_a_session_is_lost_takes_no_pins_of_others_along(
+    client: KvClient, namespace: Namespace
+) -> None:
+    gone = client.declare_namespace("a-gone", DECLARATION)  # is asked for before the other
+    for each in (gone, namespace):
+        put_chain(client, each, each.chunk_ids(TOKENS))
+    with Session(client, is_automatic=False) as session:
+        lost = held(session.match(namespace=gone, tokens=TOKENS).pin)
+        kept = held(session.match(namespace=namespace, tokens=TOKENS).pin)
+        client.remove_namespace("a-gone")
+        client.close_session(session.id)
+        session.renew()
+        assert not lost.is_valid
+        assert session.read(held(kept), namespace.chunk_ids(TOKENS)[5]) is not None
+        session.renew()
+        assert session.reclaims == 1
+
+
+def test_what_a_delete_has_hidden_stays_readable_beside_a_new_session_until_the_holder_closes(
+    server: ServerProcess, client: KvClient, namespace: Namespace
+) -> None:
+    ids = namespace.chunk_ids(TOKENS)
+    put_chain(client, namespace, ids)
+    with Session(client, is_automatic=False) as session:
+        client.match(namespace=namespace, ids=ids, session=session.id)  # a grant that the holder does not hear of
+        pin = held(session.match(namespace=namespace, ids=ids).pin)
+        delete(server, namespace, ids[5])
+        session.renew()
+        session.renew()
+        assert session.reclaims == 1
+        assert session.read(held(pin), ids[5]) is not None
+    assert not pin.is_valid
+    assert pins_held(server) == 0, "the session before is closed with it"
+
+
 def test_a_namespace_of_a_list_is_matched_by_tokens_and_its_pins_are_let_go_of(
     server: ServerProcess, client: KvClient, namespace: Namespace
 ) -> None:

@@ -11,8 +11,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
+from scripted_sessions import Sessions
 
-from kvobj.client import KvClient
+from kvobj.client import KvClient, Session
 from kvobj.client.call_scope import CallScope, current_scope, pause
 from kvobj.client.retry import RetryRule, told_seconds
 from kvobj.client.transport import Transport
@@ -106,6 +107,33 @@ def test_a_body_that_waits_ends_at_once_also_after_another_call_in_the_midst_of_
         transport = Transport(server.connection, connections=2, timeout_seconds=20, retry=RetryRule(tries=3))
         with closing(transport), ended_by_another_thread(call, waiting):
             pass
+
+
+def test_a_call_that_waits_for_anothers_renewal_ends_at_once() -> None:
+    sessions = Sessions()
+    sessions.lost = {1}
+    going_on = sessions.hold("open 2")
+    with (
+        ScriptedServer(sessions) as server,
+        KvClient(server.endpoint, CREDENTIALS, "cache", timeout_seconds=20, same_host=False) as client,
+    ):
+        session = Session(client, is_automatic=False).__enter__()
+        renewing = threading.Thread(target=session.renew)
+        renewing.start()
+        assert sessions.came("open 2").wait(10)
+        waiting = threading.Event()
+
+        def call() -> None:
+            waiting.set()
+            session.renew()
+
+        with ended_by_another_thread(call, waiting):
+            assert renewing.is_alive()
+        going_on.set()
+        renewing.join(10)
+        session.match(ids=["a"])
+        session.close()
+    assert sessions.asked[-2:] == ["match 2", "close 2"]
 
 
 def test_a_call_that_sends_to_a_server_that_does_not_read_ends_at_once() -> None:
