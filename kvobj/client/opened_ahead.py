@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,15 +32,22 @@ class _Ahead(NamedTuple):
     due: float
 
 
+class Turn:
+    """One asking for chunks; it goes on for as long as somebody has it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class OpenedAhead:
     """By key. Thread-safe. `let_go` releases extents of a lane, and is called under no lock."""
 
     def __init__(self, let_go: Callable[[Lane, Sequence[int]], None]) -> None:
         self._let_go = let_go
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
         self._kept: dict[str, _Ahead] = {}  # the oldest first
-        self._coming: dict[str, int] = {}  # by whose turn: an answer that comes late is not another's
-        self._turns = count()
+        # By whose turn: an answer that comes late is not another's, and in a turn that nobody has any more, none comes.
+        self._coming: dict[str, weakref.ref[Turn]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -47,30 +55,33 @@ class OpenedAhead:
     @property
     def due(self) -> float | None:
         """When the oldest has to go, of `time.monotonic`; None where nothing is kept."""
-        with self._changed:
+        with self._lock:
             return next((each.due for each in self._kept.values()), None)
 
-    def begin(self, keys: Sequence[str]) -> tuple[int, list[str]]:
+    def begin(self, keys: Sequence[str]) -> tuple[Turn, list[str]]:
         """A turn, and which of these are to be opened in it, each once; those alone that are neither kept nor coming, as far as
-        there is room. Whoever asked says what came of it (`keep`), and ends the turn."""
-        with self._changed:
-            room = AHEAD_CHUNKS_MAX - len(self._kept) - len(self._coming)
-            fresh = [key for key in dict.fromkeys(keys) if key not in self._kept and key not in self._coming]
-            fresh = fresh[: max(0, room)]
-            turn = next(self._turns)
-            self._coming.update(dict.fromkeys(fresh, turn))
+        there is room. Whoever asked keeps the turn, says what came of it (`keep`), and ends it."""
+        turn = Turn()
+        reference = weakref.ref(turn)
+        with self._lock:
+            fresh = [key for key in dict.fromkeys(keys) if key not in self._kept and not self._is_coming(key)]
+            if self._room < len(fresh):
+                for key in [key for key in self._coming if not self._is_coming(key)]:
+                    del self._coming[key]
+            fresh = fresh[: max(0, self._room)]
+            self._coming.update(dict.fromkeys(fresh, reference))
         return turn, fresh
 
     def keep(
-        self, turn: int, lane: Lane, keys: Sequence[str], extents: Sequence[Extent | None], *, due: float | None = None
+        self, turn: Turn, lane: Lane, keys: Sequence[str], extents: Sequence[Extent | None], *, due: float | None = None
     ) -> None:
         """Some of what the turn is about lies here, or is not there (None). It is kept until `due`, of `time.monotonic`, or for
         `AHEAD_SECONDS`. What nobody wants any more is let go of."""
         unwanted: list[int] = []
         due = time.monotonic() + AHEAD_SECONDS if due is None else due
-        with self._changed:
+        with self._lock:
             for key, extent in zip(keys, extents, strict=True):
-                is_wanted = self._coming.get(key) == turn
+                is_wanted = (of := self._coming.get(key)) is not None and of() is turn
                 if is_wanted:
                     del self._coming[key]
                 if extent is None:
@@ -83,10 +94,10 @@ class OpenedAhead:
         if unwanted:
             self._let_go(lane, unwanted)
 
-    def end(self, turn: int) -> None:
+    def end(self, turn: Turn) -> None:
         """Nothing more comes in this turn."""
-        with self._changed:
-            for key in [key for key, of in self._coming.items() if of == turn]:
+        with self._lock:
+            for key in [key for key, of in self._coming.items() if of() is turn]:
                 del self._coming[key]
             self._changed.notify_all()
 
@@ -94,7 +105,7 @@ class OpenedAhead:
         """All of these, which are the caller's to release from now on; None where one is not here, and then none of them is."""
         if not self._kept and not self._coming:
             return None
-        with self._changed:
+        with self._lock:
             if self._are_coming(keys):
                 self._changed.wait_for(lambda: not self._are_coming(keys), COMING_SECONDS)
             taken = self._pop(keys)
@@ -110,7 +121,7 @@ class OpenedAhead:
         """These are not wanted any more."""
         if not self._kept and not self._coming:
             return
-        with self._changed:
+        with self._lock:
             for key in keys:
                 self._coming.pop(key, None)
             dropped = self._pop(keys)
@@ -120,13 +131,21 @@ class OpenedAhead:
     def expire(self) -> None:
         """Let go of those whose time is over; of one behind others that stay longer when theirs is."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             over = list(takewhile(lambda key: self._kept[key].due <= now, self._kept))
             dropped = self._pop(over)
         self._release(dropped)
 
     def _are_coming(self, keys: Sequence[str]) -> bool:
-        return not self._coming.keys().isdisjoint(keys)
+        return bool(self._coming) and any(map(self._is_coming, keys))
+
+    def _is_coming(self, key: str) -> bool:
+        of = self._coming.get(key)
+        return of is not None and of() is not None
+
+    @property
+    def _room(self) -> int:
+        return AHEAD_CHUNKS_MAX - len(self._kept) - len(self._coming)
 
     def _pop(self, keys: Sequence[str]) -> list[_Ahead]:
         kept = self._kept

@@ -10,17 +10,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from kvobj.buffers import address_of
-from kvobj.client.call_scope import SLICE_SECONDS, current_scope, wait_by
+from kvobj.client.call_scope import current_scope
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
-from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead
+from kvobj.client.loans import LOOK_SECONDS, Loans, Places
+from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead, Turn
 from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.client.same_host_stores import (
     StoreBatch,
@@ -145,11 +146,12 @@ class SameHost:
         forget_in_child(self)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
-        self._connecting = 0
-        self._storing = threading.Semaphore(LANES_MAX - 1)
+        self._loans: Loans[_LentLane] = Loans()
+        self._storing = Places(LANES_MAX - 1)
         self._rest_until = 0.0
         self._rest_seconds = REST_SECONDS
         self._is_refused = False
@@ -194,20 +196,18 @@ class SameHost:
             return None
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + seconds
-        lane = self._take(deadline)
-        if lane is None:
-            self._fall_back()
-            return None
-        try:
-            opened = lane.call(Open(list(keys), namespace, layers, list(pins)), Opened, deadline=deadline)
-            if len(opened.extents) != len(keys) or len(opened.sizes) not in (0, len(keys)):
-                lane.close()
-                raise UnavailableError("the server answers for other keys")
-        except KvobjError:
-            self._fall_back()
-            return None
-        finally:
-            self._give(lane, is_hurried=seconds < HURRIED_SECONDS)
+        with self._lane(deadline, is_hurried=seconds < HURRIED_SECONDS) as lane:
+            if lane is None:
+                self._fall_back()
+                return None
+            try:
+                opened = lane.call(Open(list(keys), namespace, layers, list(pins)), Opened, deadline=deadline)
+                if len(opened.extents) != len(keys) or len(opened.sizes) not in (0, len(keys)):
+                    lane.close()
+                    raise UnavailableError("the server answers for other keys")
+            except KvobjError:
+                self._fall_back()
+                return None
         self.opened += len(keys)
         return Held(lane, opened.extents, opened.sizes, self)
 
@@ -216,20 +216,20 @@ class SameHost:
         at hand, or no room to pin, is not shown, and nothing is where no connection is up and free. Bounds: `opened_ahead`."""
         due = time.monotonic() + min(AHEAD_SECONDS, seconds)  # in this order: of what is no number, the former
         turn, wanted = self._ahead.begin(keys)
-        lane = self._take_idle() if wanted else None
+        if not wanted:
+            return
         try:
-            if lane is not None and lane.opens_ahead:
-                self._open_ahead(turn, lane, wanted, due)
+            with self._lane(None) as lane:
+                if lane is not None and lane.opens_ahead:
+                    self._open_ahead(turn, lane, wanted, due)
         except KvobjError:
             return  # whoever reads them finds out
         finally:
             self._ahead.end(turn)
-            if lane is not None:
-                self._give(lane)
         if len(self._ahead):
             self._wake_keeper()  # it has to know when their time is over
 
-    def _open_ahead(self, turn: int, lane: Lane, wanted: list[str], due: float) -> None:
+    def _open_ahead(self, turn: Turn, lane: Lane, wanted: list[str], due: float) -> None:
         for start in range(0, len(wanted), KEYS_AHEAD):
             some = wanted[start : start + KEYS_AHEAD]
             deadline = time.monotonic() + self._timeout_seconds
@@ -280,14 +280,14 @@ class SameHost:
             return None
         seconds = self._timeout_seconds if seconds is None else max(0.0, seconds)
         deadline = time.monotonic() + seconds
-        storing = self._storing
-        if not wait_by(deadline, lambda seconds: storing.acquire(timeout=seconds)):
+        place = self._storing.take(seconds)
+        if place is None:
             self._fall_back()
             return None
         try:
             return self._store(StoreBatch.of(namespace, chunks, durability), deadline, goes_on=goes_on)
         finally:
-            storing.release()
+            place.leave()
 
     def _store(self, batch: StoreBatch, deadline: float, *, goes_on: bool) -> list[StoredChunk | KvobjError] | None:
         with self._lane(deadline) as lane:
@@ -350,16 +350,11 @@ class SameHost:
 
     def _lane_with_rooms(self, held: ExitStack) -> Lane | None:
         """The lane that has rooms, for as long as `held` is; None where there is none, or it is in use."""
-        if not self._storing.acquire(blocking=False):
+        place = self._storing.take(0.0)
+        if place is None:
             return None
-        held.callback(self._storing.release)
-        with self._changed:
-            lane = next((each for each in self._idle if each.has_rooms), None)
-            if lane is None:
-                return None
-            self._idle.remove(lane)
-        held.callback(self._give, lane)
-        return lane
+        held.callback(place.leave)
+        return held.enter_context(self._lane(None, has_rooms=True))
 
     def _prepare(self, lane: Lane, batches: Sequence[StoreBatch], told: Sequence[Sequence[StoredItem] | None]) -> None:
         """Ask for rooms for as much again, unless another lane has some."""
@@ -375,7 +370,7 @@ class SameHost:
         if any(items is None or any(item.existed for item in items) for items in told):
             lane.prepare(0, 0, None, deadline=time.monotonic() + self._timeout_seconds)
             return
-        with self._changed:  # `flush` looks at the lanes and decides under it
+        with self._lock:  # `flush` looks at the lanes and decides under it
             is_known = self._rooms_until is not None
             self._rooms_until = time.monotonic() + ROOMS_SECONDS
         if not is_known:
@@ -408,10 +403,10 @@ class SameHost:
 
     def _free_lane(self, held: ExitStack, deadline: float) -> Lane | None:
         """A lane to store by, for as long as `held` is; None where others store by as many as there may be."""
-        storing = self._storing
-        if not storing.acquire(blocking=False):
+        place = self._storing.take(0.0)
+        if place is None:
             return None
-        held.callback(storing.release)
+        held.callback(place.leave)
         return held.enter_context(self._lane(deadline))
 
     def _fall_back(self) -> None:
@@ -424,51 +419,56 @@ class SameHost:
     def _may_try(self) -> bool:
         return self.is_wanted and not self._is_closed and (bool(self._lanes) or time.monotonic() >= self._rest_until)
 
-    @contextmanager
-    def _lane(self, deadline: float) -> Iterator[Lane | None]:
-        lane = self._take(deadline)
-        try:
-            yield lane
-        finally:
-            if lane is not None:
-                self._give(lane)
+    def _lane(self, deadline: float | None, *, has_rooms: bool = False, is_hurried: bool = False) -> _LentLane:
+        """A lane for a block. `deadline` None: one that is idle; `has_rooms`: one that has rooms, as far as is known."""
+        return _LentLane(self, deadline, has_rooms=has_rooms, is_hurried=is_hurried)
 
-    def _take(self, deadline: float) -> Lane | None:
-        with self._changed:
+    def lend(self, lent: _LentLane) -> None:
+        """Give it a lane, if there is one for it."""
+        deadline = lent.deadline
+        with self._lock:
             while True:
-                if (lane := self._valid_idle()) is not None:
-                    return lane
-                if not self._may_try:
-                    return None
-                if len(self._lanes) + self._connecting < LANES_MAX and time.monotonic() >= self._rest_until:
-                    self._connecting += 1
+                lane = self._idle_lane(has_rooms=lent.has_rooms)
+                if lane is not None:
+                    self._loans.add(lent)
+                    self._idle.remove(lane)
+                    lent.lane = lane  # last: whoever is interrupted before gives back what is still idle, or is lost
+                    return
+                if deadline is None or not self._may_try:
+                    return
+                now = time.monotonic()
+                if len(self._idle) + len(self._loans) < LANES_MAX and now >= self._rest_until:
+                    self._drop_lost()
+                    self._loans.add(lent)
                     break
-                left = deadline - time.monotonic()
-                if left <= 0 or _is_cancelled():
-                    return None
-                self._changed.wait(left if current_scope() is None else min(left, SLICE_SECONDS))
-        made: Lane | None = None
-        try:
-            made = self._connect(deadline)
-        finally:
-            with self._changed:
-                self._connecting -= 1
-                if made is not None:
-                    self._lanes.add(made)
-                self._changed.notify_all()
-        return made
+                if now >= deadline or _is_cancelled():
+                    return
+                self._changed.wait(min(deadline - now, LOOK_SECONDS))
+        made = self._connect(deadline)
+        if made is not None:
+            with self._lock:
+                self._lanes.add(made)
+                lent.lane = made
 
-    def _take_idle(self) -> Lane | None:
-        with self._changed:
-            return self._valid_idle()
-
-    def _valid_idle(self) -> Lane | None:
+    def _idle_lane(self, *, has_rooms: bool) -> Lane | None:
+        if has_rooms:
+            return next((each for each in self._idle if each.has_rooms), None)
         while self._idle:
-            lane = self._idle.pop()
+            lane = self._idle[-1]
             if lane.is_valid:
                 return lane
+            self._idle.pop()
             self._drop(lane)
         return None
+
+    def _drop_lost(self) -> None:
+        """Close the lanes that calls had which were interrupted as they gave them back: what is under way there is not known."""
+        if len(self._lanes) <= len(self._idle) + len(self._loans):
+            return
+        lent = {each.lane for each in self._loans.alive()}
+        for lane in [each for each in self._lanes if each not in lent and each not in self._idle]:
+            self._lanes.discard(lane)
+            lane.close()
 
     def _connect(self, deadline: float) -> Lane | None:
         seconds = deadline - time.monotonic()
@@ -494,13 +494,18 @@ class SameHost:
             self._rest_seconds = min(2 * seconds, REST_SECONDS_MAX)
         self._rest_until = time.monotonic() + seconds
 
-    def _give(self, lane: Lane, *, is_hurried: bool = False) -> None:
-        with self._changed:
-            if lane.is_usable and not self._is_closed:
+    def give(self, lent: _LentLane) -> None:
+        """What was lent comes back."""
+        with self._lock:
+            self._loans.remove(lent)
+            lane, lent.lane = lent.lane, None
+            if lane is not None and lane.is_usable and not self._is_closed:
                 self._idle.append(lane)
-            else:
-                self._drop(lane, is_hurried=is_hurried)
-            self._changed.notify()
+                self._changed.notify()
+                return
+            if lane is not None:
+                self._drop(lane, is_hurried=lent.is_hurried)
+            self._changed.notify_all()  # where there is none to be had, they go another way
 
     def _drop(self, lane: Lane, *, is_hurried: bool = False) -> None:
         if lane in self._lanes:
@@ -511,17 +516,18 @@ class SameHost:
 
     def close(self) -> None:
         """End all connections; views of theirs do not hold any more. What is being used ends with its call. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for lane in idle:
                 self._drop(lane)
+            self._drop_lost()
             self._changed.notify_all()
         self._wake.put(None)
 
     # -- keeping it up -------------------------------------------------------------------------------------------
     def _start_keeper(self, lease_seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             if self._keeper is None or not self._keeper.is_alive():
                 pause = lease_seconds / RENEWALS_A_LEASE
                 arguments = (weakref.ref(self), self._wake, pause)
@@ -541,7 +547,7 @@ class SameHost:
         return is_reached
 
     def _retire(self, lane: Lane) -> None:
-        with self._changed:
+        with self._lock:
             if lane in self._idle:
                 self._idle.remove(lane)
                 self._drop(lane)
@@ -559,7 +565,8 @@ class SameHost:
         self._is_woken = False
         self._ahead.expire()
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
+            self._drop_lost()
             is_over = self._rooms_until is not None and now >= self._rooms_until
             for lane in self._idle:
                 if lane.has_releases:
@@ -570,6 +577,33 @@ class SameHost:
             if is_over:  # those of one that is in use have their time anew
                 self._rooms_until = now + ROOMS_SECONDS if any(lane.has_rooms for lane in self._lanes) else None
         return not self._is_closed
+
+
+class _LentLane:
+    """A context manager: a lane that a call has until the block's end, None where there is none for it. It counts from before it is
+    connected, for as long as somebody has it (`loans`)."""
+
+    __slots__ = ("__weakref__", "_path", "deadline", "has_rooms", "is_hurried", "lane")
+
+    def __init__(self, path: SameHost, deadline: float | None, *, has_rooms: bool, is_hurried: bool) -> None:
+        self._path = path
+        self.deadline = deadline
+        self.has_rooms = has_rooms
+        self.is_hurried = is_hurried
+        self.lane: Lane | None = None
+
+    def __enter__(self) -> Lane | None:
+        try:
+            self._path.lend(self)
+        except BaseException:
+            self._path.give(self)
+            raise
+        return self.lane
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.lane is not None and kind is not None and not issubclass(kind, Exception):
+            self.lane.close()  # an interrupt: what the server holds for the call is not known
+        self._path.give(self)
 
 
 def _is_cancelled() -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from kvobj.client.call_scope import current_scope, pause
 from kvobj.client.connection import ASKED, Incoming, SignedConnection
 from kvobj.client.forking import forget_in_child
+from kvobj.client.loans import LOOK_SECONDS, Loans
 from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds, told_seconds
 from kvobj.errors import BusyError, KvobjError, UnavailableError
 
@@ -36,26 +37,40 @@ class Fetched(NamedTuple):
 
 class Lent:
     """A context manager: an answer to be read within the block, on a connection that is lent until the block's end. Before there
-    is an answer, it is but the connection."""
+    is an answer, it is but the connection, and before that a place of those that the transport has.
 
-    __slots__ = ("_is_lent", "_transport", "connection", "incoming")
+    Made before its place is counted: it is counted for as long as somebody has it (`loans`)."""
 
-    def __init__(self, transport: Transport, connection: SignedConnection) -> None:
+    __slots__ = ("__weakref__", "_connection", "_transport", "incoming")
+
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._is_lent = True
-        self.connection = connection
+        self._connection: SignedConnection | None = None
         self.incoming: Incoming | None = None
 
-    def give_back(self) -> None:
-        """The connection is the transport's again, closed if there is an answer that was not read to its end. Idempotent."""
-        if not self._is_lent:
-            return
-        self._is_lent = False
+    @property
+    def connection(self) -> SignedConnection:
+        """The connection that is lent."""
+        assert self._connection is not None
+        return self._connection
+
+    @connection.setter
+    def connection(self, connection: SignedConnection) -> None:
+        self._connection = connection
+
+    def give_back(self, *, is_known: bool = True) -> None:
+        """The place is the transport's again, and so is the connection, closed if there is an answer that was not read to its end.
+        `is_known` False: what came on it is not known, so it is closed. Idempotent."""
+        connection, self._connection = self._connection, None
         try:
             if self.incoming is not None:
                 self.incoming.close()
-        finally:
-            self._transport.give(self.connection)
+            if connection is not None and not is_known:
+                connection.close()
+        except BaseException:
+            self._transport.give(self, None)  # not the connection: whether it was closed is not known
+            raise
+        self._transport.give(self, connection)
 
     def __enter__(self) -> Incoming:
         assert self.incoming is not None
@@ -88,10 +103,10 @@ class Transport:
         forget_in_child(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()  # taken as such where nobody waits: a condition costs several times as much
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
         self._waiting = 0
-        self._lent = 0
+        self._lent: Loans[Lent] = Loans()
         self._idle: list[SignedConnection] = []
         self._budget = RetryBudget(self._retry)
 
@@ -151,9 +166,9 @@ class Transport:
                     lent = None
             left = seconds - (time.monotonic() - began)  # what was waited for so far is not to be waited for again
             return self.open("GET", path, headers=headers, timeout_seconds=left, asked=lent)
-        except BaseException:
+        except BaseException as error:
             if lent is not None:
-                lent.give_back()
+                lent.give_back(is_known=isinstance(error, KvobjError))
             raise
 
     def open(
@@ -177,8 +192,10 @@ class Transport:
         tries = 0
         while True:
             is_asked = asked is not None
-            lent, asked = asked or Lent(self, self._take(deadline)), None
+            lent, asked = asked or Lent(self), None
             try:
+                if not is_asked:
+                    self._take(lent, deadline)
                 left = max(0.0, deadline - time.monotonic())
                 lent.incoming = lent.connection.open(
                     method, path, query=query, headers=headers, body=body, timeout_seconds=left, is_asked=is_asked
@@ -190,8 +207,8 @@ class Transport:
                 seconds = self._pause_seconds(error, tries, deadline)
                 if seconds is None:
                     raise
-            except BaseException:
-                lent.give_back()
+            except BaseException as error:
+                lent.give_back(is_known=isinstance(error, KvobjError))
                 raise
             pause(seconds)
 
@@ -239,12 +256,13 @@ class Transport:
         for connection in idle:
             connection.close()
 
-    def give(self, connection: SignedConnection) -> None:
-        """A lent connection comes back. A broken one has been closed, and opens itself again."""
+    def give(self, lent: Lent, connection: SignedConnection | None) -> None:
+        """A place comes back, with its connection unless that is lost. A broken one has been closed, and opens itself again."""
         with self._lock:
-            if self._lent:  # one lent before a fork may come back in the child
-                self._lent -= 1
-            if self._is_closed or len(self._idle) >= self._connections:
+            self._lent.remove(lent)
+            if connection is None:
+                pass
+            elif self._is_closed or len(self._idle) >= self._connections:
                 connection.close()
             else:
                 self._idle.append(connection)
@@ -253,55 +271,52 @@ class Transport:
 
     def _lend_idle(self) -> Lent | None:
         """One that is idle, if another may be lent."""
+        if not self._idle:
+            return None
+        lent = Lent(self)
         with self._lock:
-            if not self._idle or self._lent >= self._connections:
+            if not self._idle or len(self._lent) >= self._connections:
                 return None
-            lent = Lent(self, self._idle.pop())
-            self._lent += 1
+            self._lent.add(lent)
+            lent.connection = self._idle.pop()
         return lent
 
-    def _take(self, deadline: float) -> SignedConnection:
+    def _take(self, lent: Lent, deadline: float) -> None:
+        """Give it a place and a connection."""
         with self._lock:
-            if self._lent >= self._connections:
+            if len(self._lent) >= self._connections:
                 self._waiting += 1
                 try:
                     self._wait(deadline)
                 finally:
                     self._waiting -= 1
-            self._lent += 1
+            self._lent.add(lent)
             if self._idle:
-                return self._idle.pop()
-        try:
-            return self._connect()
-        except BaseException:
-            with self._changed:
-                self._lent -= 1
-                self._changed.notify()
-            raise
+                lent.connection = self._idle.pop()
+                return
+        lent.connection = self._connect()
 
     def _wait(self, deadline: float) -> None:
         """For a connection that is not lent, or for the end of the call."""
         scope = current_scope()
-        if scope is None:
-            is_free = self._changed.wait_for(self._is_free, max(0.0, deadline - time.monotonic()))
-        else:
-            changed = self._changed
-            changed.release()  # `cancel` takes the scope's lock first and then this one: so does this thread
+        if scope is not None:
+            lock, changed = self._lock, self._changed
+            lock.release()  # `cancel` takes the scope's lock first and then this one: so does this thread
             try:
-                scope.guard(lambda: _wake(changed))
+                scope.guard(lambda: _wake(lock, changed))
             finally:
-                changed.acquire()
-            left = max(0.0, deadline - time.monotonic())
-            is_free = changed.wait_for(lambda: scope.is_cancelled or self._is_free(), left) and not scope.is_cancelled
-        if not is_free:
-            raise UnavailableError("all connections of this client are in use")
+                lock.acquire()
+        while len(self._lent) >= self._connections:
+            left = deadline - time.monotonic()
+            if left <= 0 or (scope is not None and scope.is_cancelled):
+                raise UnavailableError("all connections of this client are in use")
+            self._changed.wait(min(left, LOOK_SECONDS))
+        if scope is not None and scope.is_cancelled:
+            raise UnavailableError("the call was cancelled")
 
-    def _is_free(self) -> bool:
-        return self._lent < self._connections
 
-
-def _wake(changed: threading.Condition) -> None:
-    with changed:
+def _wake(lock: threading.Lock, changed: threading.Condition) -> None:
+    with lock:
         changed.notify_all()
 
 

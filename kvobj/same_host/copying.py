@@ -58,10 +58,12 @@ class Piece(NamedTuple):
 class _Job:
     """A batch that is being copied, how many helpers are at it, and what one of them raised."""
 
-    __slots__ = ("_error", "_helping", "_idle", "_is_over")
+    __slots__ = ("_error", "_helping", "_idle", "_is_over", "_lock")
 
     def __init__(self) -> None:
-        self._idle = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        # To wait by. The lock itself is what is entered: an interrupt as a condition is, in Python, would leave it held for ever.
+        self._idle = threading.Condition(self._lock)
         self._helping = 0
         self._is_over = False
         self._error: Exception | None = None
@@ -72,7 +74,7 @@ class _Job:
 
     def help(self) -> None:
         """Copy what is left, beside the job's own thread; nothing once that has found none. `finish` raises what this would."""
-        with self._idle:
+        with self._lock:
             if self._is_over:
                 return
             self._helping += 1
@@ -81,7 +83,7 @@ class _Job:
         except Exception as error:  # noqa: BLE001 - its piece is not copied: the caller has to know, and the helper serves on
             self._error = error
         finally:
-            with self._idle:
+            with self._lock:
                 self._helping -= 1
                 self._idle.notify_all()
 
@@ -104,7 +106,7 @@ class _Job:
                 is_left = True
 
     def _wait(self) -> None:
-        with self._idle:
+        with self._lock:
             self._is_over = True
             while self._helping:
                 self._idle.wait()

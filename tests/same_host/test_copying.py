@@ -112,8 +112,8 @@ def test_a_step_that_another_thread_has_begun_and_not_ended_is_not_taken_for_cop
 class Told(threading.Condition):
     """Tells that its thread has come to wait."""
 
-    def __init__(self, told: threading.Event) -> None:
-        super().__init__(threading.Lock())
+    def __init__(self, lock: threading.Lock, told: threading.Event) -> None:
+        super().__init__(lock)
         self._told = told
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -130,7 +130,7 @@ class Held(copying._Job):
         super().__init__()
         self._of_own_thread = of_own_thread
         self.is_begun, self.is_waited_for = threading.Event(), threading.Event()
-        self._idle = Told(self.is_waited_for)
+        self._idle = Told(self._lock, self.is_waited_for)
         self.ended = 0
 
     def work(self, *, waits: bool = False) -> bool:

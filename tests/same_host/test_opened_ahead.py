@@ -28,7 +28,7 @@ from same_host_world import (
 from server_process import MIB, ServerProcess, wait_until
 
 from kvobj.client import Credentials, KvClient, NewChunk
-from kvobj.client.opened_ahead import AHEAD_CHUNKS_MAX, OpenedAhead
+from kvobj.client.opened_ahead import AHEAD_CHUNKS_MAX, OpenedAhead, Turn
 from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.same_host.descriptors import control_page
 from kvobj.same_host.framing import framed
@@ -331,7 +331,7 @@ class Kept:
         self.let_go: list[int] = []
         self.ahead = OpenedAhead(lambda _lane, handles: self.let_go.extend(handles))
 
-    def opened(self, begun: tuple[int, Sequence[str]], *handles: int, lane: Lane | None = None) -> None:
+    def opened(self, begun: tuple[Turn, Sequence[str]], *handles: int, lane: Lane | None = None) -> None:
         """What was begun is there."""
         turn, keys = begun
         extents = [Extent(handle, 0, 0, 10, 1, None, "dram") for handle in handles]
@@ -438,8 +438,9 @@ def test_a_read_waits_for_an_answer_that_is_under_way_and_not_for_ever(kept: Kep
     kept.opened(begun, 1)
     reading.join(10)
     assert taken in ([[1]], [None]), "its wait is bounded"
-    kept.ahead.begin(["late"])
+    late = kept.ahead.begin(["late"])
     assert kept.take("late") is None
+    kept.ahead.end(late[0])
 
 
 def test_what_a_lane_held_that_has_ended_is_not_given_out(kept: Kept) -> None:
@@ -465,6 +466,14 @@ def test_what_is_kept_is_bounded(kept: Kept) -> None:
     assert kept.ahead.begin(["more"])[1] == []
     assert kept.take("0") == [0]
     assert kept.ahead.begin(["more"])[1] == ["more"]
+
+
+def test_what_was_begun_by_one_who_is_gone_is_asked_for_anew(kept: Kept) -> None:
+    begun = kept.ahead.begin([str(number) for number in range(AHEAD_CHUNKS_MAX)])
+    assert kept.ahead.begin(["more"])[1] == []
+    del begun  # as an interrupt leaves it
+    assert kept.take("0") is None
+    assert kept.ahead.begin(["more", "0"])[1] == ["more", "0"]
 
 
 def test_what_is_not_over_yet_stays(kept: Kept) -> None:

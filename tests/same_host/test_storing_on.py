@@ -207,10 +207,13 @@ def test_the_keeper_does_not_forget_room_that_comes_as_it_looks() -> None:
         raise UnavailableError("no server")
 
     path = same_host.SameHost(refuse, lambda _: None, timeout_seconds=5)
-    path._changed = cast("threading.Condition", Noted())
+    path._lock = cast("threading.Lock", Noted())
     ours, theirs = socket.socketpair()
     lane = Lane(ours, GrantAnswer("", b"", b"", 1000, may_write=True, is_trusted=True))
     path._lanes = Lanes([lane])
+    lent = path._lane(None)
+    path._loans.add(lent)  # somebody stores by it
+    lent.lane = lane
     path._rooms_until = 0.0
 
     def keep() -> None:

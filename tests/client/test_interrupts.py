@@ -1,0 +1,161 @@
+"""An interrupt at every place of a call where one may come: what was lent comes back, no lock is held, the next bytes are right."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from real_client import BUCKET, bytes_of, credentials_of, kv_server, payload
+from server_process import ServerProcess
+
+import kvobj.client
+import kvobj.same_host
+from kvobj.client import KvClient, NewChunk
+from kvobj.client.loans import Loans, Places
+
+FOLLOWED = (*kvobj.client.__path__, *kvobj.same_host.__path__, threading.__file__)
+LOOKS_BEHIND = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+SIZE = 50_000
+
+# A connection that an interrupt leaves to nobody is closed with its last reference.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises."""
+
+
+class Interrupt:
+    """Raises at the n-th place where CPython looks for signals: at a function's beginning, and behind a call of what is written in
+    C or a jump backwards. (A tracer is asked before every step, but a signal is not looked for between all of them.)"""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self._before: tuple[FrameType, str] | None = None
+        self.has_come = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Interrupt | None:
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(FOLLOWED) or frame.f_code.co_name == "__del__":
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self._look()
+        elif event == "opcode":
+            if self._before is not None and self._before[0] is frame and self._before[1] in LOOKS_BEHIND:
+                self._look()
+            self._before = (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
+            return self
+        self._before = None
+        return self
+
+    def _look(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._before = None  # a frame refers to all that its call had
+            self.has_come = True
+            raise Interrupted
+
+
+def interrupted_everywhere(call: Callable[[], object]) -> Iterator[int]:
+    """The call is made again and again, each time interrupted at another place, until it comes to its end."""
+    for number in range(1, 100_000):
+        interrupt = Interrupt(number)
+        before = sys.gettrace()
+        try:
+            sys.settrace(interrupt)
+            try:
+                call()
+            finally:
+                sys.settrace(before)
+        except Interrupted:
+            pass
+        if not interrupt.has_come:
+            return
+        yield number
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with kv_server(tmp_path_factory.mktemp("interrupts")) as running:
+        yield running
+
+
+def opened_ahead(client: KvClient) -> object:
+    client.open_ahead(["a"])
+    return client.get_chunks(["a"], [memoryview(bytearray(SIZE))])
+
+
+CALLS: dict[str, Callable[[KvClient], Any]] = {
+    "get_chunk": lambda client: client.get_chunk("a"),
+    "get_chunk into a room": lambda client: client.get_chunk("a", into=bytearray(SIZE)),
+    "get_chunk of what is absent": lambda client: client.get_chunk("absent"),
+    "mget": lambda client: list(client.mget(["a", "b"])),
+    "put_chunk": lambda client: client.put_chunk("c", b"c"),
+    "match": lambda client: client.match(ids=["a", "b"]),
+    "open_ahead": lambda client: client.open_ahead(["a"]),
+    "get_chunks of what is opened ahead": opened_ahead,
+}
+
+
+def check_that_nothing_is_kept(client: KvClient) -> None:
+    transport, path = client._transport, client._same_host
+    locks = (transport._lock, client._leases._lock, path._lock, path._ahead._lock, path._storing._lock)
+    for lock in locks:  # the thread that keeps the path up has them for a moment, too
+        assert lock.acquire(timeout=10)
+        lock.release()
+    assert (len(transport._lent), len(client._leases._lent), transport._waiting) == (0, 0, 0)
+    assert (len(path._loans), len(path._storing._taken)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "way"),
+    [(call, way) for call in CALLS for way in ("same host", "http") if way == "same host" or "ahead" not in call],
+)
+def test_whoever_is_interrupted_keeps_nothing(server: ServerProcess, call: str, way: str) -> None:
+    is_same_host = way == "same host"
+    with KvClient(
+        server.endpoint, credentials_of(server), BUCKET, connections=1, same_host=is_same_host, timeout_seconds=10
+    ) as client:
+        data = payload(b"a", SIZE)
+        client.mput([NewChunk("a", data), NewChunk("b", data[:9])])
+        places = 0
+        for places in interrupted_everywhere(lambda: CALLS[call](client)):
+            check_that_nothing_is_kept(client)
+            client._same_host._rest_until = 0.0  # as if the rest were over that a lane's end begins
+            assert bytes_of(client.get_chunk("a")) == data, f"after an interrupt at place {places}"
+        assert places > 10
+        assert client.is_same_host == is_same_host
+        check_that_nothing_is_kept(client)
+        lanes = client._same_host._lanes
+        assert set(lanes) == set(client._same_host._idle)
+
+
+def test_what_nobody_refers_to_any_more_is_not_on_loan() -> None:
+    loans: Loans[Interrupted] = Loans()
+    one, other = Interrupted(), Interrupted()
+    loans.add(one)
+    loans.add(other)
+    assert (len(loans), set(loans.alive())) == (2, {one, other})
+    del one
+    assert (len(loans), loans.alive()) == (1, [other])
+    loans.remove(other)
+    loans.remove(other)
+    assert len(loans) == 0
+
+
+def test_a_place_that_was_lost_is_free_again() -> None:
+    places = Places(1)
+    place = places.take(0.0)
+    assert place is not None
+    assert places.take(0.0) is None
+    waiting: list[object] = []
+    thread = threading.Thread(target=lambda: waiting.append(places.take(30.0)))
+    thread.start()
+    del place
+    thread.join(30)
+    assert waiting != [None]
