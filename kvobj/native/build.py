@@ -29,7 +29,7 @@ FLAGS = (
     "-Wextra",
     "-Werror=implicit-function-declaration",
 )
-_SECONDS = 120
+SECONDS = 120
 
 
 class BuildError(Exception):
@@ -66,7 +66,7 @@ def _build(compiler: str) -> Path:
         define = f'-DKVOBJ_NATIVE_FINGERPRINT="{fingerprint()}"'
         command = [*compiler.split(), *FLAGS, define, "-o", str(made), *map(str, sources()), "-lm"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - the command is made above
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603 - the command is made above
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(f"{compiler}: {error}") from error
         if done.returncode:

@@ -41,7 +41,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get(SWITCH, "").lower() in {"off", "0", "no"}:
         return None, f"switched off by {SWITCH}"
     if not LIBRARY.exists():
-        return None, "not built: no C compiler when kvobj was installed"
+        return None, "not built: there was no C compiler when kvobj was installed, it failed, or was not to be used"
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
         ask = loaded.kvobj_native_fingerprint

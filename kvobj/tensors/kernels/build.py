@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,7 +50,8 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"base": ("-march=armv8-a+crc",)},
 }
 """Machine → variant → flags, best first."""
-_SECONDS = 300
+SECONDS = 300
+"""For all variants together: an installation that waits for a compiler ends."""
 
 
 class BuildError(Exception):
@@ -81,15 +83,27 @@ def fingerprint() -> str:
 
 def build() -> list[Path]:
     """Compile all variants that are not there yet as they should be, and put each in place in one rename: a process that has an
-    old one mapped keeps it. `BuildError`."""
+    old one mapped keeps it. Those that are there then, best first; why others are not is told on stderr. `BuildError` where none
+    is."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise BuildError("no C++ compiler (c++, g++, clang++ or CXX); on Debian: apt-get install g++")
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda variant: _build(compiler, *variant), variants().items()))
-    except OSError as error:  # of an installation that is not ours to write to, among others
-        raise BuildError(f"{DIRECTORY}: {error}") from error
+    until = time.monotonic() + SECONDS
+
+    def made(variant: str, flags: tuple[str, ...]) -> Path | BuildError:
+        try:
+            return _build(compiler, variant, flags, until)
+        except BuildError as error:
+            return error
+        except OSError as error:  # of an installation that is not ours to write to, among others
+            return BuildError(f"{DIRECTORY}: {error}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        told = dict(zip(variants(), pool.map(made, variants(), variants().values()), strict=True))
+    failed = {variant: error for variant, error in told.items() if isinstance(error, BuildError)}
+    if len(failed) == len(told):
+        raise next(iter(failed.values()))
+    for variant, error in failed.items():
+        sys.stderr.write(f"left out: variant {variant}: {error}\n")
+    return [each for each in told.values() if isinstance(each, Path)]
 
 
 def _is_built(variant: str) -> bool:
@@ -100,15 +114,18 @@ def _is_built(variant: str) -> bool:
         return False
 
 
-def _build(compiler: str, variant: str, flags: tuple[str, ...]) -> Path:
+def _build(compiler: str | None, variant: str, flags: tuple[str, ...], until: float) -> Path:
     if _is_built(variant):
         return library(variant)
+    if compiler is None:
+        raise BuildError("no C++ compiler (c++, g++, clang++ or CXX); on Debian: apt-get install g++")
     with tempfile.TemporaryDirectory(prefix=".build-", dir=DIRECTORY) as scratch:
         made = Path(scratch) / library(variant).name
         define = f'-DKVOBJ_KERNELS_FINGERPRINT="{fingerprint()}"'
         command = [*compiler.split(), *FLAGS, *flags, define, "-o", str(made), str(SOURCE)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - the command is made above
+            left = max(0.0, until - time.monotonic())
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)  # noqa: S603 - the command is made above
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(f"{compiler}: {error}") from error
         if done.returncode:

@@ -72,7 +72,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 def _load_path(path: Path, variant: str) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
-        return None, "not built: no C++ compiler when kvobj was installed"
+        return None, "not built: there was no C++ compiler when kvobj was installed, it failed, or was not to be used"
     try:
         loaded = ctypes.CDLL(str(path))
         ask = loaded.kvobj_kernels_fingerprint
