@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,6 +62,18 @@ async def test_what_is_noted_is_found_until_it_is_forgotten(directory: RemoteDir
     await directory.forget([blob(1), blob(9), blob(1)])
     assert directory.find(blob(1)) is None
     assert directory.blob_ids() == [blob(2), blob(3)]
+
+
+async def test_a_note_that_nobody_waits_for_any_more_does_not_come_behind_what_forgets_it(
+    directory: RemoteDirectory,
+) -> None:
+    for n in range(1, 100):
+        noting = asyncio.create_task(directory.note(blob(n), place(100)))
+        await asyncio.sleep(0)
+        noting.cancel()
+        await directory.forget([blob(n)])
+    assert directory.blob_ids() == []
+    assert directory.totals == (0, 0)
 
 
 async def test_sums_follow_what_is_noted(directory: RemoteDirectory) -> None:
