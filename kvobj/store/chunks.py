@@ -21,7 +21,6 @@ from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.clock import Clock, boot_ms
 from kvobj.errors import (
-    AccessDeniedError,
     BusyError,
     InvalidRequestError,
     NamespaceConflictError,
@@ -35,7 +34,7 @@ from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamesp
 from kvobj.store.explain import Explainer
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.load_estimate import expected_load_ms
-from kvobj.store.namespaces import NamespaceBook, differs
+from kvobj.store.namespaces import NamespaceBook, differs, require_owner
 from kvobj.store.places import DEFAULT_NAMESPACE
 from kvobj.store.request_feed import RequestTrace
 from kvobj.store.requests import PutRequest
@@ -134,8 +133,7 @@ class ChunkStore:
         key: bytes | None = None,
     ) -> tuple[OpenNamespace, bool]:
         """See `api.kv_store.ChunkStore`. Errors as `NamespaceBook.declare`; `AccessDeniedError` for all but owners."""
-        if not caller.is_owner:
-            raise AccessDeniedError("only the bucket's owner declares namespaces", bucket=bucket.name)
+        require_owner(bucket, caller)
         if await self._catalog.namespaces.namespace(bucket.name, name) is None:
             await self._check_no_keys_below(bucket, name)
         declared = await self._book.declare(bucket, name, declaration, caller=caller, key=key)
@@ -174,8 +172,7 @@ class ChunkStore:
 
     async def remove_namespace(self, bucket: BucketRow, name: str, *, caller: Caller) -> int:
         """See `api.kv_store.ChunkStore`. For owners: `AccessDeniedError`; `InvalidRequestError` for `default`; `BusyError`."""
-        if not caller.is_owner:
-            raise AccessDeniedError("only the bucket's owner removes namespaces", bucket=bucket.name)
+        require_owner(bucket, caller)
         if name == DEFAULT_NAMESPACE:
             raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
         meant = (await self._book.open(bucket, name, caller=caller)).row

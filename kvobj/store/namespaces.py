@@ -84,7 +84,7 @@ class NamespaceBook:
         Raises `InvalidRequestError` (with `field`), `NamespaceConflictError` (with `differs`), `AccessDeniedError` for all but
         the bucket's owner and root, `QuotaExceededError`, `NoSuchBucketError`.
         """
-        _require_owner(bucket, caller)
+        require_owner(bucket, caller)
         if not _NAME.fullmatch(name):
             raise InvalidRequestError(
                 "a namespace's name has 1 to 128 of letters, digits, dot, underscore, hyphen, and begins with a letter or digit",
@@ -157,7 +157,7 @@ class NamespaceBook:
     async def remove(self, bucket: BucketRow, name: str, *, caller: Caller, namespace_root: bytes = b"") -> None:
         """Forget a namespace whose chunks have been recalled. For owners. `NoSuchNamespaceError` (see `Namespaces.remove`);
         `BusyError` while it has live chunks; `AccessDeniedError`."""
-        _require_owner(bucket, caller)
+        require_owner(bucket, caller)
         if name == DEFAULT_NAMESPACE:
             raise InvalidRequestError(f"{DEFAULT_NAMESPACE} cannot be removed", field="namespace")
         async with self._changing:
@@ -203,7 +203,8 @@ class NamespaceBook:
         return key
 
 
-def _require_owner(bucket: BucketRow, caller: Caller) -> None:
+def require_owner(bucket: BucketRow, caller: Caller) -> None:
+    """What declaring and removing ask for: `InvalidRequestError` for a bucket that has no namespaces, `AccessDeniedError`."""
     if bucket.kind is not BucketKind.KV:
         raise InvalidRequestError("only KV buckets have namespaces", bucket=bucket.name)
     if not caller.is_owner:
