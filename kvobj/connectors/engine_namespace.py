@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
+from kvobj.client.kv_values import DEFAULT_NAME
 from kvobj.connectors.link_settings import LinkSettings
 
 _MODEL_CHARACTERS: Final = 64
 _DIGEST_CHARACTERS: Final = 12
-_OWN: Final = ("revision", "tenant", "declare")
+_OWN: Final = ("revision", "tenant")
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -39,18 +40,18 @@ class EngineChunks:
 def link_settings(
     values: Mapping[str, object], environment: Mapping[str, str], chunks: EngineChunks, *, problems: Sequence[str] = ()
 ) -> LinkSettings:
-    """Settings of a link from an engine's table: those of `LinkSettings`, and `revision` (of the model), `tenant` (whom chunks
-    must not be shared beyond) and `declare` (False: an owner has declared the namespace). Without `namespace` its name follows
-    from all that is declared; with it, ranks that have chunks of their own get a suffix. `ConfigurationError` names every fault,
-    `problems` with the caller's own settings among them."""
+    """Settings of a link from an engine's table: those of `LinkSettings` but `declaration`, which is made here, and `revision` (of
+    the model) and `tenant` (whom chunks must not be shared beyond). Without `namespace` its name follows from all that is declared;
+    with it, ranks that have chunks of their own get a suffix. `ConfigurationError` names every fault, `problems` with the caller's
+    own settings among them."""
     found = list(problems)
-    found += [
-        f"{name}: is no {'flag' if name == 'declare' else 'text'}"
-        for name in _OWN
-        if name in values and not isinstance(values[name], bool if name == "declare" else str)
-    ]
+    found += [f"{name}: is no text" for name in _OWN if name in values and not isinstance(values[name], str)]
     if "declaration" in values:
         found.append("declaration: follows from the engine's configuration")
+    if values.get("namespace") == DEFAULT_NAME:
+        found.append(
+            "namespace: default declares nothing, and would have chunks of every configuration under the same names"
+        )
     declared = declaration(chunks, revision=values.get("revision"), tenant=str(values.get("tenant", "")))
     table: dict[str, Any] = {name: value for name, value in values.items() if name not in (*_OWN, "declaration")}
     given = table.get("namespace")
@@ -58,8 +59,7 @@ def link_settings(
         table["namespace"] = derived_name(chunks, declared)
     elif isinstance(given, str):
         table["namespace"] = given + _rank_suffix(chunks)
-    if values.get("declare", True):
-        table["declaration"] = declared
+    table["declaration"] = declared
     return LinkSettings.parse(table, environment, problems=found)
 
 

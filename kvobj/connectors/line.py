@@ -23,6 +23,7 @@ from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewCh
 from kvobj.client.retry import RetryRule
 from kvobj.client.session import Pin, Session
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
+from kvobj.connectors.declared import differing
 from kvobj.connectors.helpers import Helpers
 from kvobj.connectors.holds import Holds, let_go, live_as_far_as_it_fits, pin_what_fits
 from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
@@ -36,6 +37,7 @@ from kvobj.errors import (
     InvalidRequestError,
     KvobjError,
     LayoutMismatchError,
+    NamespaceConflictError,
     NoSuchNamespaceError,
     PinLimitExceededError,
     QuotaExceededError,
@@ -180,9 +182,10 @@ class Line:
     def release(self, names: Sequence[Name]) -> None:
         """See `StoreLink.release`."""
         let_go(self._holds.take(names))
-        if self._namespace is not None:
+        space = self._namespace  # another thread may forget it meanwhile
+        if space is not None:
             left = [name for name in names if self._holds.pin_of(name) is None]
-            self._client.drop_ahead(left, namespace=self._namespace)
+            self._client.drop_ahead(left, namespace=space)
 
     def open_ahead(self, names: Sequence[Name]) -> None:
         """See `StoreLink.open_ahead`."""
@@ -393,8 +396,15 @@ class Line:
 
     def _told_space(self) -> Namespace:
         name, declaration = self._settings.namespace, self._settings.declaration
-        if declaration is not None:
+        if declaration is not None and self._settings.declare:
             return self._client.declare_namespace(name, declaration)
+        if declaration is not None:
+            space = self._client.namespace(name)
+            if differs := differing(space.declaration, declaration):
+                raise NamespaceConflictError(
+                    f"the namespace is declared otherwise: {', '.join(differs)}", namespace=name, differs=differs
+                )
+            return space
         if name != DEFAULT_NAME:
             return self._client.namespace(name)
         self._client.match(namespace=DEFAULT, ids=["ping"])  # told of to owners alone, used by whom it may be used

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from kvobj.client.call_scope import current_scope
+from kvobj.client.call_scope import current_scope, ends_by
 from kvobj.client.kv_values import Name, Namespace, NewChunk
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
 from kvobj.connectors.line import Line, NotGrantedError, Outcome
@@ -75,28 +76,28 @@ class StoreLink:
         """Which are stored; those are pinned until `release`, each once more than before. What a session may not pin any more is
         answered False."""
         nothing = [False] * len(names)
-        held = self._asked(lambda line: line.hold(names), nothing) if names else nothing
+        held = self._looked_up(lambda line: line.hold(names), nothing) if names else nothing
         self._tally.looked_up(held)
         return held
 
     def hold_run(self, names: Sequence[Name]) -> int:
         """How long the stored run at the head of the list is; its names are pinned until `release`. Of a chain the tail alone
         counts against what a session may pin."""
-        run = self._asked(lambda line: line.hold_run(names), 0) if names else 0
+        run = self._looked_up(lambda line: line.hold_run(names), 0) if names else 0
         self._tally.looked_up_run(run, len(names))
         return run
 
     def present(self, names: Sequence[Name]) -> list[bool]:
         """Which are stored, without holding them."""
         nothing = [False] * len(names)
-        found = self._asked(lambda line: line.present(names), nothing) if names else nothing
+        found = self._looked_up(lambda line: line.present(names), nothing) if names else nothing
         self._tally.looked_up(found)
         return found
 
     def run(self, names: Sequence[Name]) -> int:
         """How long the stored run at the head of the list is, without holding it: the store's eviction passes over what it told of,
         for its grace."""
-        run = self._asked(lambda line: line.run(names), 0) if names else 0
+        run = self._looked_up(lambda line: line.run(names), 0) if names else 0
         self._tally.looked_up_run(run, len(names))
         return run
 
@@ -220,6 +221,16 @@ class StoreLink:
             if self._is_closed or not line.is_answered():
                 raise
             raise BusyError("the store took nothing within the deadline", reason=str(error)) from error
+
+    def _looked_up(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
+        """A call that moves no bytes: all that it asks for (also the namespace and a session, where they are not known yet) in the
+        time of one call."""
+
+        def within(line: Line) -> T:
+            with ends_by(time.monotonic() + self.settings.timeout_seconds):
+                return ask(line)
+
+        return self._asked(within, otherwise)
 
     def _asked(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
         turn = Turn.REST if self._is_closed else self._outage.turn()

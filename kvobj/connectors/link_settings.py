@@ -22,7 +22,8 @@ _LEASE_MS_MAX: Final = 600_000
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
     """One bucket of one server, and one namespace in it. Without `declaration` the namespace is `default` or was declared before;
-    with it, it is declared at first use, and a namespace of that name that is declared otherwise is refused."""
+    with it, it is declared at first use, and a namespace of that name that is declared otherwise is refused. With `declare` False
+    its owner has declared it, and whether as `declaration` says is looked at and not left to trust."""
 
     endpoint: str
     """`http://HOST:PORT`, or https."""
@@ -32,6 +33,7 @@ class LinkSettings:
     region: str = "us-east-1"
     namespace: str = "default"
     declaration: Mapping[str, object] | None = None
+    declare: bool = True
     durability: str | None = None
     """`memory`, `local` or `shared`; None: as the bucket has it."""
     timeout_seconds: float = 5.0
@@ -127,6 +129,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "region": _text,
     "namespace": _text,
     "declaration": _declaration,
+    "declare": _flag,
     "durability": _durability,
     "timeout_seconds": _seconds,
     "rest_seconds": _seconds,

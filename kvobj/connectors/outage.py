@@ -10,6 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Final
+
+PROBE_SECONDS: Final = 60.0
+"""A probe that says nothing for so long was interrupted where nobody could note it, and another is made."""
 
 
 class Turn(Enum):
@@ -30,7 +34,7 @@ class Outage:
         self._lock = threading.Lock()
         self._rest = rest
         self._until: float | None = None
-        self._is_probed = False
+        self._probed_until = 0.0
         self._began = 0.0
 
     @property
@@ -45,9 +49,10 @@ class Outage:
         with self._lock:
             if self._until is None:
                 return Turn.ASK
-            if self._is_probed or self._now() < self._until:
+            now = self._now()
+            if now < max(self._until, self._probed_until):
                 return Turn.REST
-            self._is_probed = True
+            self._probed_until = now + PROBE_SECONDS
             return Turn.PROBE
 
     def answered(self, turn: Turn) -> float | None:
@@ -55,7 +60,7 @@ class Outage:
         if turn is not Turn.PROBE:
             return None
         with self._lock:
-            self._is_probed = False
+            self._probed_until = 0.0
             self._until = None
             self._rest = self._rest_first
             return self._now() - self._began
@@ -64,7 +69,7 @@ class Outage:
         """Nobody answered: whether an outage began with this."""
         with self._lock:
             if turn is Turn.PROBE:
-                self._is_probed = False
+                self._probed_until = 0.0
                 self._rest = min(self._rest_max, self._rest * 2)
             elif self._until is not None:
                 return False  # one of several calls that were under way when it began
@@ -77,4 +82,4 @@ class Outage:
         """The call ended without a word of the server, or its caller was interrupted: another one may probe."""
         if turn is Turn.PROBE:
             with self._lock:
-                self._is_probed = False
+                self._probed_until = 0.0

@@ -28,6 +28,7 @@ from kvobj.connectors.sglang_memory import (
     Page,
     all_of,
     batches,
+    first_layer,
     is_packed,
     page_buffers,
     page_facts,
@@ -98,6 +99,9 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
             "dtype": str(getattr(mem_pool_host, "dtype", "")),
             "memory": str(getattr(mem_pool_host, "layout", "")),
             "layers": int(getattr(mem_pool_host, "layer_num", 0) or 0),
+            **first_layer(mem_pool_host),
+            **_partition(self.storage_config.pp_size),
+            **_meant_dtype(getattr(mem_pool_host, "dtype", None)),
             "buffers": len(sizes),
             "bytes": sum(sizes) or int(getattr(mem_pool_host, "size_per_token", 0) or 0) * page_size,
         }
@@ -409,6 +413,25 @@ def _is_target(tensor: object) -> bool:
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
     )
+
+
+def _partition(stages: int) -> dict[str, object]:
+    """Which layers each stage has, where SGLang was told: some pools (DeepSeek-V4's) count theirs from 0 in each."""
+    told = os.environ.get("SGLANG_PP_LAYER_PARTITION", "")
+    return {"partition": told} if told and stages > 1 else {}
+
+
+def _meant_dtype(stored: object) -> dict[str, object]:
+    """What bytes stand for: both kinds of fp8, and fp4, are stored as uint8 (`KVCache.store_dtype`), and AMD's fp8 is its own."""
+    if stored is not torch.uint8:
+        return {}
+    try:
+        from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - where it is needed, which is seldom
+
+        meant = str(get_server_args().kv_cache_dtype)
+    except (ImportError, AttributeError, ValueError):  # without arguments, as in a test
+        meant = ""
+    return {"stands_for": f"{meant}-hip" if torch.version.hip else meant}
 
 
 def _page_size(host_pool: Any) -> int:  # noqa: ANN401 - SGLang's

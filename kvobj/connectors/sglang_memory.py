@@ -78,19 +78,26 @@ def page_facts(host_pool: Any, page_size: int) -> dict[str, object]:  # noqa: AN
         sizes = [len(room) for room in page_buffers(host_pool, torch.arange(page_size), 1)[0]]
     except Exception:  # noqa: BLE001 - SGLang's own pools refuse some layouts
         sizes = []
-    values = getattr(host_pool, "__dict__", {})
-    dtypes = {name: told for name, value in sorted(values.items()) if (told := _dtypes(name, value))}
+    dtypes = {told for name, value in getattr(host_pool, "__dict__", {}).items() for told in _dtypes(name, value)}
     return {
         "page_size": page_size,
         "sizes": sizes,
         "layout": str(getattr(host_pool, "layout", "")),
         "layers": int(getattr(host_pool, "layer_num", 0) or getattr(host_pool, "num_mamba_layers", 0) or 0),
-        "dtypes": dtypes,
+        "dtypes": sorted(dtypes),
+        **first_layer(host_pool),
     }
 
 
+def first_layer(host_pool: Any) -> dict[str, object]:  # noqa: ANN401 - SGLang's
+    """Which layer of the model is the pool's first, where that is not the model's first: pools of two stages may have as many."""
+    first = int(getattr(host_pool, "start_layer", 0) or 0)
+    return {"first_layer": first} if first else {}
+
+
 def _dtypes(name: str, value: object) -> list[str]:
-    """The data types that an attribute of a pool tells of: one by name (`temporal_dtype`), or those of its buffers."""
+    """The data types that an attribute of a pool tells of: its own (`temporal_dtype`), or those of its buffers. What attributes are
+    called is SGLang's, and may change where bytes do not: only the types are told."""
     if isinstance(value, torch.dtype):
         return [str(value)]
     if not name.endswith(("buffer", "buffers")) or "staging" in name:

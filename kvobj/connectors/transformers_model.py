@@ -199,12 +199,22 @@ def _rope_types(value: object, place: str = "") -> Iterator[str]:
 
 
 def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
-    """What changes when parameters are written to, replaced, moved or added, as far as torch notes it: cheap to compare, and says
+    """What changes when weights are written to, replaced, moved or added, as far as torch notes it: cheap to compare, and says
     nothing of what they are. A change by way of `.data` is not noted."""
     return tuple(
         (_place(each), 0 if each.is_inference() else each._version, each.dtype)  # noqa: SLF001 - torch names it so
-        for each in model.parameters()
+        for _name, each in _weights(model)
     )
+
+
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and buffers that are saved with them: quantised weights (GPTQ, AWQ) are such. What is computed when a model is
+    made (RoPE's frequencies) is not saved, and follows from its configuration."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():  # noqa: SLF001 - torch tells in no other way which are saved
+            if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
+                yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _place(parameter: torch.Tensor) -> int:
@@ -217,13 +227,13 @@ def _place(parameter: torch.Tensor) -> int:
 
 def revision_of(model: PreTrainedModel) -> str:
     """The commit that the model was loaded from, where one is known, and fingerprints of its weights and its configuration: some
-    numbers of each parameter, and all that the configuration says of how they are used. So a fine-tuned or merged model of the
+    numbers of each, and all that the configuration says of how they are used. So a fine-tuned or merged model of the
     same name is another one, and so is one whose RoPE or normalisation was set otherwise."""
     hasher = blake3()
-    for name, parameter in model.named_parameters():
-        hasher.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        if parameter.device.type != "meta" and parameter.numel():
-            flat = parameter.detach().flatten()
+    for name, weight in _weights(model):
+        hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+        if weight.device.type != "meta" and weight.numel():
+            flat = weight.detach().flatten()
             step = max(1, flat.numel() // _SAMPLES)
             hasher.update(str(flat[::step][:_SAMPLES].float().tolist()).encode())
     commit = getattr(model.config, "_commit_hash", None)

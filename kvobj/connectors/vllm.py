@@ -280,12 +280,16 @@ def chunk_name(key: bytes) -> str:
 
 
 def _chunks_of(spec: Any, row_bytes: int) -> EngineChunks:  # noqa: ANN401 - vLLM's OffloadingSpec
-    """What vLLM's configuration fixes. Where it says that bytes do not depend on how the instance is split, nor does the
-    namespace, as with vLLM's own tiers; else ranks are counted, of which a row has all."""
+    """What vLLM's configuration fixes. A row's bytes do not depend on how heads are split where it is canonical, or has one copy of
+    what all workers hold; else workers are counted, of which a row has all, side by side.
+
+    `is_parallelism_agnostic` alone does not say so: it is right of files of one layer, and in a row each worker has its heads of
+    all layers behind each other (`shared_offload_region.create_next_worker_view`, 0.33.0), which are other bytes for other sizes.
+    """
     config = spec.config
     parallel, cache = config.parallel, config.cache
-    is_free = parallel.is_parallelism_agnostic or config.replicated_layout
-    sizes = (1, 1, 1, 1) if is_free else (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
+    is_free = config.replicated_layout or (config.canonical_layout and parallel.is_parallelism_agnostic)
+    sizes = (1 if is_free else parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
     groups = [[group.tokens_per_block, list(group.layer_names)] for group in config.groups]
     return EngineChunks(
         engine="vllm",
@@ -300,8 +304,15 @@ def _chunks_of(spec: Any, row_bytes: int) -> EngineChunks:  # noqa: ANN401 - vLL
             "layout": _layout_of(config),
             "groups": fact_digest(groups),
             "bytes": row_bytes,
+            **_partition(parallel.pp_size),
         },
     )
+
+
+def _partition(pipeline: int) -> dict[str, object]:
+    """Which layers each stage has, where vLLM was told: `groups` has the first stage's alone."""
+    told = os.environ.get("VLLM_PP_LAYER_PARTITION", "")
+    return {"partition": told} if told and pipeline > 1 else {}
 
 
 def _layout_of(config: Any) -> str:  # noqa: ANN401 - vLLM's OffloadingConfig

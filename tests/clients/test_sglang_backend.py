@@ -112,12 +112,22 @@ def test_ranks_have_pages_of_their_own_and_ranks_of_a_latent_model_share_them(
     assert reader.ask("digests", slots=[3]) == written
 
 
-@pytest.mark.parametrize("difference", [{"dtype": "float32"}, {"layout": "layer_first"}, {"model": "example/other"}])
+@pytest.mark.parametrize(
+    ("common", "difference"),
+    [
+        ({}, {"dtype": "float32"}),
+        ({}, {"layout": "layer_first"}),
+        ({}, {"model": "example/other"}),
+        ({"stage": 1, "stages": 4, "first_layer": 15}, {"first_layer": 16}),
+        ({"stage": 1, "stages": 4}, {"partition": "16,15,15,15"}),
+        ({"dtype": "uint8", "kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}),
+    ],
+)
 def test_instances_whose_bytes_differ_share_nothing(
-    engine: EngineProcess, server: ServerProcess, difference: dict[str, Any]
+    engine: EngineProcess, server: ServerProcess, common: dict[str, Any], difference: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"model": "example/differs", **difference}
-    one, other = Backend(engine, server, model="example/differs"), Backend(engine, server, **options)
+    options: dict[str, Any] = {"model": "example/differs", **common}
+    one, other = Backend(engine, server, **options), Backend(engine, server, **{**options, **difference})
     assert one.opened["namespace"] != other.opened["namespace"]
     one.ask("fill", pages=[1], slots=[0])
     one.ask("set_v1", pages=[1], slots=[0])

@@ -217,6 +217,20 @@ def test_models_of_equal_weights_that_compute_otherwise_share_nothing(
     assert not engine.ask("report", store="otherwise")["errors"], "the store takes the declaration"
 
 
+def test_models_that_differ_in_quantised_weights_alone_share_nothing(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    for name, seed in (("packed", 1), ("repacked", 2), ("same", 1)):
+        engine.ask("make", model=name, kind="llama", seed=14)
+        engine.ask("pack", model=name, seed=seed)
+    prompt = sequence(40, 14)
+    names = [opened(engine, server, name, salt="packed") for name in ("packed", "repacked", "same")]
+    assert names[0] == names[2] != names[1]
+    assert engine.ask("generate", store="packed", model="packed", tokens=prompt)["stored"] == 48
+    assert engine.ask("generate", store="repacked", model="repacked", tokens=prompt, save=False)["known"] == 0
+    assert engine.ask("generate", store="same", model="same", tokens=prompt, save=False)["known"] == 32
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_what_is_not_of_the_model_does_not_separate_caches(
     engine: EngineProcess, server: ServerProcess, tmp_path: Path, kind: str
@@ -286,11 +300,13 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
         assert expected in told
 
 
-@pytest.mark.parametrize("how", ["train", "move"])
+@pytest.mark.parametrize("how", ["train", "move", "pack"])
 def test_a_model_that_was_changed_since_is_refused_and_never_given_the_cache_of_what_it_was(
     engine: EngineProcess, server: ServerProcess, how: str
 ) -> None:
     engine.ask("make", model=how, kind="llama", seed=31)
+    if how == "pack":
+        engine.ask("pack", model=how, seed=31)
     opened(engine, server, how)
     prompt = sequence(60, 31)
     assert engine.ask("generate", store=how, model=how, tokens=prompt)["stored"]

@@ -106,17 +106,54 @@ def test_another_instance_finds_what_one_has_stored(engine: EngineProcess, serve
     other.close()
 
 
-@pytest.mark.parametrize("difference", [{"dtype": "float8_e4m3"}, {"tensor": 2}, {"tier": {"revision": "v2"}}])
+@pytest.mark.parametrize(
+    ("common", "difference"),
+    [
+        ({}, {"dtype": "float8_e4m3"}),
+        ({}, {"tensor": 2}),
+        ({"says_free": True}, {"tensor": 2}),
+        ({"pipeline": 2}, {"partition": "1,1"}),
+        ({}, {"tier": {"revision": "v2"}}),
+    ],
+)
 def test_instances_whose_bytes_differ_share_nothing(
-    engine: EngineProcess, server: ServerProcess, difference: dict[str, Any]
+    engine: EngineProcess, server: ServerProcess, common: dict[str, Any], difference: dict[str, Any]
 ) -> None:
-    one = Managed(engine, server, model="example/differs")
-    other = Managed(engine, server, model="example/differs", **difference)
+    one = Managed(engine, server, model="example/differs", **common)
+    other = Managed(engine, server, model="example/differs", **common, **difference)
     one("store", "a", [1])
     assert one.opened["info"]["kvobj_namespace"] != other.opened["info"]["kvobj_namespace"]
     assert other("look_up", "b", [1])["results"] == ["MISS"]
     one.close()
     other.close()
+
+
+def test_instances_of_other_sizes_share_rows_that_are_canonical(engine: EngineProcess, server: ServerProcess) -> None:
+    free = {"model": "example/canonical", "canonical": True, "says_free": True}
+    one, other = Managed(engine, server, **free), Managed(engine, server, tensor=2, **free)
+    assert one.opened["info"]["kvobj_namespace"] == other.opened["info"]["kvobj_namespace"]
+    one("store", "a", [1])
+    assert other("look_up", "b", [1])["results"] == ["HIT"]
+    one.close()
+    other.close()
+
+
+def test_what_an_owner_has_declared_otherwise_is_refused_by_who_does_not_declare(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    one = Managed(engine, server, model="example/owners")
+    one("store", "a", [1])
+    tier = {"namespace": one.opened["info"]["kvobj_namespace"], "declare": False}
+    same, other = (
+        Managed(engine, server, model="example/owners", tier=tier),
+        Managed(engine, server, model="example/owners", tier=tier, dtype="float16"),
+    )
+    assert same("look_up", "b", [1])["results"] == ["HIT"]
+    assert other("look_up", "b", [1])["results"] == ["MISS"]
+    assert "NamespaceConflictError" in other("report")["last_error"]
+    assert "salt" in other("report")["last_error"]
+    for each in (one, same, other):
+        each.close()
 
 
 def test_a_namespace_that_is_declared_otherwise_is_refused_with_the_fields_that_differ(

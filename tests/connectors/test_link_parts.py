@@ -11,7 +11,7 @@ from fakes import ManualClock
 from kvobj.client.session import Pin
 from kvobj.connectors.holds import Holds
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.connectors.outage import Outage, Turn
+from kvobj.connectors.outage import PROBE_SECONDS, Outage, Turn
 from kvobj.errors import ConfigurationError, InvalidRequestError
 
 PLACE: dict[str, object] = {"endpoint": "http://127.0.0.1:9000", "bucket": "cache"}
@@ -91,6 +91,17 @@ class TestOutage:
         assert outage.turn() is Turn.PROBE
         outage.answered(Turn.PROBE)
         assert outage.turn() is Turn.ASK
+
+    def test_a_probe_of_which_nothing_is_heard_is_followed_by_another(self) -> None:
+        clock = ManualClock()
+        outage = Outage(rest=1.0, rest_max=1.0, now=clock.monotonic)
+        outage.failed(outage.turn())
+        clock.advance(1)
+        assert outage.turn() is Turn.PROBE
+        clock.advance(PROBE_SECONDS - 1)
+        assert outage.turn() is Turn.REST
+        clock.advance(1)
+        assert outage.turn() is Turn.PROBE
 
     def test_calls_that_fail_together_are_one_outage(self) -> None:
         clock = ManualClock()

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvobj.connectors.declared import differing
 from kvobj.connectors.engine_namespace import EngineChunks, link_settings
 from kvobj.connectors.sglang_pages import group_verdict, leading_verdict, part_names, trailing_verdict
 from kvobj.errors import ConfigurationError
-from kvobj.store.namespace_declaration import parse_declaration
+from kvobj.store.namespace_declaration import identity_of, parse_declaration
 
 CHUNKS = EngineChunks(engine="vllm", model="org/Model-8B", chunk_tokens=16, facts={"dtype": "bf16", "bytes": 4096})
 TABLE: dict[str, Any] = {"endpoint": "http://h:1", "bucket": "b", "access_key": "a", "secret_key": "s"}
@@ -51,14 +52,46 @@ def test_a_given_name_is_kept_and_ranks_get_a_suffix() -> None:
     assert named(replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2)), namespace="prod") == "prod.tp1of4.pp0of2"
 
 
-def test_a_namespace_that_an_owner_declared_is_not_declared_again() -> None:
-    settings = link_settings({**TABLE, "declare": False}, {}, CHUNKS)
-    assert settings.declaration is None
-    assert settings.namespace == named()
+def test_what_an_owner_declared_is_compared_with_what_would_be_declared() -> None:
+    settings = link_settings({**TABLE, "revision": "main", "declare": False}, {}, replace(CHUNKS, tensor=(1, 4)))
+    assert not settings.declare
+    assert settings.declaration is not None
+    wanted = settings.declaration
+    standing = identity_of(parse_declaration({**wanted, "access": {"engine": "read"}}).canonical)
+    assert differing(standing, wanted) == []
+    for field, value in (
+        ("revision", None),
+        ("chunk_tokens", 32),
+        ("rank", {"tensor": [2, 4], "pipeline": [0, 1]}),
+        ("layout", {"kind": "mla"}),
+        ("salt", "tenant=t"),
+        ("adapter", "lora"),
+        ("part_axis", "layer"),
+        ("ids", "lmcache"),
+    ):
+        assert differing({**standing, field: value}, wanted) == [field]
+
+
+def test_fields_that_say_nothing_are_those_that_are_not_declared() -> None:
+    least = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign"}
+    standing = identity_of(parse_declaration(least).canonical)
+    assert differing(standing, least) == []
+    assert differing(standing, {**least, "revision": None, "lossy": True}) == []
+    assert differing({**standing, "salt": "s"}, least) == ["salt"]
+    tensor = {"kind": "kv", "dtype": "bf16", "layers": 2, "kv_heads": 2, "head_dim": 8}
+    completed = identity_of(parse_declaration({**least, "layout": tensor}).canonical)
+    assert differing(completed, {**least, "layout": tensor}) == []
+    assert differing(completed, {**least, "layout": {**tensor, "dtype": "fp16"}}) == ["layout"]
+
+
+def test_an_engine_of_its_own_configuration_has_no_chunks_in_default() -> None:
+    for declare in (True, False):
+        with pytest.raises(ConfigurationError, match="namespace: default declares nothing"):
+            link_settings({**TABLE, "namespace": "default", "declare": declare}, {}, CHUNKS)
 
 
 def test_wrong_settings_are_told_with_their_names() -> None:
-    with pytest.raises(ConfigurationError, match=r"revision.*declare.*declaration"):
+    with pytest.raises(ConfigurationError, match=r"revision.*declaration.*declare"):
         link_settings({**TABLE, "revision": 1, "declare": "no", "declaration": {}}, {}, CHUNKS)
 
 

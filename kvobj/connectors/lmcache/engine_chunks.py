@@ -9,7 +9,7 @@ from lmcache.v1.protocol import RemoteMetadata
 
 from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.lmcache.keys import HEALTH_CHECK, engine_name, health_check_name
+from kvobj.connectors.lmcache.keys import HEALTH_CHECK, engine_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.stored_form import parse_head, with_head
 
@@ -24,8 +24,8 @@ class EngineChunks:
 
     Keys are LMCache's `CacheEngineKey`s, of whole chunks or of single layers. No method raises for what the store does.
 
-    The key of LMCache's health check (`keys.HEALTH_CHECK`) means what was put last by this object, where every other key means what
-    was put first by anybody.
+    The key of LMCache's health check (`keys.HEALTH_CHECK`) is this object's own and is not sent: what was put last under it comes
+    back while the store answers. A store that may only be read, or is full, is well.
     """
 
     def __init__(
@@ -45,12 +45,15 @@ class EngineChunks:
         self._metadata_bytes = metadata_bytes
         self._is_shared_by_ranks = is_shared_by_ranks
         self._memory = ObjectMemory()
-        self._health_check: str | None = None
-        """The name that the health check's last put was given."""
+        self._health_check: bytes | None = None
+        """What the health check put last, as a chunk of any size."""
 
     def run(self, keys: Sequence[Any]) -> int:
         """How many at the head of the list are stored."""
-        return self.link.run(self._names(keys))
+        names = self._names(keys)
+        if names == [HEALTH_CHECK]:
+            return int(self._health_check is not None and self.link.ping())
+        return self.link.run(names)
 
     def get(self, keys: Sequence[Any]) -> list[Any]:
         """Each chunk in memory of LMCache's, with one reference; None for a miss, and where there is no memory.
@@ -58,6 +61,8 @@ class EngineChunks:
         A full chunk goes straight into memory of its size. Memory for another is asked for once its head was read.
         """
         names = self._names(keys)
+        if names == [HEALTH_CHECK]:
+            return self._shaped_all([self._checked()])
         if any(hasattr(key, "layer_id") for key in keys):
             return self._shaped_all(self.link.read(names))
         rooms: list[Any] = []
@@ -79,13 +84,12 @@ class EngineChunks:
 
     def put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
         """Store chunks; one that cannot be is left out."""
-        names, before = self._own_names(keys), None
-        if HEALTH_CHECK in names:
-            before, self._health_check = self._health_check, health_check_name()
-        pairs = zip(self._found_under(names), memory_objs, strict=True)
+        names = self._names(keys)
+        if names == [HEALTH_CHECK]:
+            self._health_check = bytes(self._with_head(memory_objs[0]))
+            return
+        pairs = zip(names, memory_objs, strict=True)
         self.link.store([NewChunk(name, self._stored_form(memory)) for name, memory in pairs])
-        if before is not None:
-            self.link.delete([before])  # where the user may not, it is evicted some time
 
     def remove(self, key: Any) -> bool:  # noqa: ANN401
         """Whether the chunk is not stored any more."""
@@ -102,14 +106,12 @@ class EngineChunks:
         return names
 
     def _names(self, keys: Sequence[Any]) -> list[str | bytes]:
-        return self._found_under(self._own_names(keys))
-
-    def _own_names(self, keys: Sequence[Any]) -> list[str]:
         return [engine_name(key, is_shared_by_ranks=self._is_shared_by_ranks) for key in keys]
 
-    def _found_under(self, names: Sequence[str]) -> list[str | bytes]:
-        health_check = self._health_check
-        return [health_check if health_check is not None and name == HEALTH_CHECK else name for name in names]
+    def _checked(self) -> memoryview | None:
+        """What the health check is to get."""
+        stored = self._health_check
+        return None if stored is None or not self.link.ping() else memoryview(stored)
 
     def _allocate(self, shapes: Any, dtypes: Any, fmt: Any) -> Any:  # noqa: ANN401 - LMCache's MemoryObj or None
         # without LMCache's busy loop, which waits for memory and has no deadline
@@ -145,10 +147,12 @@ class EngineChunks:
         return memory
 
     def _stored_form(self, memory: Any) -> memoryview | bytearray:  # noqa: ANN401 - LMCache's MemoryObj
+        form = (list(memory.get_shapes()), list(memory.get_dtypes()), memory.get_memory_format())
+        return self._memory.view(memory) if form == self._full else self._with_head(memory)
+
+    def _with_head(self, memory: Any) -> bytearray:  # noqa: ANN401 - LMCache's MemoryObj
         data = self._memory.view(memory)
         shapes, dtypes, fmt = list(memory.get_shapes()), list(memory.get_dtypes()), memory.get_memory_format()
-        if (shapes, dtypes, fmt) == self._full:
-            return data
         metadata: bytes = RemoteMetadata(len(data), shapes, dtypes, fmt).serialize()
         return with_head(metadata, data, full_bytes=self._full_bytes)
 

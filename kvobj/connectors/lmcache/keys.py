@@ -1,4 +1,4 @@
-"""What LMCache's chunks are called in the store. Pure, but for chance; LMCache's key classes are taken as they come.
+"""What LMCache's chunks are called in the store. Pure; LMCache's key classes are taken as they come.
 
 The names are those that LMCache's own S3 adapter gives (`l2_adapters/s3_l2_adapter.py`, 0.5.6), so that chunks which it wrote into
 the same bucket are found under them, and the other way round: `MODEL@KV_RANK@GROUP@HASH`, and `@SALT` behind it where there is
@@ -8,7 +8,6 @@ one; rank as eight hex digits, group in hex, the hash in lower-case hex. Neither
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,9 +58,3 @@ def engine_name(key: Any, *, is_shared_by_ranks: bool) -> str:  # noqa: ANN401 -
         return name
     model, world, _, rest = name.split("@", 3)
     return f"{model}@{world}@0@{rest}"
-
-
-def health_check_name() -> str:
-    """A name for one put of `HEALTH_CHECK`, which no other put has: of any name the first bytes stand. It is the key with a tag, as
-    LMCache writes them."""
-    return f"{HEALTH_CHECK}@put%{secrets.token_hex(8)}"

@@ -121,10 +121,13 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
     def delete(self, keys: list[Any]) -> None:
         """Remove chunks; blocks for at most the link's deadline."""
         names = [object_name(key) for key in keys]
+        with self._sizes_lock:  # first: what is stored anew behind the delete is counted by who stores it
+            sizes = {name: size for name in names if (size := self._sizes.pop(name, None)) is not None}
         if self._link.delete(names):
+            self._tell(self._notify_keys_deleted, keys, [sizes.get(name, 0) for name in names])
+        else:
             with self._sizes_lock:
-                sizes = [self._sizes.pop(name, 0) for name in names]
-            self._tell(self._notify_keys_deleted, keys, sizes)
+                self._sizes.update({name: size for name, size in sizes.items() if name not in self._sizes})
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:  # noqa: ANN401
         """A page of the stored chunks, of all LMCache servers that use the namespace, in order of their names. The cursor is the

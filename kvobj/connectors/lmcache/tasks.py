@@ -70,6 +70,7 @@ class TaskRunner(Generic[T]):
         self._is_closed = True
         self._waiting.clear()
         self._running.clear()
+        self._scopes = [CallScope() for _ in self._scopes]  # those have locks that threads may hold which are not here
         self._results = {}
 
     def submit(self, size: int, run: Callable[[], T], *, then: Callable[[], None] | None = None) -> int:

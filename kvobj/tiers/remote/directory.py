@@ -97,8 +97,8 @@ class RemoteDirectory:
             await self._database.write(partial(_put, places=batch), synced=False)
 
     async def forget(self, blob_ids: Sequence[BlobId]) -> None:
-        """The blobs are there no more. Unknown ones are fine. What is unknown is seen in the order of writes: the note of a put that
-        was cancelled may be on its way still, and must not come behind this."""
+        """The blobs are there no more. Unknown ones are fine. Which are unknown is seen in the order of writes: the note of a put
+        that was cancelled may be on its way still, and must not come behind this."""
         for start in range(0, len(blob_ids), _BATCH):
             batch = list(dict.fromkeys(blob_ids[start : start + _BATCH]))
             await self._database.write(partial(_take, blob_ids=batch), synced=False)

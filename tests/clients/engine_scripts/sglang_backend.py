@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import engine_modules
@@ -36,6 +37,7 @@ from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
+from sglang.srt.runtime_context import get_context  # noqa: E402
 
 from kvobj.ids.engine_chains.sglang import page_hashes  # noqa: E402
 
@@ -49,7 +51,7 @@ def pointers(tensors: Any) -> torch.Tensor:  # noqa: ANN401
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
 
 
-def mha_pool(layout: str, dtype: torch.dtype) -> Any:  # noqa: ANN401
+def mha_pool(layout: str, dtype: torch.dtype, first_layer: int = 0) -> Any:  # noqa: ANN401
     """Host memory for K and V of a small model."""
     k, v = (tuple(torch.zeros(TOKENS, HEADS, WIDTH, dtype=dtype) for _ in range(LAYERS)) for _ in range(2))
     info = MHABufferInfo(
@@ -62,7 +64,15 @@ def mha_pool(layout: str, dtype: torch.dtype) -> Any:  # noqa: ANN401
         device=CPU,
     )
     return MHATokenToKVPoolHost(
-        info, 2.0, 0, PAGE, layout, pin_memory=False, device_capacity_tokens=TOKENS, start_layer=0, end_layer=LAYERS
+        info,
+        2.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=TOKENS,
+        start_layer=first_layer,
+        end_layer=first_layer + LAYERS,
     )
 
 
@@ -112,14 +122,21 @@ def open_backend(
     dtype: str = "bfloat16",
     rank: int = 0,
     ranks: int = 1,
+    stage: int = 0,
+    stages: int = 1,
+    first_layer: int = 0,
+    partition: str = "",
+    kv_cache_dtype: str = "auto",
     model: str = "example/Model-8B",
 ) -> dict[str, Any]:
     """A backend as SGLang's factory makes it from `--hicache-storage-backend-extra-config`, with its host pools."""
+    os.environ["SGLANG_PP_LAYER_PARTITION"] = partition
+    get_context()._server_args = SimpleNamespace(kv_cache_dtype=kv_cache_dtype)
     config = HiCacheStorageConfig(
         tp_rank=rank,
         tp_size=ranks,
-        pp_rank=0,
-        pp_size=1,
+        pp_rank=stage,
+        pp_size=stages,
         attn_cp_rank=0,
         attn_cp_size=1,
         is_mla_model=mla,
@@ -128,7 +145,8 @@ def open_backend(
         model_name=model,
         extra_config=extra,
     )
-    kv = (mla_pool if mla else mha_pool)(layout, getattr(torch, dtype))
+    made = getattr(torch, dtype)
+    kv = mla_pool(layout, made) if mla else mha_pool(layout, made, first_layer)
     backend = StorageBackendFactory.create_backend("dynamic", config, kv)
     backend.register_mem_pool_host(kv)
     found = {"kv": kv}

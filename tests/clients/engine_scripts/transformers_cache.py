@@ -92,6 +92,26 @@ def make(
     models[model] = made.to(getattr(torch, dtype)).eval()
 
 
+class _Packed(torch.nn.Module):  # type: ignore[misc]  # torch is not installed where types are checked
+    """A linear layer as GPTQ and AWQ have them: its weights are buffers."""
+
+    def __init__(self, of: torch.nn.Linear) -> None:
+        super().__init__()
+        scale = of.weight.detach().abs().max() / 127
+        self.register_buffer("scales", scale)
+        self.register_buffer("qweight", (of.weight.detach() / scale).round().to(torch.int8))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden, self.qweight * self.scales)
+
+
+def pack(model: str, *, seed: int) -> None:
+    """Quantise one layer of a model, of which nothing else changes."""
+    torch.manual_seed(seed)
+    layer = models[model].model.layers[0].mlp
+    layer.down_proj = _Packed(torch.nn.Linear(layer.down_proj.in_features, layer.down_proj.out_features, bias=False))
+
+
 def take_text_part(model: str, *, of: str) -> None:
     """The language model of a model that reads more than text, under a name of its own."""
     models[model] = models[of].model.language_model
@@ -212,6 +232,8 @@ def change(*, model: str, how: str) -> None:
                 parameter.add_(0.25)
             case "move":
                 made.to(torch.bfloat16)
+            case "pack":
+                made.model.layers[0].mlp.down_proj.qweight.neg_()
             case _:
                 parameter.copy_(parameter.clone())
 
@@ -248,6 +270,7 @@ if __name__ == "__main__":
     serve(
         {
             "make": make,
+            "pack": pack,
             "take_text_part": take_text_part,
             "declare_text": declare_text,
             "save_and_load": save_and_load,

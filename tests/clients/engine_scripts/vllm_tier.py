@@ -48,12 +48,18 @@ def open_manager(
     dtype: str = "bfloat16",
     model: str = "example/Model-8B",
     tensor: int = 1,
+    pipeline: int = 1,
+    partition: str = "",
+    says_free: bool = False,
+    canonical: bool = False,
     events: bool = False,
 ) -> dict[str, Any]:
-    """A manager as `TieringOffloadingSpec` makes it from `kv_connector_extra_config`; what its tier says of itself."""
+    """A manager as `TieringOffloadingSpec` makes it from `kv_connector_extra_config`; what its tier says of itself. `says_free`:
+    vLLM's own word that bytes do not depend on how it is split."""
+    os.environ["VLLM_PP_LAYER_PARTITION"] = partition
     config = OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layers.0", "layers.1"), group_id=0),),
-        worker_kv_bytes_per_block=row_bytes // tensor,
+        worker_kv_bytes_per_block=row_bytes // (tensor * pipeline),
         enable_kv_cache_events=events,
         extra_config={"cpu_bytes_to_use": rows * row_bytes, "secondary_tiers": [tier]},
         engine_id=f"kvobj-test-{os.getpid()}-{name}",
@@ -61,16 +67,17 @@ def open_manager(
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(
             rank=0,
-            world_size=tensor,
+            world_size=tensor * pipeline,
             tp_size=tensor,
-            pp_size=1,
+            pp_size=pipeline,
             pcp_size=1,
             dcp_size=1,
             data_parallel_index=0,
             data_parallel_size=1,
             data_parallel_rank_local=None,
-            is_parallelism_agnostic=False,
+            is_parallelism_agnostic=says_free,
         ),
+        canonical_layout=canonical,
         kv_cache_layout="LBNHC",
     )
     spec = TieringOffloadingSpec(config)
