@@ -43,7 +43,8 @@ class S3Settings:
     `unsigned_payload_needs_tls`: a signed request whose signature does not cover its body comes by TLS or is refused.
     `explain_signatures`: see `SignatureVerifier`. `trusted_proxies`: whose X-Forwarded-For and X-Forwarded-Proto are believed.
     `bucket_uploads`: multipart uploads that a bucket may have in progress. `has_remote`: there is a remote tier to write to;
-    `upstream_buckets`: those whose writes of class shared are handed on to another store.
+    `upstream_buckets`: those whose writes of class shared are handed on to another store. `bursts_bytes`: see
+    `kv.mget.BurstBudget`.
     """
 
     region: str = "us-east-1"
@@ -55,6 +56,7 @@ class S3Settings:
     bucket_uploads: int = 10_000
     has_remote: bool = False
     upstream_buckets: frozenset[str] = frozenset()
+    bursts_bytes: int = 256 * 1024 * 1024
 
     @property
     def regions(self) -> frozenset[str]:

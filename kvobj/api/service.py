@@ -26,7 +26,7 @@ from kvobj.api.hot_requests import HotRequests
 from kvobj.api.kv.errors import kv_error_reply
 from kvobj.api.kv.hot_renewals import HotRenewals, RenewsAtOnce
 from kvobj.api.kv.matching import Matching
-from kvobj.api.kv.mget import BatchReads
+from kvobj.api.kv.mget import BatchReads, BurstBudget
 from kvobj.api.kv.mput import BatchWrites
 from kvobj.api.kv.namespaces import Namespaces
 from kvobj.api.kv.routing import is_kv_call
@@ -120,7 +120,7 @@ class S3Service:
             host_id=settings.host_id,
         )
         self._writes = ObjectWrites(store, chunks, self.hot.learn_write)
-        self._handlers = _handlers(store, self._writes, upload_ids) | _kv_handlers(store, chunks)
+        self._handlers = _handlers(store, self._writes, upload_ids) | _kv_handlers(store, chunks, settings)
         self.repeated: HotRenewals | None = None
         if renews is not None:
             self.repeated = HotRenewals(
@@ -331,7 +331,7 @@ def _handlers(store: ObjectStore, writes: ObjectWrites, upload_ids: Callable[[in
     }
 
 
-def _kv_handlers(store: ObjectStore, chunks: ChunkStore | None) -> dict[type, _Handle]:
+def _kv_handlers(store: ObjectStore, chunks: ChunkStore | None, settings: S3Settings) -> dict[type, _Handle]:
     """Which handler answers which call of the KV API."""
     if chunks is None:
         return dict.fromkeys(_KV_OPERATIONS, _not_built)
@@ -346,7 +346,7 @@ def _kv_handlers(store: ObjectStore, chunks: ChunkStore | None) -> dict[type, _H
         ops.GetNamespace: namespaces.get,
         ops.RemoveNamespace: namespaces.remove,
         ops.ListNamespaces: namespaces.list,
-        ops.GetChunks: BatchReads(store, chunks).get,
+        ops.GetChunks: BatchReads(store, chunks, bursts=BurstBudget(settings.bursts_bytes)).get,
         ops.PutChunks: BatchWrites(store, chunks).put,
     }
 

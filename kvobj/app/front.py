@@ -78,7 +78,7 @@ class OneProcess:
         self._lines = LineWriter()
         service = S3Service(
             upstreams.store,
-            s3_settings(node.settings, host_id=host_id),
+            s3_settings(node.settings, host_id=host_id, dram_bytes=node.arena.capacity_bytes),
             clock=clock,
             log=log,
             chunks=upstreams.chunks,
@@ -148,7 +148,7 @@ def worker_processes(
     durable, volatile = node.database.directories
     orders = WorkerOrders(
         listeners=(),
-        s3=S3Orders.of(s3_settings(settings, host_id=node.data.store_id.hex())),
+        s3=S3Orders.of(s3_settings(settings, host_id=node.data.store_id.hex(), dram_bytes=node.arena.capacity_bytes)),
         http=http_settings(settings, "s3", workers=workers),
         log=settings.log,
         tls=settings.server.tls,

@@ -11,12 +11,14 @@ from kvobj.api.request import HostRules
 from kvobj.config.settings import Settings
 
 _RECEIVER_THREADS_MAX: Final = 8
+_BURSTS_SHARE: Final = 16
+"""Of the arena one byte in so many may be kept for bursts on their way."""
 _BUSY_CORES: Final = 2
 """The event loop's, and one for digests and the database."""
 
 
-def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
-    """Of the S3 service. `host_id` is the store's."""
+def s3_settings(settings: Settings, *, host_id: str, dram_bytes: int) -> S3Settings:
+    """Of the S3 service. `host_id` is the store's; `dram_bytes` what its arena has."""
     server = settings.server
     rules = HostRules(
         hosts=dict(server.hosts),
@@ -34,6 +36,7 @@ def s3_settings(settings: Settings, *, host_id: str) -> S3Settings:
         bucket_uploads=settings.limits.bucket_uploads,
         has_remote=settings.remote is not None,
         upstream_buckets=frozenset(upstream.bucket for upstream in settings.upstreams),
+        bursts_bytes=dram_bytes // _BURSTS_SHARE,
     )
 
 

@@ -39,6 +39,7 @@ class S3Orders(msgspec.Struct, frozen=True):
     bucket_uploads: int
     has_remote: bool
     upstream_buckets: frozenset[str]
+    bursts_bytes: int
 
     @classmethod
     def of(cls, settings: S3Settings) -> S3Orders:
@@ -57,6 +58,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             bucket_uploads=settings.bucket_uploads,
             has_remote=settings.has_remote,
             upstream_buckets=settings.upstream_buckets,
+            bursts_bytes=settings.bursts_bytes,
         )
 
     def settings(self) -> S3Settings:
@@ -74,6 +76,7 @@ class S3Orders(msgspec.Struct, frozen=True):
             bucket_uploads=self.bucket_uploads,
             has_remote=self.has_remote,
             upstream_buckets=self.upstream_buckets,
+            bursts_bytes=self.bursts_bytes,
         )
 
 

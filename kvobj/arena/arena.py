@@ -581,4 +581,4 @@ class Arena:
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.error("arena population ended early: %s", task.exception())
+        _log.error("%s ended early: %s", task.get_name(), task.exception())

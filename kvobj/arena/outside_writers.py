@@ -104,10 +104,10 @@ class GivenOutside:
     def _open(self) -> mmap.mmap:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, self._pages)
-            os.posix_fallocate(
-                descriptor, 0, self._pages
-            )  # or a full file system would end the process at the first write
+            if os.fstat(descriptor).st_size != self._pages:
+                os.ftruncate(descriptor, 0)  # of another size: of an arena that was made anew
+            # Or a full file system would end the process at the first write. It has this size only once all of it is there.
+            os.posix_fallocate(descriptor, 0, self._pages)
             self._notes = mmap.mmap(descriptor, self._pages)
         finally:
             os.close(descriptor)

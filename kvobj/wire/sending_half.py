@@ -127,10 +127,11 @@ class SendingHalf(ConnectedSocket):
         parts = [part for piece in pieces for part in piece if len(part)]
         size_bytes = sum(map(len, parts))
         self._note_turn()
+        await self.flush()  # first: what counts as taken is what left of `bytes_out`
+        self._open_transport()
         self.bytes_out += size_bytes
         sent, senders = 0, self._senders
         if senders is not None and size_bytes >= SENT_BYTES_MIN:
-            await self.flush()
             if self._long_send_bytes is not None and size_bytes >= _LONG_VIEW_BYTES:
                 self._fix_send_buffer()
             sent = await self._sent_beside(lambda descriptor: senders.begin_parts(descriptor, parts))

@@ -188,6 +188,10 @@ async def test_the_health_check_of_each_connection_gets_what_it_put_last_and_nob
         assert len(await rows(lm.kv)) == 2, "what was put before goes with the next"
         assert not await (await lm.connect()).has(HEALTH_CHECK)
         assert lm.count("put", "stored") == 6
+        for peer in peers:
+            peer.vanish()
+        await until(lambda: lm.value("kvobj_lm_connections") == 1)
+        assert await rows(lm.kv) == [], "and with its connection"
 
 
 async def test_a_health_check_that_breaks_off_leaves_nothing_and_others_have_theirs(

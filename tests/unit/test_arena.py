@@ -427,6 +427,31 @@ class TestRestart:
         assert after.usage().withheld_bytes == 0
         memory.close()
 
+    async def test_where_there_is_no_room_for_notes_nothing_is_given_outside_and_the_next_life_begins(
+        self, open_arena: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allocate = os.posix_fallocate
+
+        def full(descriptor: int, offset: int, length: int) -> None:
+            if length < MIB:  # the notes of so small an arena, and no region
+                raise OSError(errno.ENOSPC, "no space left")
+            allocate(descriptor, offset, length)
+
+        before = await open_arena()
+        pin = await before.reserve(MIB, timeout_seconds=1)
+        extent = pin.extent
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "posix_fallocate", full)
+            with pytest.raises(UnavailableError):
+                before.give_outside(extent.region, extent.offset, extent.length)
+            await before.aclose(remove=False)
+            after = await open_arena()
+        (adopted,) = after.adopt([extent])
+        again = await after.reserve(MIB, timeout_seconds=1)
+        after.give_outside(again.extent.region, again.extent.offset, again.extent.length)
+        for each in (adopted, again):
+            each.release()
+
     async def test_room_outside_is_freed_no_more_once_the_process_is_about_to_end(self, open_arena: Open) -> None:
         before = await open_arena()
         pins = [await before.reserve(200 * KIB, timeout_seconds=0) for _ in range(4)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import cast
 
 import pytest
 from kv_driver import parse_stream
 
-from kvobj.api.kv.mget import BURST_BYTES, LOOK_AHEAD, ChunkStream, Span
+from kvobj.api.kv.mget import BURST_BYTES, LOOK_AHEAD, BurstBudget, ChunkStream, Span
 from kvobj.api.object_store import ObjectStore
 from kvobj.catalog.rows import Durability, ObjectRow
 from kvobj.errors import BusyError, TierUnavailableError
@@ -60,8 +61,11 @@ class WholeReader(OneReader):
 class Chunks:
     """A store of chunks whose bytes repeat their key; those of `hot` lie in memory."""
 
-    def __init__(self, *, busy: int = 0, lost: str = "", fails_in: bytes = b"", hot: str = "") -> None:
+    def __init__(
+        self, *, busy: int = 0, lost: str = "", fails_in: bytes = b"", hot: str = "", broken: str = ""
+    ) -> None:
         self.hot = hot
+        self.broken = broken
         self.busy = busy
         self.lost = lost
         self.fails_in = fails_in
@@ -77,6 +81,8 @@ class Chunks:
         if self.busy:
             self.busy -= 1
             raise BusyError("no room")
+        if found.key in self.broken:
+            raise OSError("a defect")
         return None if found.key in self.lost else OneReader(self, found.key, stop - start)
 
     async def settled(self, found: ObjectRow, *, wait: bool = True) -> ObjectRow:
@@ -84,14 +90,15 @@ class Chunks:
         return found
 
 
-def stream_of(store: Chunks, *sizes: int) -> tuple[ChunkStream, list[int]]:
+def stream_of(store: Chunks, *sizes: int, bursts: BurstBudget | None = None) -> tuple[ChunkStream, list[int]]:
     released: list[int] = []
 
     def spans() -> Iterator[Span]:
         for index, size_bytes in enumerate(sizes):
             yield Span(index, None, row(chr(97 + index), size_bytes), 0, size_bytes)
 
-    return ChunkStream(spans(), cast("ObjectStore", store), lambda: released.append(1)), released
+    budget = bursts or BurstBudget(2**30)
+    return ChunkStream(spans(), cast("ObjectStore", store), lambda: released.append(1), bursts=budget), released
 
 
 async def whole(stream: ChunkStream) -> bytes:
@@ -173,7 +180,7 @@ async def test_others_run_while_a_long_list_of_misses_is_told() -> None:
 
     running = asyncio.create_task(others())
     misses = (Span(index, None, None) for index in range(10_000))
-    stream = ChunkStream(misses, cast("ObjectStore", Chunks()), lambda: None)
+    stream = ChunkStream(misses, cast("ObjectStore", Chunks()), lambda: None, bursts=BurstBudget(1))
     items = parse_stream(await whole(stream))
     running.cancel()
     assert len(items) == 10_000
@@ -262,3 +269,64 @@ async def test_who_is_cancelled_while_a_chunk_opens_leaves_nothing_open() -> Non
             await sending
         await stream.aclose()
         assert (store.open_readers, released) == (0, [1])
+
+
+async def test_a_defect_in_one_chunks_opening_leaves_no_other_open() -> None:
+    store = Chunks(hot="ab", broken="c")
+    bursts = BurstBudget(2**30)
+    stream, released = stream_of(store, *[50_000] * 6, bursts=bursts)
+    with pytest.raises(OSError, match="a defect"):
+        await whole(stream)
+    await stream.aclose()
+    assert (store.open_readers, released, bursts.held_bytes) == (0, [1], 0)
+
+
+async def test_what_is_there_does_not_wait_for_the_bytes_of_a_chunk_that_comes() -> None:
+    class Slow(OneReader):
+        async def views(self) -> AsyncIterator[memoryview]:
+            await asyncio.Event().wait()
+            yield memoryview(b"")
+
+    class Opened(Chunks):
+        def open_hot(self, found: ObjectRow, start: int, stop: int) -> WholeReader | None:
+            reader = super().open_hot(found, start, stop) or Slow(self, found.key, stop - start)
+            return cast("WholeReader", reader)
+
+    store = Opened(hot="abc")
+    stream, _ = stream_of(store, *[50_000] * 4)
+    async with aclosing(stream.bursts()) as bursts:
+        first = await anext(bursts)
+        assert [len(view) for _, view in first] == [50_000] * 3
+        assert store.open_readers == 1 + 3
+        waiting = asyncio.create_task(anext(bursts))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert store.open_readers == 1, "nothing of the burst that has left is kept meanwhile"
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    await stream.aclose()
+    assert store.open_readers == 0
+
+
+async def test_what_was_copied_into_a_burst_is_not_kept() -> None:
+    store = Chunks(hot=ALL_HOT)
+    stream, _ = stream_of(store, *[100] * 150)
+    most = 0
+    async for _burst in stream.bursts():
+        most = max(most, store.open_readers)
+    await stream.aclose()
+    assert most <= LOOK_AHEAD + 1
+
+
+async def test_bursts_that_nobody_takes_keep_no_more_than_their_budget_and_a_chunk_each() -> None:
+    budget, size_bytes = BurstBudget(BURST_BYTES), BURST_BYTES // 8
+    store = Chunks(hot=ALL_HOT)
+    streams = [stream_of(store, *[size_bytes] * 16, bursts=budget)[0] for _ in range(5)]
+    taken = [stream.bursts() for stream in streams]
+    counts = [len(await anext(bursts)) for bursts in taken]
+    assert counts == [8, 1, 1, 1, 1]
+    assert budget.held_bytes == BURST_BYTES + 4 * size_bytes
+    for bursts, stream in zip(taken, streams, strict=True):
+        await bursts.aclose()
+        await stream.aclose()
+    assert (budget.held_bytes, store.open_readers) == (0, 0)

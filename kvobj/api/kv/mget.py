@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, cast
 
@@ -24,7 +24,7 @@ from kvobj.api.operations import GetChunks
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import ObjectRow
-from kvobj.errors import BusyError, InvalidRequestError, KvobjError, NoSuchNamespaceError
+from kvobj.errors import BusyError, InvalidRequestError, NoSuchNamespaceError
 from kvobj.store.places import DEFAULT_NAMESPACE, layer_count, layer_span
 from kvobj.store.representation import Accepted, lossy_text, plain_only, stored_codec, takes_raw
 from kvobj.tiers.coded_frames import spoken_name
@@ -86,9 +86,10 @@ _Pieces = list[tuple[bytes, memoryview]]
 class BatchReads:
     """Handler of ?mget."""
 
-    def __init__(self, store: ObjectStore, chunks: ChunkStore) -> None:
+    def __init__(self, store: ObjectStore, chunks: ChunkStore, *, bursts: BurstBudget) -> None:
         self._store = store
         self._chunks = chunks
+        self._bursts = bursts
 
     async def get(self, exchange: Exchange, operation: GetChunks) -> Reply:
         """Stream the chunks in the order of the list, or layer by layer; a miss is an item with status 404."""
@@ -113,7 +114,9 @@ class BatchReads:
         except BaseException:
             release()
             raise
-        return exchange.reply(200, headers, ChunkStream(spans, self._store, release, accepts=accepts))
+        return exchange.reply(
+            200, headers, ChunkStream(spans, self._store, release, bursts=self._bursts, accepts=accepts)
+        )
 
     @staticmethod
     def _accepts(request: GetJson | GetMsgpack) -> tuple[Accepted, ...] | None:
@@ -173,6 +176,22 @@ class BatchReads:
         return _layered(rows, layouts, [(layer, layer, layer) for layer in range(first, last + 1)])
 
 
+class BurstBudget:
+    """How much all streams together may keep from being evicted for the sake of bursts: clients that take them slowly keep it for
+    as long as they like. Beyond it a burst is one chunk."""
+
+    __slots__ = ("_bytes_max", "held_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.held_bytes = 0
+
+    @property
+    def burst_bytes(self) -> int:
+        """From how many bytes on a burst is sent."""
+        return BURST_BYTES if self.held_bytes < self._bytes_max else 1
+
+
 class ChunkStream:
     """Implements `message.BurstStream`: opens a few items ahead of those that are sent, and ends with a count."""
 
@@ -184,16 +203,19 @@ class ChunkStream:
         store: ObjectStore,
         release: Callable[[], None],
         *,
+        bursts: BurstBudget,
         accepts: tuple[Accepted, ...] | None = None,
     ) -> None:
         self._spans = spans
         self._store = store
         self._release = release
+        self._bursts = bursts
         self._accepts = accepts
         self._ahead: deque[tuple[Span, _Opening]] = deque()
         self._current: Reader | None = None
         self._sent: list[Reader] = []
-        """Of what is in the burst that is made, or was taken last."""
+        """Of what is in the burst that is made, or was taken last; `_sent_bytes` of it count in the budget."""
+        self._sent_bytes = 0
         self._items = 0
 
     async def views(self) -> AsyncIterator[memoryview]:
@@ -217,12 +239,17 @@ class ChunkStream:
             reader, span = await self._opened(span, opening)
             self._ahead.popleft()
             self._current = reader
+            whole = None if reader is None else whole_of(reader)
+            if reader is not None and whole is None and not burst.is_empty:
+                yield burst.take()  # its bytes are still to come, and nobody knows when
+                await self._close_sent()
             burst.gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
             if reader is not None:
-                whole = whole_of(reader)
                 if whole is not None:
-                    burst.add(whole)
-                    self._sent.append(reader)
+                    if burst.add(whole):
+                        self._keep(reader, len(whole))
+                    else:
+                        await reader.aclose()
                 else:
                     async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
                         async for view in views:
@@ -231,7 +258,7 @@ class ChunkStream:
                                 await self._close_sent()
                     await reader.aclose()
                 self._current = None
-            if burst.is_full:
+            if burst.is_full(self._bursts.burst_bytes):
                 yield burst.take()
                 await self._close_sent()
         burst.gathered += framed({"end": True, "items": self._items})
@@ -248,9 +275,18 @@ class ChunkStream:
             await asyncio.sleep(0)
         return self._ahead[0]
 
+    def _keep(self, reader: Reader, size_bytes: int) -> None:
+        """Until the burst has left."""
+        self._sent.append(reader)
+        self._sent_bytes += size_bytes
+        self._bursts.held_bytes += size_bytes
+
     async def _close_sent(self) -> None:
-        while self._sent:
-            await self._sent.pop().aclose()
+        self._bursts.held_bytes -= self._sent_bytes
+        self._sent_bytes = 0
+        async with AsyncExitStack() as closing:
+            while self._sent:
+                closing.push_async_callback(self._sent.pop().aclose)
 
     async def _header(self, span: Span, *, is_there: bool) -> bytes:
         header: dict[str, object] = {"i": span.index, "layer": span.layer, "codec": "raw"}
@@ -293,18 +329,14 @@ class ChunkStream:
 
     async def aclose(self) -> None:
         """See `BodyStream.aclose`."""
-        try:
-            if self._current is not None:
-                self._sent.append(self._current)
-                self._current = None
+        async with AsyncExitStack() as closing:  # each whatever becomes of the others; the last first
+            closing.callback(self._release)
             while self._ahead:
-                _, opening = self._ahead.popleft()
-                reader = await _found(opening) if isinstance(opening, asyncio.Task) else opening
-                if reader is not None:
-                    self._sent.append(reader)
-            await self._close_sent()
-        finally:
-            self._release()
+                closing.push_async_callback(_close_unwanted, self._ahead.pop()[1])
+            current, self._current = self._current, None
+            if current is not None:
+                closing.push_async_callback(current.aclose)
+            closing.push_async_callback(self._close_sent)
 
 
 class _Burst:
@@ -321,10 +353,9 @@ class _Burst:
     def is_empty(self) -> bool:
         return not self._pieces and not self.gathered
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, burst_bytes: int) -> bool:
         return (
-            self._size_bytes >= BURST_BYTES
+            self._size_bytes >= burst_bytes
             or len(self._pieces) >= _ITEMS_A_TURN
             or len(self.gathered) >= _GATHERED_BYTES // 2
         )
@@ -356,13 +387,17 @@ def _is_open(opening: _Opening) -> bool:
     return opening.done() and not opening.cancelled() and opening.exception() is None
 
 
-async def _found(opening: asyncio.Task[_Opened]) -> Reader | None:
-    """The reader that nobody wants any more; None where there is none, also since whoever waited for it was cancelled."""
-    await asyncio.wait([opening])
-    if not opening.cancelled():
-        with suppress(KvobjError):
-            return opening.result()[0]
-    return None
+async def _close_unwanted(opening: _Opening) -> None:
+    """Close what was opened ahead, or will be in a moment; there is none where that failed, or whoever waited was cancelled."""
+    reader: Reader | None
+    if isinstance(opening, asyncio.Task):
+        await asyncio.wait([opening])
+        is_there = not opening.cancelled() and opening.exception() is None
+        reader = opening.result()[0] if is_there else None
+    else:
+        reader = opening
+    if reader is not None:
+        await reader.aclose()
 
 
 def _representation(row: ObjectRow) -> dict[str, object]:

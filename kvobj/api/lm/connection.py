@@ -91,6 +91,7 @@ class LmConnection:
         finally:
             wire.close()
             await wire.wait_closed()
+            await self._forget_health_check()
 
     def drain(self) -> None:
         """End after the request in progress, and after those that have come already; at once where there is none."""
@@ -160,10 +161,14 @@ class LmConnection:
         """The request as it is carried out. A chunk is never replaced, and a health check asks for the bytes that it put a moment
         ago: so each of its PUTs has a key of its own, known to the connection that it came on, and none sees another engine's."""
         if request.command is Command.PUT:
-            before, self._health_check = self._health_check, f"{HEALTH_CHECK_KEY}@put%{secrets.token_hex(8)}"
-            if before is not None:
-                await self._serving.commands.remove(before)
+            await self._forget_health_check()
+            self._health_check = f"{HEALTH_CHECK_KEY}@put%{secrets.token_hex(8)}"
         return replace(request, key=self._health_check or request.key)
+
+    async def _forget_health_check(self) -> None:
+        before, self._health_check = self._health_check, None
+        if before is not None:
+            await self._serving.commands.remove(before)
 
     async def _put(self, request: Request) -> str:
         serving = self._serving

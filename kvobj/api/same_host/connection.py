@@ -120,8 +120,8 @@ class Connection:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its lease has run out: it stalls, or its user may not go on."""
-        return self._grant is not None and self._parts.grants.is_over(self._grant)
+        """Whether its lease has run out, and it is not ended for that yet: it stalls, or its user may not go on."""
+        return self._grant is not None and not self._is_ending and self._parts.grants.is_over(self._grant)
 
     @property
     def is_strange(self) -> bool:
@@ -175,8 +175,8 @@ class Connection:
             raise UnavailableError("gone before its hello")
         if not isinstance(request, Hello):
             raise InvalidRequestError("the first message is a hello")
-        grant = self._parts.grants.claim(request.token)
-        if grant is None or request.version != VERSION:
+        grant = self._parts.grants.claim(request.token) if request.version == VERSION else None
+        if grant is None:
             error = AccessDeniedError("the token is not good, or no longer")
             await self._send(_failed(error))
             raise error

@@ -74,13 +74,17 @@ class MessageSocket:
         """The next message; None once the peer has ended. `InvalidRequestError` for a length that no message has.
 
         Others have their turn first where this peer has had its own: never before a message that is waited for."""
-        if self._unframer.buffered_bytes and self._loop.time() >= self._turn_until:
-            await asyncio.sleep(0)
-            self._begin_turn()
         while True:
             if self._unsent:
                 unsent, self._unsent = self._unsent, b""
                 await self._send_rest(unsent)
+            if self._next is None and self._unframer.buffered_bytes:
+                if self._loop.time() >= self._turn_until:
+                    await asyncio.sleep(0)
+                    self._begin_turn()
+                self._answer_some()
+                if self._unsent:
+                    continue
             message, self._next = self._next, None
             if message is None:
                 message = self._unframer.take()
@@ -179,15 +183,17 @@ class MessageSocket:
         if self._unframer.buffered_bytes > self._unframer.bytes_max:
             self._loop.remove_reader(self._descriptor)
             self._is_reading = False
-        if self._arrived is None or not self._answer_some():
+        if self._arrived is None:
+            return
+        self._begin_turn()
+        if not self._answer_some():
             self._wake()
 
     def _begin_turn(self) -> None:
         self._turn_until = self._loop.time() + TURN_SECONDS
 
     def _answer_some(self) -> bool:
-        """Answer what can be answered now, for a turn; False where the task has to look, in another."""
-        self._begin_turn()
+        """Answer what can be answered now, to the turn's end; False where the task has to look, in another."""
         try:
             while (message := self._unframer.take()) is not None:
                 answer = self._answer_now(message)

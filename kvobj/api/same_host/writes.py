@@ -319,10 +319,11 @@ class ExtentWrites:
 
     async def aclose(self) -> None:
         """The connection is gone. Idempotent."""
-        self._end_staging()
-        self.end_prepared()
-        for number in list(self._batches):
-            await self.abandon(number)
+        async with AsyncExitStack() as ending:  # each batch whatever becomes of the others
+            for number in list(self._batches):
+                ending.push_async_callback(self.abandon, number)
+            self._end_staging()
+            self.end_prepared()
 
 
 class _Staged:
