@@ -1,16 +1,20 @@
-"""Ports for servers that tests and benchmarks start."""
+"""Ports for servers that tests and benchmarks start. The standard library alone: other environments' interpreters import this."""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
+import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from itertools import cycle
 from typing import Final
 
 _PORTS: Final = range(10_000, 32_768)
 _PORT_TRIES: Final = 500
+_CONTINUE_SECONDS: Final = 10.0
 
 
 def _shuffled() -> Iterator[int]:
@@ -41,3 +45,16 @@ def free_port() -> int:
                 continue
         return port
     raise TimeoutError(f"no free port among {_PORTS}")
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], *, timeout_seconds: float = _CONTINUE_SECONDS) -> None:
+    """Wait until somebody listens. RuntimeError if the process ends or nobody does within the time."""
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            threading.Event().wait(0.05)
+        else:
+            return
+    raise RuntimeError(f"nothing listens port={port} command={process.args!r}")

@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.context import ForkContext, ForkProcess
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
-from free_ports import free_port
+from free_ports import free_port, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +35,6 @@ BARE_KINDS: Final = ("threads", "processes")
 _LARGEST_BYTES: Final = 64 * MIB
 _SLICE_BYTES: Final = 1 * MIB
 _RING_BYTES: Final = 1024 * MIB
-_CONTINUE_SECONDS: Final = 10.0
 
 
 def prefaulted(size_bytes: int) -> memoryview:
@@ -186,19 +184,6 @@ def bare_server(kind: str) -> Iterator[int]:
     }[kind]
     with child_server(serve) as port:
         yield port
-
-
-def wait_for_port(port: int, process: subprocess.Popen[bytes], *, timeout_seconds: float = _CONTINUE_SECONDS) -> None:
-    """Wait until somebody listens. RuntimeError if the process ends or nobody does within the time."""
-    deadline = time.monotonic() + timeout_seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            threading.Event().wait(0.05)
-        else:
-            return
-    raise RuntimeError(f"nothing listens port={port} command={process.args!r}")
 
 
 @contextmanager

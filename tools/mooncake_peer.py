@@ -19,14 +19,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from free_ports import free_port
-from limits import MIB, wait_for_port
+from free_ports import free_port, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 HOW_TO_INSTALL: Final = "Mooncake is not installed: make mooncake-env"
 ENVIRONMENT: Final = Path(__file__).resolve().parent.parent / ".envs" / "mooncake"
+MIB: Final = 1024 * 1024
 _LOCAL_BUFFER_BYTES: Final = 128 * MIB
 _ANSWER_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 10.0

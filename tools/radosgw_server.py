@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench_support import Credentials, RemoteTarget, wait_until
 from command_line import ToolError
-from free_ports import free_port
-from limits import wait_for_port
+from free_ports import free_port, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
