@@ -14,6 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from kvobj.client.call_scope import current_scope
 from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
 from kvobj.client.kv_values import (
     DEFAULT,
@@ -128,7 +129,7 @@ class ChunkBytes:
         left = list(range(len(names)))
         until = self._until(None)
         while left:
-            until = self._until(None)
+            until = self._until(None)  # of each part
             some, left = left[:KEYS_MAX], left[KEYS_MAX:]
             keys = [namespace.key_of(names[index]) for index in some]
             held = self._same_host.take_ahead(keys) if pin is None else None
@@ -303,7 +304,9 @@ class ChunkBytes:
 
     def _until(self, timeout_seconds: float | None) -> float:
         """The deadline of a call that begins now, both ways together."""
-        return time.monotonic() + (self._http.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        deadline = time.monotonic() + (self._http.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        scope = current_scope()
+        return deadline if scope is None else min(deadline, scope.deadline)
 
     def _check(self, view: memoryview, digest: bytes | None) -> None:
         if self._verify:

@@ -379,8 +379,8 @@ class KvClient:
         if output_tokens or partial_last:
             document["hint"] = {"output_tokens": output_tokens, "partial_last": partial_last}
         answer = self._call("POST", ("match", ""), MatchAnswer, document)
-        if answer.matched < 0 or (ids is not None and answer.matched > len(ids)):
-            raise UnavailableError("the answer is about other chunks", matched=answer.matched)
+        if session is None:
+            answer.check(ids)  # else by who has the session, and a pin to release
         return answer
 
     # -- sessions and pins, as `session.Session` needs them ------------------------------------------------------

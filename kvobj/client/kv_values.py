@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvobj.errors import InvalidChunkIdError
+from kvobj.errors import InvalidChunkIdError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES, Tokens, chunk_ids, token_bytes
 
 Name = bytes | str
@@ -197,6 +197,11 @@ class MatchAnswer(msgspec.Struct, frozen=True):
     deadline_ms: int = 0
     chunks: tuple[ChunkDetail, ...] = ()
     explain: Explanation | None = None
+
+    def check(self, asked: Sequence[Name] | None) -> None:
+        """`UnavailableError` where this says more than was asked for, by names."""
+        if self.matched < 0 or (asked is not None and self.matched > len(asked)):
+            raise UnavailableError("the answer is about other chunks", matched=self.matched)
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvobj.client.loans import Bell
+
 if TYPE_CHECKING:
     from kvobj.client.same_host_lane import Lane
     from kvobj.same_host.messages import Extent
@@ -44,7 +46,7 @@ class OpenedAhead:
     def __init__(self, let_go: Callable[[Lane, Sequence[int]], None]) -> None:
         self._let_go = let_go
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
+        self._come = Bell()
         self._kept: dict[str, _Ahead] = {}  # the oldest first
         # By whose turn: an answer that comes late is not another's, and in a turn that nobody has any more, none comes.
         self._coming: dict[str, weakref.ref[Turn]] = {}
@@ -90,7 +92,7 @@ class OpenedAhead:
                     self._kept[key] = _Ahead(lane, extent, due)
                 else:
                     unwanted.append(extent.handle)
-            self._changed.notify_all()
+            self._come.ring_all()
         if unwanted:
             self._let_go(lane, unwanted)
 
@@ -99,15 +101,16 @@ class OpenedAhead:
         with self._lock:
             for key in [key for key, of in self._coming.items() if of() is turn]:
                 del self._coming[key]
-            self._changed.notify_all()
+            self._come.ring_all()
 
     def take(self, keys: Sequence[str]) -> tuple[Lane, list[Extent]] | None:
         """All of these, which are the caller's to release from now on; None where one is not here, and then none of them is."""
         if not self._kept and not self._coming:
             return None
+        until = time.monotonic() + COMING_SECONDS
+        while (ticket := self._ticket_for(keys)) is not None and (left := until - time.monotonic()) > 0:
+            self._come.wait(ticket, left)
         with self._lock:
-            if self._are_coming(keys):
-                self._changed.wait_for(lambda: not self._are_coming(keys), COMING_SECONDS)
             taken = self._pop(keys)
         lane = taken[0].lane if len(taken) == len(keys) > 0 else None
         if lane is not None and lane.is_valid:
@@ -125,7 +128,7 @@ class OpenedAhead:
             for key in keys:
                 self._coming.pop(key, None)
             dropped = self._pop(keys)
-            self._changed.notify_all()
+            self._come.ring_all()
         self._release(dropped)
 
     def expire(self) -> None:
@@ -135,6 +138,11 @@ class OpenedAhead:
             over = list(takewhile(lambda key: self._kept[key].due <= now, self._kept))
             dropped = self._pop(over)
         self._release(dropped)
+
+    def _ticket_for(self, keys: Sequence[str]) -> threading.Lock | None:
+        """To wait with for those that are coming; None where none is."""
+        with self._lock:
+            return self._come.ticket() if self._are_coming(keys) else None
 
     def _are_coming(self, keys: Sequence[str]) -> bool:
         return bool(self._coming) and any(map(self._is_coming, keys))

@@ -13,6 +13,8 @@ from typing import Final
 
 from blake3 import blake3
 
+from kvobj.client.loans import Loans
+
 RELEASES_MAX: Final = 4096
 """Released with one renewal."""
 
@@ -27,6 +29,15 @@ class Statement:
     release: tuple[bytes, ...]
 
 
+class Ticket:
+    """A request that may pin, for as long as somebody has it: one that was interrupted is over without a word."""
+
+    __slots__ = ("__weakref__", "seen")
+
+    def __init__(self, seen: int) -> None:
+        self.seen = seen
+
+
 class PinLedger:
     """The pins of one session, from grant to confirmed release."""
 
@@ -36,7 +47,7 @@ class PinLedger:
         self._held: dict[bytes, int] = {}
         self._leaving: dict[bytes, None] = {}
         self._seen = 0
-        self._under_way: dict[int, int] = {}
+        self._under_way: Loans[Ticket] = Loans()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -46,15 +57,15 @@ class PinLedger:
         """Pins that are to be released with the next renewals."""
         return len(self._leaving)
 
-    def begin(self) -> int:
+    def begin(self) -> Ticket:
         """A request that may pin is about to be sent. The ticket goes to `end`."""
-        ticket = max(self._under_way, default=0) + 1
-        self._under_way[ticket] = self._seen
+        ticket = Ticket(self._seen)
+        self._under_way.add(ticket)
         return ticket
 
-    def end(self, ticket: int, *, grant: int = 0, pins: Iterable[bytes] = ()) -> None:
+    def end(self, ticket: Ticket, *, grant: int = 0, pins: Iterable[bytes] = ()) -> None:
         """The request is over: what it was granted, nothing where it failed or pinned nothing."""
-        del self._under_way[ticket]
+        self._under_way.remove(ticket)
         self._seen = max(self._seen, grant)
         self._held.update(dict.fromkeys(pins, grant))
 
@@ -65,7 +76,7 @@ class PinLedger:
     def statement(self) -> Statement:
         """What to say now."""
         release = tuple(list(self._leaving)[:RELEASES_MAX])
-        as_of = min(self._under_way.values(), default=self._seen)
+        as_of = min([ticket.seen for ticket in self._under_way.alive()], default=self._seen)
         leaving = set(release)
         counted = sorted(pin for pin, grant in self._held.items() if grant <= as_of and pin not in leaving)
         return Statement(as_of, len(counted), digest_of_pins(counted), release)

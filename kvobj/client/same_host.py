@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -20,7 +19,7 @@ from kvobj.buffers import address_of
 from kvobj.client.call_scope import current_scope
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk, StoredChunk
-from kvobj.client.loans import LOOK_SECONDS, Loans, Places
+from kvobj.client.loans import Bell, Loans, Places
 from kvobj.client.opened_ahead import AHEAD_SECONDS, OpenedAhead, Turn
 from kvobj.client.same_host_lane import GrantAnswer, Lane
 from kvobj.client.same_host_stores import (
@@ -72,15 +71,24 @@ Grant = Callable[[float], GrantAnswer]
 Renew = Callable[[bytes], None]
 
 
-@dataclass(frozen=True, slots=True)
 class Held:
     """What an open found, in the order of its keys. Without an extent `sizes` says what is stored and has to come another way;
-    None in both is a miss. The lane tells whether it holds."""
+    None in both is a miss. The lane tells whether it holds. What was not released goes with the last who has this."""
 
-    lane: Lane
-    extents: Sequence[Extent | None]
-    sizes: Sequence[int | None]
-    path: SameHost
+    __slots__ = ("_left", "_path", "extents", "lane", "sizes")
+
+    def __init__(
+        self, lane: Lane, extents: Sequence[Extent | None], sizes: Sequence[int | None], path: SameHost
+    ) -> None:
+        self.lane = lane
+        self.extents = extents
+        self.sizes = sizes
+        self._path = path
+        self._left = {index for index, extent in enumerate(extents) if extent is not None}
+
+    def __del__(self) -> None:
+        if getattr(self, "_left", None):  # it was made to its end
+            self.release()
 
     def memory(self, index: int) -> memoryview | None:
         """Where a chunk lies; None where it has to come another way."""
@@ -124,9 +132,10 @@ class Held:
         return self.lane.is_valid
 
     def release(self, *indexes: int) -> None:
-        """Let go of some; of all where none are named. Once each."""
-        chosen = indexes or range(len(self.extents))
-        self.path.release(self.lane, [extent.handle for i in chosen if (extent := self.extents[i]) is not None])
+        """Let go of some; of all where none are named. Idempotent."""
+        chosen = self._left.intersection(indexes) if indexes else set(self._left)
+        self._left -= chosen
+        self._path.release(self.lane, [extent.handle for i in chosen if (extent := self.extents[i]) is not None])
 
 
 class SameHost:
@@ -147,7 +156,7 @@ class SameHost:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
+        self._given = Bell()
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._loans: Loans[_LentLane] = Loans()
@@ -205,11 +214,12 @@ class SameHost:
                 if len(opened.extents) != len(keys) or len(opened.sizes) not in (0, len(keys)):
                     lane.close()
                     raise UnavailableError("the server answers for other keys")
+                held = Held(lane, opened.extents, opened.sizes, self)
             except KvobjError:
                 self._fall_back()
                 return None
         self.opened += len(keys)
-        return Held(lane, opened.extents, opened.sizes, self)
+        return held
 
     def open_ahead(self, keys: Sequence[str], *, seconds: float) -> None:
         """Have the server show where chunks lie that `take_ahead` is going to be asked for within so many seconds. What it has not
@@ -426,8 +436,11 @@ class SameHost:
     def lend(self, lent: _LentLane) -> None:
         """Give it a lane, if there is one for it."""
         deadline = lent.deadline
-        with self._lock:
-            while True:
+        scope = current_scope()
+        if deadline is not None and scope is not None:
+            deadline = min(deadline, scope.deadline)
+        while True:
+            with self._lock:
                 lane = self._idle_lane(has_rooms=lent.has_rooms)
                 if lane is not None:
                     self._loans.add(lent)
@@ -443,7 +456,8 @@ class SameHost:
                     break
                 if now >= deadline or _is_cancelled():
                     return
-                self._changed.wait(min(deadline - now, LOOK_SECONDS))
+                ticket = self._given.ticket()
+            self._given.wait(ticket, deadline - now)
         made = self._connect(deadline)
         if made is not None:
             with self._lock:
@@ -501,11 +515,17 @@ class SameHost:
             lane, lent.lane = lent.lane, None
             if lane is not None and lane.is_usable and not self._is_closed:
                 self._idle.append(lane)
-                self._changed.notify()
+                self._given.ring()
                 return
             if lane is not None:
                 self._drop(lane, is_hurried=lent.is_hurried)
-            self._changed.notify_all()  # where there is none to be had, they go another way
+            self._given.ring_all()  # where there is none to be had, they go another way
+
+    def end_lane(self, lane: Lane) -> None:
+        """Close a lane for the caller's own reasons, which say nothing of the server."""
+        with self._lock:
+            self._lanes.discard(lane)
+        lane.close()
 
     def _drop(self, lane: Lane, *, is_hurried: bool = False) -> None:
         if lane in self._lanes:
@@ -522,7 +542,7 @@ class SameHost:
             for lane in idle:
                 self._drop(lane)
             self._drop_lost()
-            self._changed.notify_all()
+            self._given.ring_all()
         self._wake.put(None)
 
     # -- keeping it up -------------------------------------------------------------------------------------------
@@ -602,7 +622,7 @@ class _LentLane:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.lane is not None and kind is not None and not issubclass(kind, Exception):
-            self.lane.close()  # an interrupt: what the server holds for the call is not known
+            self._path.end_lane(self.lane)  # an interrupt: what the server holds for the call is not known
         self._path.give(self)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
 from kvobj.client.call_scope import ends_by, wait_by
@@ -19,10 +19,12 @@ from kvobj.client.forking import forget_in_child
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
 from kvobj.client.lease import Lease, boot_seconds
+from kvobj.client.loans import Places
 from kvobj.client.pin_ledger import PinLedger
 from kvobj.client.views import ChunkView
 from kvobj.errors import (
     AccessDeniedError,
+    InvalidRequestError,
     KvobjError,
     NoSuchNamespaceError,
     NoSuchSessionError,
@@ -42,8 +44,9 @@ _RETRY_SHARE: Final = 4
 _CLOSE_SECONDS: Final = 5.0
 _CALL_SECONDS_MIN: Final = 0.2
 
-_NOT_PINNED_AGAIN: Final = (AccessDeniedError, NoSuchNamespaceError)
-"""How names of one namespace are refused, the limit of pins among them, that says nothing of the others that are held."""
+_NOT_PINNED_AGAIN: Final = (AccessDeniedError, InvalidRequestError, NoSuchNamespaceError)
+"""How names of one namespace are refused (the limit of pins, and a namespace that has other ids by now, among them), which says
+nothing of the others that are held."""
 
 _Answer = TypeVar("_Answer")
 
@@ -63,10 +66,16 @@ class _Epoch:
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """Ids of a pin, and with which session they live and die: one for all its names, or one for each."""
+    """Ids of a pin, and with which session they live and die: one for all its names, or one for each, which `by_key` has then."""
 
     epoch: _Epoch
     ids: tuple[bytes, ...]
+    by_key: Mapping[str, bytes] = field(default_factory=dict)
+
+    def id_of(self, name: Name, namespace: Namespace) -> bytes:
+        """The id to read a chunk with: its own, or that of the pin behind it in its chain."""
+        last = self.ids[-1]
+        return self.by_key.get(namespace.key_of(name), last) if self.by_key else last
 
 
 class Pin:
@@ -127,7 +136,7 @@ class Session:
         self._past: list[_Epoch] = []
         self._pins: dict[Pin, object] = {}
         self._lock = threading.Lock()
-        self._renewing = threading.Lock()
+        self._renewing = Places(1)
         self._wake = threading.Event()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -135,7 +144,7 @@ class Session:
 
     def forget(self) -> None:
         """See `ForgetsInChild`: the parent goes on to renew it, and releases what it holds."""
-        self._lock, self._renewing, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._lock, self._renewing, self._wake = threading.Lock(), Places(1), threading.Event()
         self._thread = None
         self._is_closed = True
         self._lose_all()
@@ -209,8 +218,11 @@ class Session:
             if answer.pin is None:
                 return PinnedMatch(answer, None)
             epoch.lease.extend(sent_at, answer.deadline_ms)
+            if epoch.lease.is_lost:
+                raise _lost()
             chained = namespace.has_chains if is_chain is None else is_chain
             try:
+                answer.check(ids)
                 found = _found(answer, namespace, ids, tokens)
                 names = tuple(found[-1:] if chained else found)
                 return PinnedMatch(answer, self._keep(Pin(self, namespace, names, _Grant(epoch, pin_ids))))
@@ -239,13 +251,13 @@ class Session:
         if grant is None or not grant.epoch.lease.is_valid(self.now()):
             return None
         lease = grant.epoch.lease
-        timeout = None if self._is_renewed else max(_CALL_SECONDS_MIN, lease.left_seconds(self.now()))
+        timeout = self._read_seconds(pin)
         try:
             data = self._client.get_chunk(
                 name,
                 namespace=pin.namespace,
                 layers=layers,
-                pin=_id_for(grant, pin.names, name),
+                pin=grant.id_of(name, pin.namespace),
                 into=into,
                 timeout_seconds=timeout,
             )
@@ -263,10 +275,10 @@ class Session:
         if grant is None or not grant.epoch.lease.is_valid(self.now()):
             return None
         lease = grant.epoch.lease
-        timeout = None if self._is_renewed else max(_CALL_SECONDS_MIN, lease.left_seconds(self.now()))
+        timeout = self._read_seconds(pin)
         try:
             view = self._client.view_chunk(
-                name, namespace=pin.namespace, pin=_id_for(grant, pin.names, name), timeout_seconds=timeout
+                name, namespace=pin.namespace, pin=grant.id_of(name, pin.namespace), timeout_seconds=timeout
             )
         except UnavailableError:
             if lease.is_valid(self.now()):
@@ -289,27 +301,27 @@ class Session:
         DELETE has hidden since are read one by one, into new memory, while no stream is open: one connection is enough."""
         start = 0
         while start < len(names):
-            if not _holds(pin):
-                yield from (ReadChunk(index, None, None) for index in range(start, len(names)))
-                return
             behind: ReadChunk | None = None
             absent: list[int] = []
-            with closing(self._stream(pin, names, start, into)) as stream:
-                for item in stream:
-                    if item.data is None:
-                        # So are mostly all behind it: with a chunk go those that it is the parent of.
-                        absent.append(item.index)
-                    elif absent:
-                        behind = item
-                        break
-                    else:
-                        yield item if _holds(pin) else ReadChunk(item.index, None, None)
+            if _holds(pin):
+                with closing(self._stream(pin, names, start, into)) as stream:
+                    for item in stream:
+                        start = item.index + 1
+                        if item.data is None:
+                            # So are mostly all behind it: with a chunk go those that it is the parent of.
+                            absent.append(item.index)
+                        elif absent:
+                            behind = item
+                            break
+                        else:
+                            yield item if _holds(pin) else ReadChunk(item.index, None, None)
             for index in absent:
                 yield ReadChunk(index, None, self.read(pin, names[index]))
-            if behind is None:
+            if behind is not None:
+                yield behind if _holds(pin) else ReadChunk(behind.index, None, None)
+            else:
+                yield from (ReadChunk(index, None, None) for index in range(start, len(names)))
                 return
-            yield behind if _holds(pin) else ReadChunk(behind.index, None, None)
-            start = behind.index + 1
 
     def release(self, pin: Pin) -> None:
         """See `Pin.release`."""
@@ -327,9 +339,8 @@ class Session:
         """Renew once: release what was let go of, extend the lease, and pin again what the server lost. A lost session is replaced;
         other errors of the calls pass through, and the next renewal goes on where this one ended. `UnavailableError` where another
         thread's renewal does not end within the client's timeout."""
-        renewing = self._renewing
-        deadline = time.monotonic() + self._client.timeout_seconds
-        if not wait_by(deadline, lambda seconds: renewing.acquire(timeout=seconds)):
+        place = self._renewing.take(self._client.timeout_seconds)
+        if place is None:
             raise UnavailableError("another thread still renews the session")
         try:
             epoch = self._current()
@@ -349,7 +360,7 @@ class Session:
                     epoch = self._replace(epoch)
             self._reclaim(epoch)
         finally:
-            renewing.release()
+            place.leave()
 
     def abandon(self) -> None:
         """Stop to renew and tell nobody: what a holder's crash looks like to the server. Pins hold until their TTL."""
@@ -370,6 +381,13 @@ class Session:
     @property
     def _is_renewed(self) -> bool:
         return self._is_automatic and not self._is_closed
+
+    def _read_seconds(self, pin: Pin) -> float | None:
+        """How long a read may wait: the client's timeout, or for as long as the lease holds where nobody renews it."""
+        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        if self._is_renewed or grant is None:
+            return None
+        return max(_CALL_SECONDS_MIN, grant.epoch.lease.left_seconds(self.now()))
 
     def _lose_all(self) -> list[_Epoch]:
         """Rely on no pin any more. Those sessions that the server still has, as far as is known."""
@@ -392,15 +410,21 @@ class Session:
         start: int,
         into: Callable[[int, int | None, int], memoryview | None] | None,
     ) -> Generator[ReadChunk]:
-        """`KvClient.mget` of the names from one on; indexes are those of all names."""
+        """`KvClient.mget` of the names from one on; indexes are those of all names. It ends where the pin holds no more."""
 
         def room(index: int, layer: int | None, size_bytes: int) -> memoryview | None:
             return None if into is None else into(start + index, layer, size_bytes)
 
-        items = self._client.mget(names[start:], namespace=pin.namespace, into=room)
+        items = self._client.mget(
+            names[start:], namespace=pin.namespace, into=room, timeout_seconds=self._read_seconds(pin)
+        )
         with closing(items):  # type: ignore[type-var]  # a generator
-            for item in items:
-                yield ReadChunk(start + item.index, item.layer, item.data)
+            try:
+                for item in items:
+                    yield ReadChunk(start + item.index, item.layer, item.data)
+            except UnavailableError:
+                if _holds(pin):
+                    raise
 
     def _current(self) -> _Epoch:
         if self._epoch is None or self._is_closed:
@@ -437,6 +461,8 @@ class Session:
 
     def _pin(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[Pin | None]:
         ids = self._granted(epoch, tails, namespace)
+        if epoch.lease.is_lost:
+            raise _lost()
         return [
             None if pin_id is None else self._keep(Pin(self, namespace, (tail,), _Grant(epoch, (pin_id,))))
             for tail, pin_id in zip(tails, ids, strict=True)
@@ -488,7 +514,7 @@ class Session:
         behind = [(pin, grant) for pin, grant in held if grant is not None and grant.epoch is not new]
         for group in _grouped(behind):
             self._current()  # who closed it has ended the new session, or is about to
-            names = [name for pin, _ in group for name in pin.names]
+            names = _of_one_kind([name for pin, _ in group for name in pin.names])
             try:
                 seconds = _call_seconds(new)
                 ids = iter(self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds))
@@ -511,7 +537,8 @@ class Session:
                 if self._pins.pop(pin, _ABSENT) is not _ABSENT:
                     old.epoch.is_needed = True
             else:
-                pin._grant = _Grant(new, granted)  # noqa: SLF001
+                keys = [pin.namespace.key_of(name) for name in pin.names] if len(granted) > 1 else []
+                pin._grant = _Grant(new, granted, dict(zip(keys, granted, strict=False)))  # noqa: SLF001
 
     def _run(self) -> None:
         pause = self.renew_seconds
@@ -531,9 +558,8 @@ class Session:
                 pause = epoch.renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what still holds
 
     def _stop(self) -> None:
-        with (
-            self._lock
-        ):  # a session that is opened at this moment is either known from here on, or closed by who opened it
+        # A session that is opened at this moment is either known from here on, or closed by who opened it.
+        with self._lock:
             self._is_closed = True
         self._wake.set()
         thread = self._thread
@@ -564,24 +590,30 @@ def _makes_ids(namespace: Namespace) -> bool:
     return namespace.has_chains and bool(namespace.key)
 
 
+def _lost() -> NoSuchSessionError:
+    """Another thread found the session lost, and ended it, while this one's request was under way: who asked asks the next one."""
+    return NoSuchSessionError("the session was replaced meanwhile")
+
+
 def _closed() -> NoSuchSessionError:
     return NoSuchSessionError("the session is not open")
 
 
-def _id_for(grant: _Grant, names: tuple[Name, ...], name: Name) -> bytes:
-    """The id to read a chunk with: its own, or that of the pin behind it in its chain."""
-    if len(grant.ids) > 1 and name in names:
-        return grant.ids[names.index(name)]
-    return grant.ids[-1]
-
-
 def _holds(pin: Pin) -> bool:
+    """`Pin.is_valid`, which may be another each time."""
     return pin.is_valid
 
 
 def _call_seconds(epoch: _Epoch) -> float:
     """A renewal that hangs must leave time for another."""
     return max(_CALL_SECONDS_MIN, epoch.renew_seconds)
+
+
+def _of_one_kind(names: Sequence[Name]) -> Sequence[Name]:
+    """The same names in one form, as one request has them: raw ids are written out where others are."""
+    if any(isinstance(name, str) for name in names):
+        return [name if isinstance(name, str) else name.hex() for name in names]
+    return names
 
 
 def _grouped(pins: Sequence[tuple[Pin, _Grant]]) -> Iterator[Sequence[tuple[Pin, _Grant]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from kvobj.client.call_scope import current_scope, pause
 from kvobj.client.connection import ASKED, Incoming, SignedConnection
 from kvobj.client.forking import forget_in_child
-from kvobj.client.loans import LOOK_SECONDS, Loans
+from kvobj.client.loans import Bell, Loans, wake
 from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds, told_seconds
 from kvobj.errors import BusyError, KvobjError, UnavailableError
 
@@ -104,8 +105,7 @@ class Transport:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # to wait by, never entered (`loans`)
-        self._waiting = 0
+        self._given = Bell()
         self._lent: Loans[Lent] = Loans()
         self._idle: list[SignedConnection] = []
         self._budget = RetryBudget(self._retry)
@@ -266,8 +266,8 @@ class Transport:
                 connection.close()
             else:
                 self._idle.append(connection)
-            if self._waiting:
-                self._changed.notify()
+            if self._given:
+                self._given.ring()
 
     def _lend_idle(self) -> Lent | None:
         """One that is idle, if another may be lent."""
@@ -283,41 +283,31 @@ class Transport:
 
     def _take(self, lent: Lent, deadline: float) -> None:
         """Give it a place and a connection."""
-        with self._lock:
-            if len(self._lent) >= self._connections:
-                self._waiting += 1
-                try:
-                    self._wait(deadline)
-                finally:
-                    self._waiting -= 1
-            self._lent.add(lent)
-            if self._idle:
-                lent.connection = self._idle.pop()
-                return
+        while True:
+            with self._lock:
+                if len(self._lent) < self._connections:
+                    self._lent.add(lent)
+                    if not self._idle:
+                        break
+                    lent.connection = self._idle.pop()
+                    return
+                ticket = self._given.ticket()
+            self._wait(ticket, deadline)
         lent.connection = self._connect()
 
-    def _wait(self, deadline: float) -> None:
-        """For a connection that is not lent, or for the end of the call."""
+    def _wait(self, ticket: threading.Lock, deadline: float) -> None:
+        """For a connection that comes back, or for the end of the call."""
         scope = current_scope()
         if scope is not None:
-            lock, changed = self._lock, self._changed
-            lock.release()  # `cancel` takes the scope's lock first and then this one: so does this thread
-            try:
-                scope.guard(lambda: _wake(lock, changed))
-            finally:
-                lock.acquire()
-        while len(self._lent) >= self._connections:
-            left = deadline - time.monotonic()
-            if left <= 0 or (scope is not None and scope.is_cancelled):
-                raise UnavailableError("all connections of this client are in use")
-            self._changed.wait(min(left, LOOK_SECONDS))
-        if scope is not None and scope.is_cancelled:
-            raise UnavailableError("the call was cancelled")
-
-
-def _wake(lock: threading.Lock, changed: threading.Condition) -> None:
-    with lock:
-        changed.notify_all()
+            scope.guard(partial(wake, ticket))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise UnavailableError("all connections of this client are in use")
+        self._given.wait(ticket, left)
+        if scope is not None:
+            scope.unguard()
+            if scope.is_cancelled:
+                raise UnavailableError("the call was cancelled")
 
 
 def read_answer(body: bytes, kind: type[T]) -> T:

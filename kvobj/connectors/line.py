@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from kvobj.client.credentials import Credentials
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewChunk, StoredChunk
+from kvobj.client.loans import Places
 from kvobj.client.retry import RetryRule
 from kvobj.client.session import Pin, Session
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
@@ -116,7 +117,7 @@ class Line:
         self._namespace: Namespace | None = None
         self._may_write_due = 0.0
         self._session: Session | None = None
-        self._opening = threading.Lock()
+        self._opening = Places(1)
         self._closing = threading.Lock()
         self._is_closed = False
         self._holds = Holds()
@@ -414,7 +415,8 @@ class Line:
         session = self._session
         if session is not None:
             return session
-        if not self._opening.acquire(timeout=self._settings.timeout_seconds):
+        place = self._opening.take(self._settings.timeout_seconds)
+        if place is None:
             raise UnavailableError("another thread still waits for a session to open")
         try:
             session = self._session
@@ -427,7 +429,7 @@ class Line:
                     raise UnavailableError("the link was closed")
             return session
         finally:
-            self._opening.release()
+            place.leave()
 
     def _is_kept(self, session: Session) -> bool:
         """Whether the session is the line's now. Not where `close` ran meanwhile: it found none to end, and this one would be

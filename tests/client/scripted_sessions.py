@@ -10,6 +10,7 @@ import msgspec
 from scripted_server import ok, read_request
 
 _LOST = {"error": {"code": "NoSuchSession", "message": "no such session", "detail": {}}}
+_NO_NAMES = {"error": {"code": "InvalidChunkId", "message": "no chunk id", "detail": {}}}
 
 
 class Sessions:
@@ -20,7 +21,11 @@ class Sessions:
         self.asked: list[str] = []
         self.released: list[bytes] = []
         self.pins_more = 0
-        """So many pins are granted that nobody has asked for."""
+        """So many pins are granted that nobody has asked for; and of a match so many more are told than were asked for."""
+        self.matches = 0
+        """So many chunks are told to match, with a pin."""
+        self.refused: set[str] = set()
+        """Names of namespaces whose chunks are no names for it any more."""
         self.lost: set[int] = set()
         """The numbers of sessions that it does not know any more."""
         self.late_seconds: dict[str, float] = {}
@@ -45,7 +50,7 @@ class Sessions:
             document = msgspec.msgpack.decode(body) if body else {}
             connection.sendall(self._answer(method, target.partition("?")[2], document))
 
-    def _answer(self, method: str, query: str, document: dict[str, object]) -> bytes:
+    def _answer(self, method: str, query: str, document: dict[str, object]) -> bytes:  # noqa: PLR0911 - one for each call
         if method == "POST" and query.startswith("sessions"):
             number = next(self._numbers)
             self._note(f"open {number}")
@@ -63,12 +68,20 @@ class Sessions:
             return _told({"ttl_ms": 600_000, "reclaim": False})
         if what == "pins":
             tails = document["tails"]
+            if isinstance(tails, bytes):
+                tails = [tails[at : at + 32] for at in range(0, len(tails), 32)]
             assert isinstance(tails, list)
+            if document["namespace"] in self.refused:
+                return _told(_NO_NAMES, status="400 Bad Request")
             named_tails = [*tails, *["more"] * self.pins_more]
             pins = [{"tail": tail, "live": True, "pin": next(self._pins).to_bytes(16)} for tail in named_tails]
             return _told({"pins": pins, "grant": 1, "deadline_ms": 600_000})
         if what == "match":
-            return _told({"matched": 0, "tokens": 0, "size_bytes": 0, "expected_load_ms": 0})
+            told: dict[str, object] = {"tokens": 0, "size_bytes": 0, "expected_load_ms": 0}
+            if not self.matches:
+                return _told(told | {"matched": 0})
+            pin = {"pin": next(self._pins).to_bytes(16), "grant": 1, "deadline_ms": 600_000}
+            return _told(told | pin | {"matched": self.matches + self.pins_more})
         return _told({})
 
     def _note(self, call: str) -> None:

@@ -31,6 +31,8 @@ from server_process import ServerProcess, wait_until
 from kvobj.client import Event, KvClient, Namespace, NewChunk, Session
 from kvobj.client.aio import AsyncKvClient, AsyncSession
 from kvobj.client.aio.kv import STREAMS_MAX
+from kvobj.client.aio.threads import CallThreads
+from kvobj.client.call_scope import CallScope
 from kvobj.client.kv_values import ROOT, StoredChunk
 from kvobj.errors import CorruptionError, InvalidRequestError, NoSuchNamespaceError, UnavailableError
 
@@ -384,6 +386,22 @@ def test_a_client_is_used_by_one_event_loop_after_another(server: ServerProcess)
     asyncio.run(use())
     uvloop.run(use())
     asyncio.run(client.close())
+
+
+def test_streams_that_ended_with_their_event_loop_take_no_threads_of_the_next() -> None:
+    threads = CallThreads("kvobj-test", 1)
+
+    async def take() -> None:
+        await threads.take(time.monotonic() + 1)
+
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(take())
+        loop.close()  # and nobody has given it back
+    for _ in range(3):
+        threads.give()
+    assert asyncio.run(threads.run(lambda: "done", CallScope(time.monotonic() + 5))) == "done"
+    threads.close()
 
 
 async def test_a_match_that_is_cancelled_holds_nothing(server: ServerProcess) -> None:

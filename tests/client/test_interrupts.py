@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -15,8 +16,9 @@ from server_process import ServerProcess
 
 import kvobj.client
 import kvobj.same_host
-from kvobj.client import KvClient, NewChunk
-from kvobj.client.loans import Loans, Places
+from kvobj.client import KvClient, NewChunk, Session
+from kvobj.client.call_scope import ends_by
+from kvobj.client.loans import Bell, Loans, Places
 
 FOLLOWED = (*kvobj.client.__path__, *kvobj.same_host.__path__, threading.__file__)
 LOOKS_BEHIND = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
@@ -108,7 +110,7 @@ def check_that_nothing_is_kept(client: KvClient) -> None:
     for lock in locks:  # the thread that keeps the path up has them for a moment, too
         assert lock.acquire(timeout=10)
         lock.release()
-    assert (len(transport._lent), len(client._leases._lent), transport._waiting) == (0, 0, 0)
+    assert (len(transport._lent), len(client._leases._lent), len(transport._given)) == (0, 0, 0)
     assert (len(path._loans), len(path._storing._taken)) == (0, 0)
 
 
@@ -159,3 +161,64 @@ def test_a_place_that_was_lost_is_free_again() -> None:
     del place
     thread.join(30)
     assert waiting != [None]
+
+
+def test_a_place_is_waited_for_no_longer_than_the_call_has() -> None:
+    places = Places(1)
+    place = places.take(0.0)
+    began = time.monotonic()
+    with ends_by(began + 0.2):
+        assert places.take(30.0) is None
+    assert time.monotonic() - began < 15
+    assert place is not None
+
+
+def test_who_waits_is_woken_in_the_order_of_coming_and_rings_that_nobody_hears_are_harmless() -> None:
+    bell = Bell()
+    first, second = bell.ticket(), bell.ticket()
+    bell.ring()
+    assert first.acquire(blocking=False)
+    assert not second.acquire(blocking=False)
+    bell.ring_all()
+    assert second.acquire(blocking=False)
+    bell.ring()
+    lost = bell.ticket()
+    bell.wait(lost, 0.0)
+    assert len(bell) == 0
+
+
+SESSION_CALLS: dict[str, Callable[[Session], Any]] = {
+    "match": lambda session: session.match(ids=["a", "b"]),
+    "pin": lambda session: session.pin(["a"]),
+    "renew": lambda session: session.renew(),
+}
+
+
+@pytest.mark.parametrize("call", list(SESSION_CALLS))
+def test_whoever_is_interrupted_keeps_nothing_of_a_session(server: ServerProcess, call: str) -> None:
+    with KvClient(
+        server.endpoint, credentials_of(server), BUCKET, connections=1, same_host=False, timeout_seconds=10
+    ) as client:
+        client.mput([NewChunk("a", b"a"), NewChunk("b", b"b")])
+        with Session(client, is_automatic=False) as session:
+            places = 0
+            for _ in interrupted_everywhere(lambda: SESSION_CALLS[call](session)):
+                places += 1
+                check_that_nothing_is_kept(client)
+                assert not session._renewing.is_full
+                assert session._lock.acquire(timeout=10)
+                session._lock.release()
+                assert len(session._current().ledger._under_way) == 0
+                session.renew()
+            assert places > 10
+
+
+def test_what_an_interrupted_call_had_opened_is_let_go_of(server: ServerProcess) -> None:
+    with KvClient(server.endpoint, credentials_of(server), BUCKET, timeout_seconds=10) as client:
+        client.mput([NewChunk("a", payload(b"a", SIZE))])
+        assert client.is_same_host
+        held = client._same_host.open(["a"])
+        assert held is not None
+        lane = held.lane
+        del held
+        assert lane.has_releases

@@ -103,10 +103,6 @@ ODD: dict[str, tuple[Callable[[KvClient], object], bytes]] = {
         lambda client: client.match(ids=["a"]),
         document({"matched": 2, "tokens": 0, "size_bytes": 0, "expected_load_ms": 0}),
     ),
-    "pins of fewer chunks": (
-        lambda client: client.pin_tails(b"s", ["a"]),
-        document({"pins": [], "grant": 1, "deadline_ms": 1}),
-    ),
     "layers that end before they begin": (
         followed,
         head("HTTP/1.1 206 Partial", "content-range: bytes 10-5/100", "content-length: 0"),

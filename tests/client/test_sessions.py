@@ -10,7 +10,8 @@ import pytest
 from scripted_server import CREDENTIALS, ScriptedServer
 from scripted_sessions import Sessions
 
-from kvobj.client import KvClient, Namespace, Session
+from kvobj.client import KvClient, Namespace, Pin, Session
+from kvobj.client.pin_ledger import PinLedger
 from kvobj.errors import KvobjError, NoSuchSessionError, UnavailableError
 
 ONE, OTHER = (Namespace(name=name, ids="foreign", chunk_tokens=0) for name in ("one", "other"))
@@ -105,3 +106,81 @@ def test_a_match_that_finds_its_session_lost_has_one_timeout_for_all_that_it_doe
     with opened(sessions, timeout_seconds=1.0) as session, pytest.raises(UnavailableError):
         session.match(ids=["a"])
     assert "match 2" not in sessions.asked
+
+
+def test_a_pin_of_a_match_that_is_refused_is_released() -> None:
+    sessions = Sessions()
+    sessions.matches, sessions.pins_more = 2, 1
+    with opened(sessions) as session:
+        with pytest.raises(UnavailableError, match="other chunks"):
+            session.match(ids=["a", "b"])
+        session.renew()
+        assert sessions.released == [(1).to_bytes(16)]
+        session.close()
+
+
+def test_a_namespace_that_has_other_names_by_now_keeps_no_other_from_being_pinned_again() -> None:
+    sessions = Sessions()
+    with opened(sessions) as session:
+        pins = [session.pin(["a"], namespace=each)[0] for each in (ONE, OTHER)]
+        sessions.lost, sessions.refused = {1}, {"one"}
+        session.renew()
+        assert [pin is not None and pin.is_valid for pin in pins] == [False, True]
+        session.close()
+
+
+def test_names_of_both_forms_are_pinned_again_together() -> None:
+    sessions = Sessions()
+    raw = Namespace(name="raw", ids="kvobj", chunk_tokens=16)
+    ids = [bytes([number]) * 32 for number in range(2)]
+    with opened(sessions) as session:
+        pins = [session.pin([name], namespace=raw)[0] for name in (ids[0], ids[1].hex())]
+        pins += session.pin(["a"], namespace=ONE)
+        sessions.lost = {1}
+        session.renew()
+        assert [pin is not None and pin.is_valid for pin in pins] == [True, True, True]
+        session.close()
+
+
+def test_a_name_is_read_by_its_pin_in_either_form_after_it_was_pinned_again() -> None:
+    sessions = Sessions()
+    sessions.matches = 3
+    raw = Namespace(name="raw", ids="sglang-sha256", chunk_tokens=16)
+    ids = [bytes([number]) * 32 for number in range(3)]
+    with opened(sessions) as session:
+        pin = session.match(ids=ids, namespace=raw, is_chain=False).pin
+        assert pin is not None
+        sessions.lost = {1}
+        session.renew()
+        grant = pin._grant
+        assert grant is not None
+        assert [grant.id_of(name, raw) for name in ids] == [grant.id_of(name.hex(), raw) for name in ids]
+        assert len(set(grant.ids)) == 3
+        session.close()
+
+
+def test_a_pin_that_comes_when_its_session_was_replaced_is_asked_for_again() -> None:
+    sessions = Sessions()
+    going_on = sessions.hold("pins 1")
+    with opened(sessions) as session:
+        pins: list[Pin | None] = []
+        pinning = Calling(lambda: pins.extend(session.pin(["a"], namespace=ONE)))
+        assert sessions.came("pins 1").wait(10)
+        sessions.lost = {1}
+        session.renew()
+        going_on.set()
+        pinning.join(10)
+        assert [pin is not None and pin.is_valid for pin in pins] == [True]
+        assert sessions.asked[-1] in ("pins 2", "pins 3")
+        session.close()
+
+
+def test_a_request_whose_caller_was_interrupted_hides_no_lost_pin() -> None:
+    ledger = PinLedger()
+    first = ledger.begin()
+    ledger.end(first, grant=1, pins=[b"1"])
+    interrupted = ledger.begin()
+    ledger.end(ledger.begin(), grant=3, pins=[b"3"])
+    assert ledger.statement().as_of == 1, "it may have been granted already"
+    del interrupted
+    assert ledger.statement().as_of == 3

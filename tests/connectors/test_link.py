@@ -391,7 +391,7 @@ class TestFaults:
             try:
                 opening = threading.Thread(target=lambda: held.extend(link.hold([chunk.id])))
                 opening.start()
-                wait_until(link._line._opening.locked, timeout_seconds=10, what="the session to be asked for")
+                wait_until(lambda: link._line._opening.is_full, timeout_seconds=10, what="the session to be asked for")
                 link.close()
             finally:
                 os.kill(server.pid, signal.SIGCONT)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from kvobj.client.lease import CLOCK_RATE_ERROR, SLACK_SECONDS, Lease, holder_deadline
-from kvobj.client.pin_ledger import RELEASES_MAX, PinLedger, Statement, digest_of_pins
+from kvobj.client.pin_ledger import RELEASES_MAX, PinLedger, Statement, Ticket, digest_of_pins
 from kvobj.client.retry import RetryBudget, RetryRule, pause_seconds
 
 
@@ -131,7 +131,7 @@ class HolderAndServer(RuleBasedStateMachine):
         self.granted: dict[bytes, int] = {}
         self.pins = 0
         self.grant = 0
-        self.under_way: list[tuple[int, int, list[bytes]]] = []
+        self.under_way: list[tuple[Ticket, int, list[bytes]]] = []
         self.held: list[bytes] = []
 
     @rule(pins=st.integers(0, 3))

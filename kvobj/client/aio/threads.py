@@ -65,6 +65,7 @@ class CallThreads:
         self._started = 0
         self._taken = 0
         self._waiting: dict[asyncio.Future[None], None] = {}  # in the order in which they came
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def forget(self) -> None:
         """See `ForgetsInChild`: the threads stayed in the parent."""
@@ -107,10 +108,16 @@ class CallThreads:
     async def take(self, deadline: float) -> None:
         """Have a thread for calls to come, until `give`: first come, first served. `UnavailableError` where none comes free by the
         deadline, of `time.monotonic`."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None and self._loop.is_closed():  # with whatever ran in it, which gives nothing back
+                self._taken = 0
+                self._waiting.clear()
+            self._loop = loop
         if self._taken < self._threads:
             self._taken += 1
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiting[waiter] = None
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -131,7 +138,8 @@ class CallThreads:
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
                 return
-        self._taken -= 1
+        if self._taken:  # none of those that a fork or the end of a loop has taken back already
+            self._taken -= 1
 
     def _submit(self, job: _Job[T]) -> None:
         if self._started < self._taken:
