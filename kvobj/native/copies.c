@@ -24,7 +24,16 @@ typedef struct {
 #define LINE_BYTES 64
 #define AHEAD_BYTES 1024
 
-static void stream(unsigned char *target, const unsigned char *source, size_t size_bytes) {
+/* Whether what is read ahead goes into the caches as any other read does. On Intel's server processors (Xeon of 2.8 GHz with AVX-512,
+ * two cores) a copy that passes them by has half the rate, 5.2 GB/s beside 10.4 by one core and 9.5 beside 19 by two; on AMD's
+ * (Zen 3) it was the faster. */
+static int reads_near(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel");
+}
+
+static inline __attribute__((always_inline)) void stream_lines(unsigned char *target, const unsigned char *source, size_t size_bytes,
+                                                               int is_near) {
     size_t head = (LINE_BYTES - (uintptr_t)target % LINE_BYTES) % LINE_BYTES;
     if (size_bytes < head + LINE_BYTES) {
         memcpy(target, source, size_bytes);
@@ -33,7 +42,12 @@ static void stream(unsigned char *target, const unsigned char *source, size_t si
     memcpy(target, source, head);
     size_t at = head;
     for (; size_bytes - at >= LINE_BYTES; at += LINE_BYTES) {
-        _mm_prefetch((const char *)(source + at + AHEAD_BYTES), _MM_HINT_NTA); /* never a fault; leaves the caches to others */
+        const char *ahead = (const char *)(source + at + AHEAD_BYTES); /* never a fault */
+        if (is_near) {
+            _mm_prefetch(ahead, _MM_HINT_T0);
+        } else {
+            _mm_prefetch(ahead, _MM_HINT_NTA); /* leaves the caches to others */
+        }
         __m128i first = _mm_loadu_si128((const __m128i *)(source + at));
         __m128i second = _mm_loadu_si128((const __m128i *)(source + at + 16));
         __m128i third = _mm_loadu_si128((const __m128i *)(source + at + 32));
@@ -47,8 +61,21 @@ static void stream(unsigned char *target, const unsigned char *source, size_t si
     /* Streamed stores are not ordered with others: whoever is told that the bytes are there must find them. */
     _mm_sfence();
 }
+
+static void stream(unsigned char *target, const unsigned char *source, size_t size_bytes, int is_near) {
+    if (is_near) {
+        stream_lines(target, source, size_bytes, 1);
+    } else {
+        stream_lines(target, source, size_bytes, 0);
+    }
+}
 #else
-static void stream(unsigned char *target, const unsigned char *source, size_t size_bytes) {
+static int reads_near(void) {
+    return 0;
+}
+
+static void stream(unsigned char *target, const unsigned char *source, size_t size_bytes, int is_near) {
+    (void)is_near;
     memcpy(target, source, size_bytes);
 }
 #endif
@@ -92,6 +119,7 @@ static int are_all_done(const uint64_t *done, uint64_t steps) {
 EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t *taken, uint64_t *done, int is_streamed, int waits) {
     const piece *pieces = (const piece *)triples;
     uint64_t at = 0, steps_before = 0;
+    int is_near = is_streamed && reads_near();
     for (;;) {
         uint64_t step = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
         for (; at < count; at++) {
@@ -110,7 +138,7 @@ EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t 
         unsigned char *target = (unsigned char *)(uintptr_t)(pieces[at].target + offset);
         const unsigned char *source = (const unsigned char *)(uintptr_t)(pieces[at].source + offset);
         if (is_streamed) {
-            stream(target, source, size_bytes);
+            stream(target, source, size_bytes, is_near);
         } else {
             memcpy(target, source, size_bytes);
         }
