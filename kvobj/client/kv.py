@@ -366,7 +366,8 @@ class KvClient:
         partial_last: bool = False,
     ) -> MatchAnswer:
         """The longest stored run at the head of a list of chunks, or of what a sequence of tokens makes; pinned in the same step
-        where a session is given. `output_tokens` and `partial_last` are hints to the eviction policy."""
+        where a session is given (then who has it checks that no more is told than was asked for, and lets go of the pin where it
+        is). `output_tokens` and `partial_last` are hints to the eviction policy."""
         document: dict[str, object] = {"namespace": namespace.name, "detail": "chunks" if detail else "none"}
         if ids is not None:
             document["ids"] = listed(ids)

@@ -84,6 +84,10 @@ class Bell:
     def wait(self, ticket: threading.Lock, seconds: float) -> None:
         """Return when it rings for the ticket, after so many seconds at the latest; under no lock."""
         ticket.acquire(timeout=max(0.0, min(seconds, LOOK_SECONDS)))
+        self.drop(ticket)
+
+    def drop(self, ticket: threading.Lock) -> None:
+        """Nobody waits with it any more. Idempotent."""
         with suppress(ValueError):
             self._tickets.remove(ticket)
 

@@ -108,7 +108,7 @@ class OpenedAhead:
         if not self._kept and not self._coming:
             return None
         until = time.monotonic() + COMING_SECONDS
-        while (ticket := self._ticket_for(keys)) is not None and (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and (ticket := self._ticket_for(keys)) is not None:
             self._come.wait(ticket, left)
         with self._lock:
             taken = self._pop(keys)

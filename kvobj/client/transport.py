@@ -298,12 +298,15 @@ class Transport:
     def _wait(self, ticket: threading.Lock, deadline: float) -> None:
         """For a connection that comes back, or for the end of the call."""
         scope = current_scope()
-        if scope is not None:
-            scope.guard(partial(wake, ticket))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise UnavailableError("all connections of this client are in use")
-        self._given.wait(ticket, left)
+        try:
+            if scope is not None:
+                scope.guard(partial(wake, ticket))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise UnavailableError("all connections of this client are in use")
+            self._given.wait(ticket, left)
+        finally:
+            self._given.drop(ticket)
         if scope is not None:
             scope.unguard()
             if scope.is_cancelled:
