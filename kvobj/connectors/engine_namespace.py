@@ -84,6 +84,11 @@ def derived_name(chunks: EngineChunks, declared: Mapping[str, object]) -> str:
     return f"{chunks.engine}-{model or 'unnamed'}-{digest}"
 
 
+def partition_fact(told: str, stages: int) -> dict[str, object]:
+    """How the layers are cut among a pipeline's stages, where the engine was told: two cuts may give a stage as many layers."""
+    return {"partition": told} if told and stages > 1 else {}
+
+
 def fact_digest(value: object) -> str:
     """Stands for what is too long to be a fact itself, such as the names of all layers."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:_DIGEST_CHARACTERS]

@@ -397,9 +397,9 @@ class Line:
 
     def _told_space(self) -> Namespace:
         name, declaration = self._settings.namespace, self._settings.declaration
-        if declaration is not None and self._settings.declare:
-            return self._client.declare_namespace(name, declaration)
         if declaration is not None:
+            if self._settings.declare:
+                return self._client.declare_namespace(name, declaration)
             space = self._client.namespace(name)
             if differs := differing(space.declaration, declaration):
                 raise NamespaceConflictError(

@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from kvobj.client.kv_values import ROOT, NewChunk
-from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings
+from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.sglang_memory import (
     Page,
@@ -100,7 +100,8 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
             "memory": str(getattr(mem_pool_host, "layout", "")),
             "layers": int(getattr(mem_pool_host, "layer_num", 0) or 0),
             **first_layer(mem_pool_host),
-            **_partition(self.storage_config.pp_size),
+            # Some pools (DeepSeek-V4's) count their layers from 0 in each stage.
+            **partition_fact(os.environ.get("SGLANG_PP_LAYER_PARTITION", ""), self.storage_config.pp_size),
             **_meant_dtype(getattr(mem_pool_host, "dtype", None)),
             "buffers": len(sizes),
             "bytes": sum(sizes) or int(getattr(mem_pool_host, "size_per_token", 0) or 0) * page_size,
@@ -413,12 +414,6 @@ def _is_target(tensor: object) -> bool:
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
     )
-
-
-def _partition(stages: int) -> dict[str, object]:
-    """Which layers each stage has, where SGLang was told: some pools (DeepSeek-V4's) count theirs from 0 in each."""
-    told = os.environ.get("SGLANG_PP_LAYER_PARTITION", "")
-    return {"partition": told} if told and stages > 1 else {}
 
 
 def _meant_dtype(stored: object) -> dict[str, object]:

@@ -31,7 +31,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvobj.client.kv_values import NewChunk
-from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings
+from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.lookups import Lookups
 from kvobj.connectors.transfers import Finished, Piece, Transfers
@@ -304,15 +304,10 @@ def _chunks_of(spec: Any, row_bytes: int) -> EngineChunks:  # noqa: ANN401 - vLL
             "layout": _layout_of(config),
             "groups": fact_digest(groups),
             "bytes": row_bytes,
-            **_partition(parallel.pp_size),
+            # `groups` has the first stage's layers alone.
+            **partition_fact(os.environ.get("VLLM_PP_LAYER_PARTITION", ""), parallel.pp_size),
         },
     )
-
-
-def _partition(pipeline: int) -> dict[str, object]:
-    """Which layers each stage has, where vLLM was told: `groups` has the first stage's alone."""
-    told = os.environ.get("VLLM_PP_LAYER_PARTITION", "")
-    return {"partition": told} if told and pipeline > 1 else {}
 
 
 def _layout_of(config: Any) -> str:  # noqa: ANN401 - vLLM's OffloadingConfig

@@ -43,6 +43,13 @@ from kvobj.ids.engine_chains.sglang import page_hashes  # noqa: E402
 
 PAGE, TOKENS, LAYERS, HEADS, WIDTH = 16, 256, 4, 2, 32
 CPU = torch.device("cpu")
+HOST_MEMORY: dict[str, Any] = {
+    "host_to_device_ratio": 2.0,
+    "host_size": 0,
+    "page_size": PAGE,
+    "pin_memory": False,
+    "device_capacity_tokens": TOKENS,
+}
 backends: dict[str, Any] = {}
 pools: dict[str, dict[str, Any]] = {}
 
@@ -65,12 +72,8 @@ def mha_pool(layout: str, dtype: torch.dtype, first_layer: int = 0) -> Any:  # n
     )
     return MHATokenToKVPoolHost(
         info,
-        2.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=TOKENS,
+        layout=layout,
+        **HOST_MEMORY,
         start_layer=first_layer,
         end_layer=first_layer + LAYERS,
     )
@@ -93,12 +96,8 @@ def mla_pool(layout: str, dtype: torch.dtype) -> Any:  # noqa: ANN401
     )
     return MLATokenToKVPoolHost(
         info,
-        2.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=TOKENS,
+        layout=layout,
+        **HOST_MEMORY,
         start_layer=0,
         end_layer=LAYERS,
         target_layer_num=LAYERS,
