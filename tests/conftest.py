@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ("remote_servers", "running_order")
+pytest_plugins = ("module_paths", "remote_servers", "running_order")
 
 IS_CI = os.environ.get("CI") == "true"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 from kvobj.client import (
@@ -52,11 +53,11 @@ TOKENS = list(range(CHUNK_TOKENS * 6))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(
         dram_bytes=96 * MIB, nvme_bytes=256 * MIB, buckets=(BucketSetting("cache", kind="kv", durability="memory"),)
     )
-    with ServerProcess(tmp_path_factory.mktemp("kv"), settings) as running:
+    with ServerProcess(module_paths.mktemp("kv"), settings) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
 
 from kvobj.client import Credentials, KvClient, Namespace, S3Client, SignedConnection
@@ -35,10 +36,10 @@ def declaration(salt: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     bucket = BucketSetting("cache", kind="kv", durability="memory")
     settings = ServerSettings(dram_bytes=256 * MIB, nvme_bytes=512 * MIB, buckets=(bucket,))
-    with ServerProcess(tmp_path_factory.mktemp("layers"), settings) as running:
+    with ServerProcess(module_paths.mktemp("layers"), settings) as running:
         yield running
 
 

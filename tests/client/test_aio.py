@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from module_paths import ModulePaths
 from real_client import (
     CHUNK_BYTES,
     DECLARATION,
@@ -44,8 +45,8 @@ WAIT_FOR_NOTHING = {"release", "now"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with kv_server(tmp_path_factory.mktemp("aio")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with kv_server(module_paths.mktemp("aio")) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 from real_client import BUCKET, CHUNK_BYTES, DECLARATION, bytes_of, credentials_of, kv_server
 from scripted_server import CREDENTIALS, ScriptedServer, answering
 from server_process import ServerProcess
@@ -49,8 +50,8 @@ NOT_AS_THEY_ARE = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with kv_server(tmp_path_factory.mktemp("names")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with kv_server(module_paths.mktemp("names")) as running:
         yield running
 
 

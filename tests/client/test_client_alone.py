@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from real_client import credentials_of, kv_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -18,9 +19,9 @@ CLIENT_NEEDS = ("blake3", "msgspec")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(module_paths: ModulePaths) -> Path:
     """The interpreter of an environment into which kvobj and what its client needs were copied, and nothing else."""
-    directory = tmp_path_factory.mktemp("alone") / "venv"
+    directory = module_paths.mktemp("alone") / "venv"
     venv.create(directory, with_pip=False, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     for name in CLIENT_NEEDS:

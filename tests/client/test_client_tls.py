@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from certificates import Authority
+from module_paths import ModulePaths
 from scripted_server import CREDENTIALS, ScriptedServer, answering, ok, read_request
 
 from kvobj.client import AdminClient, SignedConnection
@@ -20,9 +21,9 @@ BODY = bytes(range(256)) * 8_000
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(module_paths: ModulePaths) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The server's and that of a client that trusts it."""
-    directory = tmp_path_factory.mktemp("tls")
+    directory = module_paths.mktemp("tls")
     authority = Authority.make(directory)
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     authority.sign().write(certificate, key)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from module_paths import ModulePaths
 from real_client import BUCKET, bytes_of, credentials_of, kv_server, payload
 from server_process import ServerProcess
 
@@ -82,8 +83,8 @@ def interrupted_everywhere(call: Callable[[], object]) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with kv_server(tmp_path_factory.mktemp("interrupts")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with kv_server(module_paths.mktemp("interrupts")) as running:
         yield running
 
 

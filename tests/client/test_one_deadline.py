@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from module_paths import ModulePaths
 from real_client import BUCKET, bytes_of, client_of, credentials_of, kv_server
 from server_process import MIB, ServerProcess
 
@@ -51,8 +52,8 @@ def _raised(answers: Sequence[object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with kv_server(tmp_path_factory.mktemp("deadline")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with kv_server(module_paths.mktemp("deadline")) as running:
         with client_of(running) as client:
             client.put_chunk(KEY, BODY)
         yield running

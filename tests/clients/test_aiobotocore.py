@@ -10,6 +10,7 @@ import aiobotocore.session
 import pytest
 from aiobotocore.config import AioConfig
 from client_suite import NAMES, PART_BYTES, S3Client, body_of, client_server
+from module_paths import ModulePaths
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -20,8 +21,8 @@ BUCKET = "aio-bucket"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("aiobotocore")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("aiobotocore")) as running:
         yield running
 
 

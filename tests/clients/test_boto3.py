@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 from client_suite import NAMES, PART_BYTES, S3Client, body_of, boto3_client, client_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 from raw_http import RawConnection, RawReply
 from server_process import MIB, ServerProcess
 
@@ -27,8 +28,8 @@ ALGORITHMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("boto3")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("boto3")) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from client_suite import body_of, client_binary, client_server
+from module_paths import ModulePaths
 from server_process import MIB
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ BUCKET = "command-lines"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("command-lines")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("command-lines")) as running:
         with running.raw() as raw:
             assert raw.request("PUT", f"/{BUCKET}").status == 200
         yield running

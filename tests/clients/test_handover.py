@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from demo_handover import BUCKET, MODES, Handover, Plan, describe, hand_over, table
 from engine_process import needs_engines
+from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
 
 needs_engines()
@@ -32,8 +33,8 @@ def plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def done(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Handover]:
-    directory: Path = tmp_path_factory.mktemp("handover")
+def done(plan: Plan, module_paths: ModulePaths) -> dict[str, Handover]:
+    directory: Path = module_paths.mktemp("handover")
     bucket = BucketSetting(BUCKET, kind="kv", durability="memory")
     settings = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, buckets=(bucket,))
     with ServerProcess(directory / "server", settings) as server:

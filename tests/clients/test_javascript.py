@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from client_scripts import SCRIPTS, failures, pinned_versions, run_script
 from client_suite import ENVIRONMENTS, client_binary, client_server
+from module_paths import ModulePaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,8 @@ BUCKET = "javascript"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("javascript")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("javascript")) as running:
         with running.raw() as raw:
             assert raw.request("PUT", f"/{BUCKET}").status == 200
         yield running

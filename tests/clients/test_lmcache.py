@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from engine_process import EngineProcess, digest_of, needs_engines
+from module_paths import ModulePaths
 from recording_relay import RecordingRelay
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
@@ -61,7 +62,7 @@ def digests(sizes: Sequence[int], first_seed: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     buckets = (
         BucketSetting(ORDINARY),
         *(BucketSetting(name, "kv", "memory") for name in (CHUNKS, *BENCH_CHUNKS)),
@@ -72,13 +73,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         domains=("localhost", DOMAIN),
         sections={"server.hosts": {"localhost": f'"{CHUNKS}"'}, "log": {"requests": "true"}},
     )
-    with ServerProcess(tmp_path_factory.mktemp("lmcache"), settings) as running:
+    with ServerProcess(module_paths.mktemp("lmcache"), settings) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("lmcache-engine") / "engine.log"
+def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    log = module_paths.mktemp("lmcache-engine") / "engine.log"
     environment = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_LOG_LEVEL": "WARNING", "PYTHONHASHSEED": "0"}
     with EngineProcess("lmcache_s3.py", log, environment) as running:
         yield running

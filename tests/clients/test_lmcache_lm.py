@@ -16,6 +16,7 @@ import pytest
 from client_suite import body_of
 from engine_process import PYTHON, EngineProcess, digest_of, needs_engines
 from free_ports import free_port
+from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 if TYPE_CHECKING:
@@ -60,15 +61,15 @@ class LmServerProcess(ServerProcess):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LmServerProcess]:
-    with LmServerProcess(tmp_path_factory.mktemp("lm")) as running:
+def server(module_paths: ModulePaths) -> Iterator[LmServerProcess]:
+    with LmServerProcess(module_paths.mktemp("lm")) as running:
         assert isinstance(running, LmServerProcess)
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("lm-engine") / "engine.log"
+def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    log = module_paths.mktemp("lm-engine") / "engine.log"
     with EngineProcess("lmcache_lm.py", log, ENVIRONMENT) as running:
         yield running
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from engine_process import PYTHON, EngineProcess, digest_of, needs_engines
+from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ TOKENS: Final = 16
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("plugins"), SETTINGS) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("plugins"), SETTINGS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("plugins-log") / "log"
+def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    log = module_paths.mktemp("plugins-log") / "log"
     with EngineProcess("lmcache_plugins.py", log, ENVIRONMENT) as running:
         yield running
 

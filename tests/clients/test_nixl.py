@@ -12,6 +12,7 @@ import pytest
 from certificates import Authority
 from client_suite import body_of
 from engine_process import EngineProcess, digest_of, needs_engines
+from module_paths import ModulePaths
 from recording_relay import RecordingRelay
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
 
@@ -36,16 +37,16 @@ SETTINGS: Final[dict[str, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     buckets = (BucketSetting("plain"), BucketSetting("chunks", "kv", "memory"))
     settings = ServerSettings(dram_bytes=192 * MIB, buckets=buckets)
-    with ServerProcess(tmp_path_factory.mktemp("nixl"), settings) as running:
+    with ServerProcess(module_paths.mktemp("nixl"), settings) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    with EngineProcess("nixl_objects.py", tmp_path_factory.mktemp("nixl-engine") / "engine.log") as running:
+def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    with EngineProcess("nixl_objects.py", module_paths.mktemp("nixl-engine") / "engine.log") as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from client_scripts import SCRIPTS, failures, pinned_versions, run_script
 from client_suite import ENVIRONMENTS, client_server
+from module_paths import ModulePaths
 from server_process import REPOSITORY
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ VIRTUAL_HOSTED = ("awscrt", "minio", "obstore", "opendal", "pyarrow", "s3fs")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("python-clients")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("python-clients")) as running:
         with running.raw() as raw:
             assert raw.request("PUT", f"/{BUCKET}").status == 200
         yield running

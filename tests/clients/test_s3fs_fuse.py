@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from client_suite import body_of, client_server
+from module_paths import ModulePaths
 from server_process import MIB, wait_until
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ def what_is_missing() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     if (missing := what_is_missing()) is not None:
         pytest.skip(missing)
-    with client_server(tmp_path_factory.mktemp("s3fs-fuse")) as running:
+    with client_server(module_paths.mktemp("s3fs-fuse")) as running:
         with running.raw() as raw:
             assert raw.request("PUT", f"/{BUCKET}").status == 200
         yield running

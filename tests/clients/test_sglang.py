@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.exceptions import ClientError
 from client_suite import S3Client, body_of, boto3_client, client_server
+from module_paths import ModulePaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,8 @@ FRONT = "hicache/meta-llama--Llama-3.1-8B/tp0of2"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with client_server(tmp_path_factory.mktemp("sglang")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with client_server(module_paths.mktemp("sglang")) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from client_suite import S3Client, boto3_client
+from module_paths import ModulePaths
 from server_process import MIB, ServerProcess, ServerSettings, UserSetting
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ NETWORK = "10.99.0.0/16"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     sections = {"server": {"trusted_proxies": '["127.0.0.1"]'}}
     settings = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=256 * MIB, users=(ALICE, BOB), sections=sections)
-    with ServerProcess(tmp_path_factory.mktemp("sharing"), settings) as running:
+    with ServerProcess(module_paths.mktemp("sharing"), settings) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from engine_process import PYTHON, EngineProcess, needs_engines
+from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings
 
 from kvobj.client import Credentials, KvClient
@@ -30,16 +31,16 @@ CODECS: Final = ("x3", "xa", "f8", "eq57", "eq55", "eq4", "eq3", "eq:200/1", "h4
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     buckets = (BucketSetting("cache", "kv", "memory"),)
     settings = ServerSettings(dram_bytes=160 * MIB, nvme_bytes=256 * MIB, buckets=buckets)
-    with ServerProcess(tmp_path_factory.mktemp("tensors"), settings) as running:
+    with ServerProcess(module_paths.mktemp("tensors"), settings) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("tensors-engine") / "engine.log"
+def engine(server: ServerProcess, module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    log = module_paths.mktemp("tensors-engine") / "engine.log"
     with EngineProcess("tensors.py", log, {"PYTHONPATH": str(REPOSITORY)}) as running:
         keys = server.credentials()
         running.ask("use", endpoint=server.endpoint, access_key=keys.access_key, secret_key=keys.secret_key)

@@ -26,6 +26,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, SSLError
 from certificates import Authority
 from client_suite import BUCKETS, PART_BYTES, S3Client, body_of, client_binary
+from module_paths import ModulePaths
 from server_process import MIB, ServerProcess, ServerSettings
 
 BUCKET = "over-tls"
@@ -33,13 +34,13 @@ LARGE = body_of(40 * MIB + 7)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.make(tmp_path_factory.mktemp("authority"))
+def authority(module_paths: ModulePaths) -> Authority:
+    return Authority.make(module_paths.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("tls-clients")
+def server(authority: Authority, module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    directory = module_paths.mktemp("tls-clients")
     certificate, key = directory / "tls.pem", directory / "tls.key"
     authority.sign().write(certificate, key)
     files = {"tls_certificate": f'"{certificate}"', "tls_key": f'"{key}"'}

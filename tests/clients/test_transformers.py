@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from engine_process import EngineProcess, needs_engines
+from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ def server_in(directory: Path) -> ServerProcess:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_in(tmp_path_factory.mktemp("transformers")) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with server_in(module_paths.mktemp("transformers")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    log = tmp_path_factory.mktemp("transformers-engine") / "engine.log"
+def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
+    log = module_paths.mktemp("transformers-engine") / "engine.log"
     with EngineProcess("transformers_cache.py", log, ENVIRONMENT) as running:
         yield running
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from engine_process import EngineProcess, digest_of
 from engine_tests import BUCKET, connector_process, delete_all, needs_engine_modules, store_settings
+from module_paths import ModulePaths
 from server_process import ServerProcess, wait_until
 
 needs_engine_modules()
@@ -24,8 +25,8 @@ ROWS = 8
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("vllm"), store_settings()) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("vllm"), store_settings()) as running:
         yield running
 
 

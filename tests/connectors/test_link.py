@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
 from kvobj.client import Credentials, KvClient, NewChunk
@@ -47,8 +48,8 @@ SIZES = (1, 4096, MIB, 100_000)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("link"), SETTINGS) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("link"), SETTINGS) as running:
         yield running
 
 

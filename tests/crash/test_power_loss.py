@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from catalog_consistency import assert_consistent
+from module_paths import ModulePaths
 from power_loss_writer import BUCKET, CHAINS, LENGTH, Change, changes, key_of, opened
 from recorded_writes import PAGE_BYTES, Flush, Recording, Write, strace_command
 
@@ -38,10 +39,10 @@ NOT_TORN_BYTES = 512
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(module_paths: ModulePaths) -> Recording:
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
-    directory = tmp_path_factory.mktemp("recorded")
+    directory = module_paths.mktemp("recorded")
     trace, store = directory / "trace", directory / "store"
     store.mkdir()
     script = Path(__file__).with_name("power_loss_writer.py")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import UNSIGNED, RawConnection, RawReply, SignedHead, signed_chunks
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
 
@@ -27,13 +28,13 @@ BUCKETS = ("plain", "chunks")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(
         dram_bytes=64 * MIB,
         buckets=(BucketSetting("plain"), BucketSetting("chunks", "kv", "memory")),
         sections={"limits": {"header_timeout": '"1 s"', "progress_timeout": '"1 s"'}},
     )
-    with ServerProcess(tmp_path_factory.mktemp("bad-input"), settings) as running:
+    with ServerProcess(module_paths.mktemp("bad-input"), settings) as running:
         yield running
 
 

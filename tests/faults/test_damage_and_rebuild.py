@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings
 
 if TYPE_CHECKING:
@@ -79,10 +80,10 @@ def end_of(body: bytes, where: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def damaged_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def damaged_server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     """With an object of each kind in each bucket that was damaged at each end while the server was stopped, and a sound one beside
     it; in memory is none of them."""
-    with ServerProcess(tmp_path_factory.mktemp("damaged"), SETTINGS) as running:
+    with ServerProcess(module_paths.mktemp("damaged"), SETTINGS) as running:
         objects = [
             (bucket, f"{kind}-{bucket}-{where}", where) for bucket in BUCKETS for kind in SIZES for where in ENDS
         ]

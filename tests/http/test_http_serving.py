@@ -13,6 +13,7 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 
 import pytest
 from http_peers import Answer, Peer, Served, Views, echo, pattern, receive_all, serving, until
+from module_paths import ModulePaths
 
 from kvobj.api.http import HttpSettings
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
@@ -585,8 +586,8 @@ async def test_a_listening_socket_outlives_its_server() -> None:
 
 
 @pytest.fixture(scope="module")
-def tls_contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[SSLContext, SSLContext]:
-    folder: Path = tmp_path_factory.mktemp("tls")
+def tls_contexts(module_paths: ModulePaths) -> tuple[SSLContext, SSLContext]:
+    folder: Path = module_paths.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from http_peers import TIMEOUT_SECONDS, Served, echo, serving, until
+from module_paths import ModulePaths
 
 from kvobj.api.http import HttpSettings
 
@@ -20,8 +21,8 @@ HELLO_BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    folder: Path = tmp_path_factory.mktemp("tls")
+def contexts(module_paths: ModulePaths) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    folder: Path = module_paths.mktemp("tls")
     authority = Authority.make(folder)
     authority.sign().write(folder / "tls.pem", folder / "tls.key")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -15,6 +15,7 @@ from urllib.request import urlopen
 import pytest
 from certificates import Authority
 from cryptography import x509
+from module_paths import ModulePaths
 from raw_http import RawConnection, RawS3
 from server_process import REPOSITORY, ServerProcess, ServerSettings, wait_until
 
@@ -64,8 +65,8 @@ class AdminServer:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminServer]:
-    directory = tmp_path_factory.mktemp("admin-tls")
+def server(request: pytest.FixtureRequest, module_paths: ModulePaths) -> Iterator[AdminServer]:
+    directory = module_paths.mktemp("admin-tls")
     running = AdminServer(Authority.make(directory), directory, workers=request.param)
     with running.process:
         yield running

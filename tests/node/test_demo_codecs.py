@@ -6,6 +6,7 @@ import io
 
 import pytest
 from demo_codecs import Plan, Shown, compare, show
+from module_paths import ModulePaths
 from rich.console import Console
 from tier_codecs import usable
 
@@ -13,10 +14,10 @@ PLAN = Plan(dram_mib=16, chunk_tokens=32, layers=8, reads=2)
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+def shown(module_paths: ModulePaths) -> Shown:
     if not (usable(PLAN.dram) and usable(PLAN.nvme)):
         pytest.skip("the CPU kernels are not built on this machine")
-    return compare(PLAN, tmp_path_factory.mktemp("demo"), lambda _: None)
+    return compare(PLAN, module_paths.mktemp("demo"), lambda _: None)
 
 
 def test_memory_and_home_hold_more_chunks_in_the_same_bytes(shown: Shown) -> None:

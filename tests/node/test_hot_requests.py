@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from kv_driver import KvDriver, kv_node
+from module_paths import ModulePaths
 from s3_driver import ALICE, BOB, HOST, ROOT, FakeBody, WallClock, presign, sign
 
 from kvobj.api.exchange import S3Settings
@@ -142,9 +143,9 @@ async def wired(tmp_path: Path, shm_path: Path) -> AsyncIterator[Wired]:
 
 
 @pytest.fixture
-async def other(tmp_path_factory: pytest.TempPathFactory, shm_path: Path) -> AsyncIterator[Wired]:
+async def other(module_paths: ModulePaths, shm_path: Path) -> AsyncIterator[Wired]:
     (shm_path / "other").mkdir()
-    async with wired_node(tmp_path_factory.mktemp("other"), shm_path / "other") as made:
+    async with wired_node(module_paths.mktemp("other"), shm_path / "other") as made:
         yield made
 
 

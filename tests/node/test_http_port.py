@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import RawS3
 from server_process import REPOSITORY, ServerProcess, ServerSettings, wait_until
 
@@ -19,9 +20,9 @@ LIMITS = {"header_timeout": '"1 s"', "progress_timeout": '"1 s"', "address_conne
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(sections={"limits": LIMITS})
-    with ServerProcess(tmp_path_factory.mktemp("server"), settings) as server:
+    with ServerProcess(module_paths.mktemp("server"), settings) as server:
         with server.raw() as s3:
             assert s3.request("PUT", "/bucket").status == 200
         yield server

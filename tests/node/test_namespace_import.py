@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from kv_driver import CHUNK_BYTES, FORMATS, JSON, MSGPACK, KvDriver, declaration, kv_node, payload
+from module_paths import ModulePaths
 from raw_http import RawReply
 from s3_driver import ALICE, BOB, ROOT
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
@@ -87,11 +88,11 @@ Admin = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+def stores(module_paths: ModulePaths) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     settings = ServerSettings(
         dram_bytes=32 * MIB, nvme_bytes=64 * MIB, buckets=[BucketSetting("cache", "kv"), BucketSetting("files")]
     )
-    root = tmp_path_factory.mktemp("import")
+    root = module_paths.mktemp("import")
     with ServerProcess(root / "one", settings) as one, ServerProcess(root / "two", settings) as two:
         yield one, two
 

@@ -20,6 +20,7 @@ import boto3
 import pytest
 from awscrt import auth, http, io, s3  # type: ignore[import-untyped]
 from botocore.config import Config
+from module_paths import ModulePaths
 from raw_http import RawConnection, RawS3
 from server_process import BucketSetting, ServerProcess, ServerSettings, wait_until, write_configuration
 
@@ -88,9 +89,9 @@ def held_server(directory: Path) -> Iterator[HeldServer]:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
+def held(module_paths: ModulePaths) -> Iterator[HeldServer]:
     """One that every test leaves holding, and served."""
-    with held_server(tmp_path_factory.mktemp("held") / "held") as running:
+    with held_server(module_paths.mktemp("held") / "held") as running:
         yield running
 
 

@@ -11,6 +11,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from kv_driver import stream
+from module_paths import ModulePaths
 from remote_servers import RemoteStore, drop_bucket, make_bucket
 from server_process import ServerProcess, wait_until
 from shared_world import SHARED, World, shared_world
@@ -20,12 +21,12 @@ BODY = bytes(range(256)) * 500
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
 def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kvobj_remote_server: ServerProcess
+    request: pytest.FixtureRequest, module_paths: ModulePaths, kvobj_remote_server: ServerProcess
 ) -> Iterator[World]:
     server = kvobj_remote_server
     store = RemoteStore("kvobj", server.host, server.port, server.credentials(), f"shared-class-{request.param}")
     make_bucket(store)
-    directory: Path = tmp_path_factory.mktemp("shared") / "node"
+    directory: Path = module_paths.mktemp("shared") / "node"
     try:
         with shared_world(directory, store, workers=request.param) as running:
             yield running

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import RawReply
 from remote_servers import RemoteStore, drop_bucket, make_bucket
 from s3_proxy import NOTHING, Operation, Plan, Toxic
@@ -24,12 +25,12 @@ QUEUE_BYTES = 2**20
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, kvobj_remote_server: ServerProcess) -> Iterator[World]:
+def running(module_paths: ModulePaths, kvobj_remote_server: ServerProcess) -> Iterator[World]:
     server = kvobj_remote_server
     store = RemoteStore("kvobj", server.host, server.port, server.credentials(), "outages")
     make_bucket(store)
     try:
-        directory = tmp_path_factory.mktemp("outages") / "node"
+        directory = module_paths.mktemp("outages") / "node"
         with shared_world(directory, store, queue_size='"1 MiB"', outbox_size='"64 KiB"') as made:
             yield made
     finally:

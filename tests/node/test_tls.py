@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from module_paths import ModulePaths
 from raw_http import RawConnection, RawS3, sign_head
 from server_process import MIB, ServerProcess, ServerSettings, wait_until
 
@@ -74,13 +75,13 @@ class TlsServer:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.make(tmp_path_factory.mktemp("authority"))
+def authority(module_paths: ModulePaths) -> Authority:
+    return Authority.make(module_paths.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
-    running = TlsServer(authority, tmp_path_factory.mktemp("tls"))
+def server(authority: Authority, module_paths: ModulePaths) -> Iterator[TlsServer]:
+    running = TlsServer(authority, module_paths.mktemp("tls"))
     with running.process:
         with running.s3() as s3:
             assert s3.request("PUT", "/objects").status == 200

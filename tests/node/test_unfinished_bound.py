@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import Credentials, RawConnection, RawReply, RawS3
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
@@ -29,7 +30,7 @@ DECLARATION = {"model": "m", "chunk_tokens": 768, "layout": LAYOUT, "ids": "fore
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(request: pytest.FixtureRequest, module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(
         nvme_bytes=512 * MIB,
         buckets=BUCKETS,
@@ -37,7 +38,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         workers=request.param,
         sections={"limits": {"unfinished_bytes_per_user": f'"{LIMIT // MIB} MiB"'}},
     )
-    with ServerProcess(tmp_path_factory.mktemp("unfinished"), settings) as running:
+    with ServerProcess(module_paths.mktemp("unfinished"), settings) as running:
         client = Client(running, ANN, "cache")
         with client.raw:
             as_json = {"content-type": "application/json"}

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 from kv_driver import CHUNK_BYTES, KvDriver, Namespace, kv_node
+from module_paths import ModulePaths
 from s3_driver import Answer, FakeBody, unsigned_chunks
 from server_process import BucketSetting, ServerProcess, ServerSettings
 from tier_codecs import TOKENS, lossy, tensor
@@ -46,9 +47,9 @@ async def kv(tmp_path: Path, shm_path: Path) -> AsyncIterator[KvDriver]:
 
 
 @pytest.fixture
-async def other(tmp_path_factory: pytest.TempPathFactory, shm_path: Path) -> AsyncIterator[KvDriver]:
+async def other(module_paths: ModulePaths, shm_path: Path) -> AsyncIterator[KvDriver]:
     (shm_path / "other").mkdir()
-    async with kv_node(tmp_path_factory.mktemp("other"), shm_path / "other") as node:
+    async with kv_node(module_paths.mktemp("other"), shm_path / "other") as node:
         yield node
 
 

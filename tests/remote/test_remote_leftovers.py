@@ -12,6 +12,7 @@ from fakes import ManualClock
 from fakes_remote import DictBucket, down, open_database, opened_bucket
 from hypothesis import given
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 from remote_servers import RemoteStore
 from remote_tier_world import MIB, NAMES, World, blob, open_arena, raw_frame, remote_world, until
 
@@ -276,12 +277,12 @@ async def test_sweeps_take_turns(world: World, leftovers: Leftovers) -> None:
     st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.sampled_from([5, 6, 7])
 )
 async def test_exactly_what_is_left_over_goes(
-    tmp_path_factory: pytest.TempPathFactory, there: set[int], named: set[int], in_flight: set[int], live: int
+    module_paths: ModulePaths, there: set[int], named: set[int], in_flight: set[int], live: int
 ) -> None:
     def of(number: int) -> BlobId:
         return make_blob_id(5 + number % 3, number)
 
-    base = tmp_path_factory.mktemp("sweep")
+    base = module_paths.mktemp("sweep")
     database = open_database(base, base)
     try:
         bucket, names = DictBucket(), RemoteNames("store/")

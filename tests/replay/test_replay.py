@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, ServerProcess, ServerSettings
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ TRACE = Path(__file__).with_name("mooncake_conversation_500.jsonl.zst")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(dram_bytes=48 * MIB, nvme_bytes=768 * MIB)
-    with ServerProcess(tmp_path_factory.mktemp("replay"), settings) as running:
+    with ServerProcess(module_paths.mktemp("replay"), settings) as running:
         yield running
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from real_store import MIB, node_settings, running_node
 from same_host_world import RawPeer
 
@@ -102,9 +103,9 @@ async def ask(peer: RawPeer, request: Request) -> Reply | None:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(tmp_path: Path, module_paths: ModulePaths) -> AsyncIterator[World]:
     settings = replace(
-        node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=32),
+        node_settings(tmp_path, module_paths.mktemp("memory"), dram_mib=32),
         buckets=(BucketSettings("cache", "kv", "memory"),),
         same_host=SameHostSettings(connections=CONNECTIONS_MAX),
     )

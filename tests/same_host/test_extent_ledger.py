@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from real_store import MIB, node_settings, running_node
 
 from kvobj.api.same_host.reads import ExtentReads
@@ -29,8 +30,8 @@ from kvobj.store.requests import PutRequest
 
 
 @pytest.fixture
-async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
+async def node(tmp_path: Path, module_paths: ModulePaths) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, module_paths.mktemp("memory"), dram_mib=64)
     buckets = (
         BucketSettings("cache", "kv", "memory"),
         BucketSettings("apart", "kv", "memory", regions="own"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from module_paths import ModulePaths
 from same_host_world import (
     READER,
     Holder,
@@ -53,8 +54,8 @@ HITS = 'kvobj_tier_gets_total{outcome="hit",tier="dram"}'
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("ahead"), settings(dram_mib=DRAM_MIB)) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("ahead"), settings(dram_mib=DRAM_MIB)) as running:
         yield running
 
 

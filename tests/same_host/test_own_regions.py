@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from node_writer import SIZE, writer_of
 from real_store import MIB, node_settings, running_node
 
@@ -22,8 +23,8 @@ from kvobj.workers.given_rooms import GivenRooms
 
 
 @pytest.fixture
-async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
+async def node(tmp_path: Path, module_paths: ModulePaths) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, module_paths.mktemp("memory"), dram_mib=64)
     buckets = (BucketSettings("apart", "kv", "memory", regions="own"),)
     dram = replace(settings.dram, region_bytes=16 * MIB)
     async with running_node(replace(settings, buckets=buckets, dram=dram)) as running:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
@@ -24,8 +25,8 @@ from kvobj.store.prepared import ROOMS_MAX
 
 
 @pytest.fixture
-async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
+async def node(tmp_path: Path, module_paths: ModulePaths) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, module_paths.mktemp("memory"), dram_mib=64)
     buckets = (BucketSettings("cache", "kv", "memory"), BucketSettings("kept", "kv", "local"))
     async with running_node(replace(settings, buckets=buckets)) as running:
         await running.arena.populate()

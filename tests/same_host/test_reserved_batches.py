@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from module_paths import ModulePaths
 from node_writer import SIZE, Writer, writer_of
 from real_store import MIB, node_settings, running_node
 
@@ -32,8 +33,8 @@ from kvobj.store.extents import extent_bytes
 
 
 @pytest.fixture
-async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    settings = node_settings(tmp_path, tmp_path_factory.mktemp("memory"), dram_mib=64)
+async def node(tmp_path: Path, module_paths: ModulePaths) -> AsyncIterator[Node]:
+    settings = node_settings(tmp_path, module_paths.mktemp("memory"), dram_mib=64)
     async with running_node(replace(settings, buckets=(BucketSettings("cache", "kv", "memory"),))) as running:
         await running.arena.populate()
         yield running

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from same_host_world import (
     READER,
     STRANGER,
@@ -75,8 +76,8 @@ KIND_NAMES = ["root", "all", "trusted"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("same-host"), settings(dram_mib=768)) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("same-host"), settings(dram_mib=768)) as running:
         with client_of(running, same_host=False) as root:
             root.declare_namespace("shared", DECLARATION)
         yield running

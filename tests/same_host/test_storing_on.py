@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from module_paths import ModulePaths
 from same_host_world import Holder, client_of, gauge, noise, payload, settings, wait_for_nothing_held
 from server_process import MIB, ServerProcess, wait_until
 
@@ -26,8 +27,8 @@ PREPARED = "kvobj_same_host_prepared_bytes"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("on"), settings()) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("on"), settings()) as running:
         yield running
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 from admin_server import BytesBody, FakeCatalog, FakeStore, admin_service
+from module_paths import ModulePaths
 from raw_http import Credentials, RawConnection, sign_head
 from s3_driver import (
     ALICE,
@@ -64,13 +65,13 @@ async def driver() -> Driver:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     settings = ServerSettings(
         dram_bytes=64 * MIB,
         buckets=(BucketSetting("bucket"), BucketSetting("chunks", "kv", "memory")),
         sections={"limits": {"header_timeout": '"300 ms"'}},
     )
-    with ServerProcess(tmp_path_factory.mktemp("published"), settings) as running:
+    with ServerProcess(module_paths.mktemp("published"), settings) as running:
         yield running
 
 

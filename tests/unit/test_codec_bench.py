@@ -15,6 +15,7 @@ from codec_bench.rows import Row, find, from_json, spread, to_json
 from codec_bench.targets import TARGETS, judge
 from hypothesis import given
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 from torch_python import run_with_torch
 
 from kvobj.tensors import codecs
@@ -213,9 +214,9 @@ class TestJudgement:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(module_paths: ModulePaths) -> Path:
     """A folder with what the small run wrote: codecs.json and codecs.md."""
-    folder = tmp_path_factory.mktemp("figures")
+    folder = module_paths.mktemp("figures")
     files: list[str | Path] = ["--json", folder / "codecs.json", "--markdown", folder / "codecs.md"]
     run_with_torch([REPOSITORY / "tools" / "bench_codec.py", "--quick", "--model", *files])
     return folder

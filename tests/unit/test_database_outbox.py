@@ -10,6 +10,7 @@ import pytest
 from fakes import ManualClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 
 from kvobj.database import Database, Table, WriteView
 from kvobj.database.outbox import (
@@ -208,9 +209,9 @@ def test_entries_of_others_are_no_marks(entry: bytes) -> None:
     )
 )
 async def test_however_it_goes_each_publication_stands_once_under_a_new_position(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[list[bytes] | str]
+    module_paths: ModulePaths, steps: list[list[bytes] | str]
 ) -> None:
-    path = tmp_path_factory.mktemp("outbox")
+    path = module_paths.mktemp("outbox")
     database = opened(path, ManualClock())
     told: list[bytes] = []
     seen: list[int] = []

@@ -19,6 +19,7 @@ from device_world import MIB, DeviceWorld
 from emulated_cupy import EmulatedModule, EmulatedStream, emulated_cupy
 from emulated_gpu import ASCENDING, DESCENDING, EmulatedDevice, EmulatedLauncher, emulated_library
 from kernel_blocks import Fenced, decoded, encoded, form_of, gaussian, launchers, values_of, words_of
+from module_paths import ModulePaths
 from profile_models import Model
 from tensor_cases import CASES
 
@@ -50,9 +51,9 @@ FRAMES: Final = [
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedLauncher:
+def emulated(module_paths: ModulePaths) -> EmulatedLauncher:
     """One for all tests: it is compiled, and makes its tables, once."""
-    return EmulatedLauncher(emulated_library(tmp_path_factory.mktemp("emulated")))
+    return EmulatedLauncher(emulated_library(module_paths.mktemp("emulated")))
 
 
 @pytest.fixture
@@ -337,8 +338,8 @@ def test_the_cuda_launcher_gives_kernels_what_they_declare(
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return emulated_library(tmp_path_factory.mktemp("planted"), source="planted_defects.cc")
+def planted(module_paths: ModulePaths) -> ctypes.CDLL:
+    return emulated_library(module_paths.mktemp("planted"), source="planted_defects.cc")
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])

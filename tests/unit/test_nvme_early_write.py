@@ -8,6 +8,7 @@ from blake3 import blake3
 from fakes_nvme import KIB, MIB, NAMES, RECORD_KEY, Gate, NvmeNode, blob, failing, plain_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from module_paths import ModulePaths
 
 from kvobj.arena import PinnedFrame
 from kvobj.codec.codec import codec_named
@@ -68,9 +69,9 @@ async def used(node: NvmeNode) -> int:
 @given(st.integers(2 * MIB, 20 * MIB), st.lists(st.integers(100 * KIB, 5 * MIB), min_size=1, max_size=12))
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_however_a_frame_arrives_what_is_held_is_the_frame(
-    tmp_path_factory: pytest.TempPathFactory, shm_path: Path, size_bytes: int, steps: list[int]
+    module_paths: ModulePaths, shm_path: Path, size_bytes: int, steps: list[int]
 ) -> None:
-    node = NvmeNode(tmp_path_factory.mktemp("node"), shm_path)
+    node = NvmeNode(module_paths.mktemp("node"), shm_path)
     await node.start()
     try:
         arriving = await Arriving.begin(node, 1, size_bytes)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 import pytest
+from module_paths import ModulePaths
 from raw_http import RawConnection, RawReply, RawS3
 from server_process import MIB, ServerProcess, wait_until
 from worker_server import pid_behind, worker_server
@@ -156,8 +157,8 @@ def test_frames_are_kept_for_a_small_part_of_the_grace_time_and_of_dram() -> Non
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with worker_server(tmp_path_factory.mktemp("kept"), dram_bytes=256 * MIB) as running:
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with worker_server(module_paths.mktemp("kept"), dram_bytes=256 * MIB) as running:
         yield running
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import RawConnection
 from server_process import MIB, ServerProcess, wait_until
 from worker_server import lives, pid_behind, pids_of, wait_for_workers, worker_server, workers_of
@@ -25,8 +26,8 @@ REPLACED_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with worker_server(tmp_path_factory.mktemp("workers"), dram_bytes=512 * MIB) as server:  # nothing is evicted
+def shared(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with worker_server(module_paths.mktemp("workers"), dram_bytes=512 * MIB) as server:  # nothing is evicted
         yield server
 
 
