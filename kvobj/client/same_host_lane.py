@@ -21,6 +21,7 @@ import msgspec
 from kvobj.client.call_scope import current_scope
 from kvobj.client.errors import error_of
 from kvobj.client.forking import forget_in_child, unforked
+from kvobj.client.native_exchange import READ_BYTES, NativeExchange
 from kvobj.errors import UnavailableError
 from kvobj.same_host.descriptors import CONTROL_BYTES, at_path, is_sealed_in_size
 from kvobj.same_host.framing import Unframer, framed
@@ -33,6 +34,7 @@ from kvobj.same_host.messages import (
     Abandon,
     Failed,
     Hello,
+    Open,
     Prepare,
     Prepared,
     Regions,
@@ -48,7 +50,6 @@ from kvobj.same_host.messages import (
 )
 from kvobj.same_host.revocation import is_revoked
 
-_READ_BYTES: Final = 64 * 1024
 _SHARE_SET: Final = 1.05
 _SHARE_LEFT: Final = 0.9
 """As in `kvobj.client.wire`: a timeout is set a little too long, and again where it does not fit any more."""
@@ -56,6 +57,8 @@ _TIMEVAL: Final = struct.Struct("@ll")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 _ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the module is imported elsewhere, too
 _DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: an enum's operators cost more than the call
+_QUICK_KEYS: Final = 8
+"""So few are opened while their client waits awake; more take longer than it would."""
 _GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | _ENDED
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -80,6 +83,7 @@ class Lane:
         self.staging: Mapping | None = None
         self._socket = connection
         self._process = os.getpid()
+        self._native = NativeExchange.made()
         self._unframer = Unframer(REPLY_BYTES_MAX)
         self._descriptors: deque[int] = deque()
         self._regions: dict[int, Mapping] = {}
@@ -264,7 +268,13 @@ class Lane:
                 scope.guard(self._abort)
             if asked is not None:
                 self._allow(deadline)
-                self._socket.sendall(self._releases() + asked)
+                message = self._releases() + asked
+                if self._native is not None and waits and _is_quick(request):
+                    came = self._native(self._socket, message)
+                    if came is not None:
+                        self._take_in(*came)
+                else:
+                    self._socket.sendall(message)
             return self._next_reply(deadline, for_rooms=for_rooms) if waits else None
         except (OSError, EOFError) as error:
             self.close()
@@ -301,11 +311,16 @@ class Lane:
 
     def _receive(self, deadline: float) -> None:
         self._allow(deadline)
-        data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        descriptors: list[int] = []
         for level, kind, raw in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 count = len(raw) // 4
-                self._descriptors.extend(memoryview(raw[: count * 4]).cast("i").tolist())
+                descriptors += memoryview(raw[: count * 4]).cast("i").tolist()
+        self._take_in(data, descriptors, flags)
+
+    def _take_in(self, data: bytes | memoryview, descriptors: Sequence[int], flags: int) -> None:
+        self._descriptors.extend(descriptors)
         if flags & _DESCRIPTORS_LOST:
             raise EOFError("descriptors were lost on the way")
         if not data:
@@ -358,6 +373,10 @@ class Lane:
             framed(encode(Release(handles[start : start + RELEASES_MAX])))
             for start in range(0, len(handles), RELEASES_MAX)
         )
+
+
+def _is_quick(request: Request | None) -> bool:
+    return isinstance(request, Open) and len(request.keys) <= _QUICK_KEYS
 
 
 def _left(deadline: float) -> float:

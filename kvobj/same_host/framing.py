@@ -33,7 +33,7 @@ class Unframer:
         """What has arrived and is not taken yet."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Some bytes have arrived."""
         self._buffer += data
 
