@@ -164,6 +164,8 @@ class Bench:
         for size in sizes.reads:
             place = f"{engines_zero_copy.PART} {size}"
             self.steps.append(Step(f"one chunk of {size // MIB} MiB each way", partial(reads.measure, size), (place,)))
+        place = engines_zero_copy.TOGETHER_PLACE
+        self.steps.append(Step(f"views of {engines_zero_copy.TOGETHER} together", reads.measure_together, (place,)))
 
     def _add_batches(self, ways: Ways) -> None:
         ports = {kind: self._stack.enter_context(bare_server(kind)) for kind in BARE_KINDS}

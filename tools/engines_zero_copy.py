@@ -1,7 +1,8 @@
 """One chunk of each size, read again and again: seen in place, copied on the same host, over HTTP; Redis and Mooncake beside.
 
 The chunk is pinned. Every way gives the bytes to the same process: a view of the store's own memory (its first and last byte are
-touched), or a buffer whose pages are there. The client's own verification is off: Redis and Mooncake have none.
+touched), or a buffer whose pages are there. Beside that the views of many chunks that were asked for together. The client's own
+verification is off: Redis and Mooncake have none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from limits import prefaulted
 from load_client import redis_get, redis_set
 from mooncake_peer import MooncakeClient
 
-from kvobj.client import KvClient
+from kvobj.client import ChunkView, KvClient
 from kvobj.client.kv_values import DEFAULT
 
 PART: Final = "zero-copy"
@@ -32,6 +33,9 @@ MOONCAKE: Final = "mooncake over TCP"
 MOONCAKE_OWN: Final = "mooncake, held by the reader"
 SUBJECTS: Final = (VIEW, COPY, HTTP, REDIS, MOONCAKE, MOONCAKE_OWN)
 VIEW_TARGET_US: Final = 150.0
+TOGETHER: Final = 32
+TOGETHER_BYTES: Final = MIB
+TOGETHER_PLACE: Final = f"{PART} {TOGETHER} together/{VIEW}"
 
 _WARM_UP: Final = 5
 _SOCKET_SECONDS: Final = 60.0
@@ -60,10 +64,14 @@ class Reads:
         self._seconds = seconds
         self._room = prefaulted(max(sizes))
         for size in sizes:
-            body = bytes(range(256)) * (size // 256)
+            body = _pattern(size)
             ways.http.put_chunk(f"get-{size}", body)
             if self._redis is not None:
                 self._redis.put(f"get-{size}", body)
+
+        self._together = [f"together-{number}" for number in range(TOGETHER)]
+        for name in self._together:
+            ways.http.put_chunk(name, _pattern(TOGETHER_BYTES))
 
     def close(self) -> None:
         """Close what this opened."""
@@ -94,6 +102,29 @@ class Reads:
                     self._figures.miss(f"{PART} {size}/{subject}", str(error))
                 else:
                     self._note(size, subject, times)
+
+    def measure_together(self) -> None:
+        """Views of many pinned chunks by one question: the time of each, of all of them."""
+        http, near, names = self._ways.http, self._ways.near, self._together
+        if near is None:
+            self._figures.miss(TOGETHER_PLACE, self._ways.absence)
+            return
+        session = http.open_session(holder="bench", ttl_ms=600_000).session
+        try:
+            pins = [each.pin for each in http.pin_tails(session, names, namespace=DEFAULT).pins]
+
+            def look() -> None:
+                for view in near.view_chunks(names, pins=pins):
+                    _looked_at(view, TOGETHER_BYTES)
+
+            times = [each / TOGETHER for each in self._sampled(look)]
+        except NotSharedError as error:
+            self._figures.miss(TOGETHER_PLACE, str(error))
+        else:
+            self._figures.note(f"{TOGETHER_PLACE}/p50", percentile(times, 0.5))
+            self._figures.note(f"{TOGETHER_PLACE}/p99", percentile(times, 0.99))
+        finally:
+            http.close_session(session)
 
     def _measure_kvobj(self, name: str, size: int, pin: bytes) -> None:
         room = self._room[:size]
@@ -130,15 +161,22 @@ class NotSharedError(RuntimeError):
     """A view is of memory of this process: the server gave no extent."""
 
 
+def _pattern(size: int) -> bytes:
+    return bytes(range(256)) * (size // 256)
+
+
 def _seen(client: KvClient, name: str, pin: bytes, size: int) -> None:
-    view = client.view_chunk(name, pin=pin)
+    _looked_at(client.view_chunk(name, pin=pin), size)
+
+
+def _looked_at(view: ChunkView | None, size: int) -> None:
     if view is None:
-        raise RuntimeError(f"a pinned chunk was missed key={name}")
+        raise RuntimeError("a pinned chunk was missed")
     with view:
         data = view.data
         is_right = len(data) == size and data[1] == 1 and data[size - 1] == 255  # noqa: PLR2004 - the pattern's bytes
         if not is_right or not view.is_valid:
-            raise RuntimeError(f"wrong bytes key={name}")
+            raise RuntimeError("wrong bytes")
         if not view.is_shared:
             raise NotSharedError("the bytes came over HTTP")
 
@@ -215,4 +253,17 @@ def zero_copy_lines(figures: Figures, sizes: Sequence[int]) -> list[Line]:
                     note="" if tail is None else f"p99 {tail * 1e6:,.0f} µs",
                 )
             )
+    tail = figures.median(f"{TOGETHER_PLACE}/p99")
+    lines.append(
+        line_of(
+            figures,
+            PART,
+            f"{VIEW}, each of {TOGETHER} of {TOGETHER_BYTES // MIB} MiB together",
+            f"{TOGETHER_PLACE}/p50",
+            "µs",
+            scale=1e-6,
+            most=VIEW_TARGET_US,
+            note="" if tail is None else f"p99 {tail * 1e6:,.0f} µs",
+        )
+    )
     return lines

@@ -7,9 +7,10 @@ so a caller sees nothing of either but the time. Bytes are hashed where their di
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from blake3 import blake3
@@ -54,15 +55,13 @@ class ChunkBytes:
         """See `KvClient.view_chunk`."""
         key = namespace.key_of(name)
         until = self._until(timeout_seconds)
-        held = self._same_host.open([key], pins=_pins(pin), timeout_seconds=timeout_seconds)
+        held = self._held([key], _pins(pin), timeout_seconds)
         if held is not None:
             if held.size_of(0) is None:
                 return None
-            extent, memory = held.extents[0], held.memory(0)
-            if extent is not None and memory is not None:
-                return ChunkView(
-                    memory, digest=extent.digest, tier=extent.tier, lane=held.lane, on_release=held.release
-                )
+            view = _view_of(held, 0)
+            if view is not None:
+                return view
         left = until - time.monotonic()
         found = self._http.get(key, layers=None, pin=pin, into=None, timeout_seconds=left, wants_digest=True)
         if found is None:
@@ -70,6 +69,49 @@ class ChunkBytes:
         data, digest = found
         self._check(data, digest)
         return ChunkView(data, digest=digest)
+
+    def view_many(
+        self,
+        names: Sequence[Name],
+        namespace: Namespace,
+        *,
+        pins: Sequence[bytes | None],
+        timeout_seconds: float | None,
+    ) -> list[ChunkView | None]:
+        """See `KvClient.view_chunks`."""
+        keys = [namespace.key_of(name) for name in names]
+        if len(pins) not in {0, 1, len(keys)}:
+            raise ValueError(f"{len(keys)} chunks and {len(pins)} pins")
+        views: list[ChunkView | None] = [None] * len(keys)
+        try:
+            until = self._until(timeout_seconds)
+            left: list[int] = []
+            for start in range(0, len(keys), KEYS_MAX):
+                until = self._until(timeout_seconds)  # of each part
+                some = range(start, min(start + KEYS_MAX, len(keys)))
+                held = self._held(keys[start : some.stop], _of_part(pins, some), timeout_seconds)
+                if held is None:
+                    left += range(start, len(keys))
+                    break
+                for at, place in enumerate(some):
+                    if held.size_of(at) is not None:
+                        views[place] = _view_of(held, at)
+                        left += [] if views[place] is not None else [place]
+            for place, data, digest in self._rest(
+                left, names, namespace, pins, until, lambda _: None, timeout_seconds, wants_digest=True
+            ):
+                views[place] = ChunkView(data, digest=digest)
+        except BaseException:
+            for view in views:
+                if view is not None:
+                    view.release()
+            raise
+        return views
+
+    def _held(self, keys: list[str], pins: Sequence[bytes | None], timeout_seconds: float | None) -> Held | None:
+        """Where the chunks lie, of what was opened ahead if all of it was; None: ask over HTTP."""
+        held = None if pins else self._same_host.take_ahead(keys)
+        return held or self._same_host.open(keys, pins=pins, timeout_seconds=timeout_seconds)
 
     def get(
         self,
@@ -132,8 +174,7 @@ class ChunkBytes:
             until = self._until(None)  # of each part
             some, left = left[:KEYS_MAX], left[KEYS_MAX:]
             keys = [namespace.key_of(names[index]) for index in some]
-            held = self._same_host.take_ahead(keys) if pin is None else None
-            held = held or self._same_host.open(keys, pins=_pins(pin))
+            held = self._held(keys, _pins(pin), None)
             if held is None:
                 left = some + left
                 break
@@ -143,8 +184,10 @@ class ChunkBytes:
                 break
             # What the store had no room to pin is asked for again, now that the others are released.
             left = behind + left
-        if left:
-            self._get_rest(left, names, rooms, sizes, namespace, pin, until)
+        for place, data, _ in self._rest(
+            left, names, namespace, _pins(pin), until, lambda place: rooms[place], None, wants_digest=self._verify
+        ):
+            sizes[place] = len(data)
         return sizes
 
     def open_ahead(self, names: Sequence[Name], namespace: Namespace, *, seconds: float) -> None:
@@ -181,41 +224,54 @@ class ChunkBytes:
             held.release()
         return behind
 
-    def _get_rest(  # noqa: PLR0917 - one caller
+    def _rest(  # noqa: PLR0917 - of one file
         self,
         places: Sequence[int],
         names: Sequence[Name],
-        rooms: Sequence[memoryview],
-        sizes: list[int | None],
         namespace: Namespace,
-        pin: bytes | None,
+        pins: Sequence[bytes | None],
         until: float,
-    ) -> None:
-        """Over HTTP. `until`: when the first answer is due, of `time.monotonic`; those behind it have the client's timeout each."""
+        room_of: Callable[[int], memoryview | None],
+        timeout_seconds: float | None,
+        *,
+        wants_digest: bool,
+    ) -> Iterator[tuple[int, memoryview, bytes | None]]:
+        """Chunks over HTTP, in the rooms or in memory of their own, checked; with each which of `names` it is. `until`: when the
+        first answer is due, of `time.monotonic`; those behind it have the timeout each."""
+        if not places:
+            return
         first = until - time.monotonic()
-        if pin is not None:  # a stream reads no pins: what a DELETE has hidden comes one by one
+        if pins:  # a stream reads no pins: what a DELETE has hidden comes one by one
             for place in places:
-                key = namespace.key_of(names[place])
-                seconds = first if place == places[0] else None
                 found = self._http.get(
-                    key, layers=None, pin=pin, into=rooms[place], timeout_seconds=seconds, wants_digest=self._verify
+                    namespace.key_of(names[place]),
+                    layers=None,
+                    pin=pins[0] if len(pins) == 1 else pins[place],
+                    into=room_of(place),
+                    timeout_seconds=first if place == places[0] else timeout_seconds,
+                    wants_digest=wants_digest,
                 )
                 if found is not None:
                     self._check(*found)
-                    sizes[place] = len(found[0])
+                    yield place, *found
             return
         for start in range(0, len(places), KEYS_MAX):
             some = places[start : start + KEYS_MAX]
 
-            def room(index: int, _layer: int | None, _size_bytes: int, some: Sequence[int] = some) -> memoryview:
-                return rooms[some[index]]
+            def room(index: int, _layer: int | None, _size: int, some: Sequence[int] = some) -> memoryview | None:
+                return room_of(some[index])
 
             wanted = [names[place] for place in some]
-            head = None if start else first
-            for item in self._http.mget(wanted, namespace=namespace, into=room, head_seconds=head):
+            for item in self._http.mget(
+                wanted,
+                namespace=namespace,
+                into=room,
+                timeout_seconds=timeout_seconds,
+                head_seconds=None if start else first,
+            ):
                 if item.data is not None:
                     self._check(item.data, item.digest)
-                    sizes[some[item.index]] = len(item.data)
+                    yield some[item.index], item.data, item.digest
 
     def stream(
         self,
@@ -376,6 +432,21 @@ class ChunkBytes:
                 answers.append(error)
                 away = error if isinstance(error, UnavailableError) else None
         return answers
+
+
+def _view_of(held: Held, index: int) -> ChunkView | None:
+    """A held chunk, which its view releases; None where it has to come another way."""
+    extent, memory = held.extents[index], held.memory(index)
+    if extent is None or memory is None:
+        held.release(index)
+        return None
+    release = partial(held.release, index)
+    return ChunkView(memory, digest=extent.digest, tier=extent.tier, lane=held.lane, on_release=release)
+
+
+def _of_part(pins: Sequence[bytes | None], places: range) -> Sequence[bytes | None]:
+    """The pins of some of the chunks, where each has its own."""
+    return pins if len(pins) < 2 else pins[places.start : places.stop]  # noqa: PLR2004 - none, or one for all
 
 
 def _check_digest(view: memoryview, digest: bytes | None) -> None:

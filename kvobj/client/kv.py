@@ -258,6 +258,21 @@ class KvClient:
         is released by the caller. Elsewhere the bytes are read into memory of their own. `pin` as for `get_chunk`."""
         return self._bytes.view(name, namespace, pin=pin, timeout_seconds=_seconds(timeout_seconds))
 
+    def view_chunks(
+        self,
+        names: Sequence[Name],
+        *,
+        namespace: Namespace = DEFAULT,
+        pins: Sequence[bytes | None] = (),
+        timeout_seconds: float | None = None,
+    ) -> list[ChunkView | None]:
+        """`view_chunk` of many by one question, in the order of `names`; None for a miss. `pins`: none, one for all, or one each.
+
+        On the same host all of them are held at once: what the server has no room to pin beside the others comes over HTTP, into
+        memory of its own. Each is released by itself. If this raises, none is left to be released.
+        """
+        return self._bytes.view_many(names, namespace, pins=pins, timeout_seconds=_seconds(timeout_seconds))
+
     def get_chunks(
         self,
         names: Sequence[Name],
@@ -276,8 +291,9 @@ class KvClient:
     def open_ahead(
         self, names: Sequence[Name], *, namespace: Namespace = DEFAULT, seconds: float = AHEAD_SECONDS
     ) -> None:
-        """Chunks that are going to be read in one `get_chunks`: on the same host the server shows now where they lie, if it has
-        them in memory and may keep them there, and the read asks nobody. Elsewhere this does nothing. It counts as a read.
+        """Chunks that are going to be read by one `get_chunks`, or looked at (`view_chunk`, `view_chunks`), without a pin: on the
+        same host the server shows now where they lie, if it has them in memory and may keep them there, and the read asks nobody.
+        Elsewhere this does nothing. It counts as a read.
 
         The bytes that are read are then those of now, also where a DELETE hides them before. Each is read so once, within so many
         seconds, at most `opened_ahead.AHEAD_SECONDS`; `drop_ahead` where that is not going to happen. Raises nothing: what is no

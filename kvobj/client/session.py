@@ -271,24 +271,28 @@ class Session:
         """A pinned chunk to be looked at where it is (`KvClient.view_chunk`), released by the caller; None if the pin does not hold
         now, or holds no such chunk. On the same host the view holds the bytes by itself from then on; who wants the pin's word as
         well asks `Pin.is_valid` after the use."""
+        return self.view_many(pin, [name])[0]
+
+    def view_many(self, pin: Pin, names: Sequence[Name]) -> list[ChunkView | None]:
+        """`view` of many chunks of a pin by one question (`KvClient.view_chunks`), in the order of `names`."""
         grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        misses: list[ChunkView | None] = [None] * len(names)
         if grant is None or not grant.epoch.lease.is_valid(self.now()):
-            return None
-        lease = grant.epoch.lease
-        timeout = self._read_seconds(pin)
+            return misses
+        lease, timeout = grant.epoch.lease, self._read_seconds(pin)
+        pins = [grant.id_of(name, pin.namespace) for name in names]
         try:
-            view = self._client.view_chunk(
-                name, namespace=pin.namespace, pin=grant.id_of(name, pin.namespace), timeout_seconds=timeout
-            )
+            views = self._client.view_chunks(names, namespace=pin.namespace, pins=pins, timeout_seconds=timeout)
         except UnavailableError:
             if lease.is_valid(self.now()):
                 raise
-            return None
-        if not lease.is_valid(self.now()):
+            return misses
+        if lease.is_valid(self.now()):
+            return views
+        for view in views:
             if view is not None:
                 view.release()
-            return None
-        return view
+        return misses
 
     def read_many(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 from kvobj.client import (
+    ChunkView,
     Credentials,
     Event,
     KvClient,
@@ -280,6 +281,16 @@ def test_a_reader_whose_number_is_none_of_the_logs_is_told_of_the_gap(client: Kv
     assert gap.last >= 1
 
 
+def shown(views: Sequence[ChunkView | None]) -> list[bytes | None]:
+    """What views show, each of which is released."""
+    seen: list[bytes | None] = []
+    for view in views:
+        seen.append(None if view is None else bytes(view.data))
+        if view is not None:
+            view.release()
+    return seen
+
+
 # -- sessions -------------------------------------------------------------------------------------------------------
 
 
@@ -301,8 +312,11 @@ def test_a_pinned_chain_is_read_even_after_a_delete(
             assert bytes(data) == payload(chunk_id)
         many = list(session.read_many(pin, ids))
         assert [None if each.data is None else bytes(each.data) for each in many] == [payload(each) for each in ids]
+        assert shown(session.view_many(pin, ids)) == [payload(each) for each in ids]
+        assert shown(client.view_chunks(ids, namespace=namespace)) == [None] * 6
     assert not pin.is_valid
     assert session.read(pin, ids[0]) is None
+    assert session.view_many(pin, ids) == [None] * 6
 
 
 def test_what_a_pin_does_not_hold_is_a_miss_however_it_is_read(client: KvClient, namespace: Namespace) -> None:
@@ -314,6 +328,7 @@ def test_what_a_pin_does_not_hold_is_a_miss_however_it_is_read(client: KvClient,
         assert found.answer.matched == 3
         assert session.read(pin, ids[3]) is None
         assert session.view(pin, ids[3]) is None
+        assert shown(session.view_many(pin, ids)) == [*(payload(each) for each in ids[:3]), None, None, None]
         read = [(each.index, None if each.data is None else bytes(each.data)) for each in session.read_many(pin, ids)]
         assert read == list(enumerate([*(payload(each) for each in ids[:3]), None, None, None]))
         assert pin.is_valid

@@ -109,6 +109,11 @@ async def _everything(server: ServerProcess, name: str) -> None:
             assert view is not None
             with view:
                 assert bytes_of(view.data) == payload(ids[4])
+            unpinned = await client.view_chunks(ids, namespace=namespace)
+            for each, chunk_id in zip([*await session.view_many(found.pin, ids), *unpinned], [*ids, *ids], strict=True):
+                assert each is not None
+                with each:
+                    assert bytes_of(each.data) == payload(chunk_id)
             many = [bytes_of(item.data) async for item in session.read_many(found.pin, ids)]
             assert many == [payload(each) for each in ids]
             (single,) = await session.pin([ids[2]], namespace=namespace)

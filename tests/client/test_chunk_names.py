@@ -20,6 +20,7 @@ from kvobj.errors import InvalidChunkIdError, InvalidRequestError, ParentNotFoun
 CALLS: dict[str, Callable[[KvClient, Any, Namespace], object]] = {
     "get_chunk": lambda client, name, space: client.get_chunk(name, namespace=space),
     "view_chunk": lambda client, name, space: client.view_chunk(name, namespace=space),
+    "view_chunks": lambda client, name, space: client.view_chunks(["another", name], namespace=space),
     "get_chunks": lambda client, name, space: client.get_chunks([name], [memoryview(bytearray(9))], namespace=space),
     "mget": lambda client, name, space: list(client.mget([name], namespace=space)),
     "get_stored": lambda client, name, space: client.get_stored(name, namespace=space, accept=["raw"]),

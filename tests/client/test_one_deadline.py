@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[KvClient], object]] = {
     "get_chunk": lambda client: client.get_chunk(KEY),
     "get_chunk into": lambda client: client.get_chunk(KEY, into=bytearray(MIB)),
     "view_chunk": lambda client: client.view_chunk(KEY),
+    "view_chunks": lambda client: client.view_chunks([KEY, "other"]),
     "get_chunks": lambda client: client.get_chunks([KEY, "other"], [memoryview(bytearray(MIB)) for _ in range(2)]),
     "mget": lambda client: list(client.mget([KEY])),
     "put_chunk": lambda client: client.put_chunk("new", BODY),
@@ -92,6 +93,7 @@ def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(server: 
         for read in (
             lambda: client.get_chunk(KEY, timeout_seconds=SECONDS),
             lambda: client.view_chunk(KEY, timeout_seconds=SECONDS),
+            lambda: client.view_chunks([KEY, "other"], timeout_seconds=SECONDS),
             lambda: next(client.mget([KEY], timeout_seconds=SECONDS)),
         ):
             began = time.monotonic()

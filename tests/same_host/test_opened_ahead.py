@@ -114,6 +114,21 @@ def test_what_was_opened_ahead_is_pinned_and_its_read_is_counted_once(server: Se
     assert client.same_host_fallbacks == 0
 
 
+def test_what_was_opened_ahead_is_looked_at_without_asking(server: ServerProcess, client: KvClient) -> None:
+    names = stored(client)
+    client.open_ahead(names)
+    before = gauge(server, HITS)
+    views = [client.view_chunk(names[1]), *client.view_chunks([names[2], names[0]])]
+    assert gauge(server, HITS) == before
+    for view, name in zip(views, [names[1], names[2], names[0]], strict=True):
+        assert view is not None
+        assert view.is_shared
+        assert view.check()
+        assert view.data == payload(name, SIZE)
+        view.release()
+    wait_for_pinned(server, 0)
+
+
 def test_more_than_one_call_shows_is_opened_in_several_and_read_in_one(server: ServerProcess, client: KvClient) -> None:
     names = stored(client, 2 * KEYS_AHEAD + 3, 5000)
     client.open_ahead(names)

@@ -24,6 +24,12 @@ def let_go_view(view: ChunkView | None) -> None:
         view.release()
 
 
+def let_go_views(views: list[ChunkView | None]) -> None:
+    """`let_go_view` of many."""
+    for view in views:
+        let_go_view(view)
+
+
 class AsyncKvClient(OnThreads[KvClient]):
     """One KV bucket of one server, for one event loop at a time; tasks share it. `connections` is also the number of calls that are
     made at once: others wait, up to their deadline. Streams (`mget`, `read_many`) are none of those, but need a connection all the
@@ -112,6 +118,7 @@ class AsyncKvClient(OnThreads[KvClient]):
     open_ahead = awaited(KvClient.open_ahead)
     drop_ahead = awaited(KvClient.drop_ahead)
     view_chunk = awaited(KvClient.view_chunk, undo=let_go_view)
+    view_chunks = awaited(KvClient.view_chunks, undo=let_go_views)
     put_part = awaited(KvClient.put_part)
     follow_chunk = streamed(KvClient.follow_chunk, is_endless=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from kvobj.client.aio.calls import OnThreads, awaited, streamed
-from kvobj.client.aio.kv import AsyncKvClient, let_go_view
+from kvobj.client.aio.kv import AsyncKvClient, let_go_view, let_go_views
 from kvobj.client.lease import boot_seconds
 from kvobj.client.session import DEFAULT_TTL_MS, Pin, PinnedMatch, Session
 
@@ -80,6 +80,7 @@ class AsyncSession(OnThreads[Session]):
     pin = awaited(Session.pin, undo=_let_go_all)
     read = awaited(Session.read)
     view = awaited(Session.view, undo=let_go_view)
+    view_many = awaited(Session.view_many, undo=let_go_views)
     read_many = streamed(Session.read_many)
     renew = awaited(Session.renew, is_lease=True)
     abandon = awaited(Session.abandon, is_lease=True)
