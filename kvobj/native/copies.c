@@ -24,9 +24,8 @@ typedef struct {
 #define LINE_BYTES 64
 #define AHEAD_BYTES 1024
 
-/* Whether what is read ahead goes into the caches as any other read does. On Intel's server processors (Xeon of 2.8 GHz with AVX-512,
- * two cores) a copy that passes them by has half the rate, 5.2 GB/s beside 10.4 by one core and 9.5 beside 19 by two; on AMD's
- * (Zen 3) it was the faster. */
+/* Whether what is read ahead goes into the caches as any other read does. On Intel's server processors (Xeon of 2.8 GHz with AVX-512)
+ * a copy whose reads pass them by has half the rate (tools/bench_copies.py); on AMD's (Zen 3) it was the faster. */
 static int reads_near(void) {
     __builtin_cpu_init();
     return __builtin_cpu_is("intel");
@@ -114,12 +113,12 @@ static int are_all_done(const uint64_t *done, uint64_t steps) {
 }
 
 /* Copy pieces, step by step, until none is left to be begun. `taken` and `done` count the steps that some thread has begun and ended,
- * 0 at first: every thread that is given the same pieces and counts takes its share. Pieces overlap nowhere. `is_streamed`: past the
- * caches. Returns 1 where every step has ended, which one that `waits` waits for a little, else 0. */
-EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t *taken, uint64_t *done, int is_streamed, int waits) {
+ * 0 at first: every thread that is given the same pieces and counts takes its share. Pieces overlap nowhere. `way`: through the caches
+ * (0), or written past them and read ahead as suits the processor (1), past the caches too (2), or into them (3). Returns 1 where every step has ended, which one that `waits` waits for a little, else 0. */
+EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t *taken, uint64_t *done, int way, int waits) {
     const piece *pieces = (const piece *)triples;
     uint64_t at = 0, steps_before = 0;
-    int is_near = is_streamed && reads_near();
+    int is_near = way == 3 || (way == 1 && reads_near());
     for (;;) {
         uint64_t step = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
         for (; at < count; at++) {
@@ -137,7 +136,7 @@ EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t 
         size_t size_bytes = (size_t)(left < STEP_BYTES ? left : STEP_BYTES);
         unsigned char *target = (unsigned char *)(uintptr_t)(pieces[at].target + offset);
         const unsigned char *source = (const unsigned char *)(uintptr_t)(pieces[at].source + offset);
-        if (is_streamed) {
+        if (way) {
             stream(target, source, size_bytes, is_near);
         } else {
             memcpy(target, source, size_bytes);

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
 
 from kvobj.buffers import address_of
+from kvobj.native import library
 from kvobj.same_host import copying
 from kvobj.same_host.copying import Copiers, Piece
 from kvobj.same_host.descriptors import staging_memory
@@ -225,3 +228,20 @@ def test_the_background_keeps_no_mapping_alive() -> None:
     assert known() is None
     toucher._run()
     assert not toucher._waiting
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_whichever_way_is_taken_the_same_bytes_come(way: int) -> None:
+    """Of `kvobj_copy_steps`; which of them the processor's maker decides cannot be seen here."""
+    native = library()
+    assert native is not None
+    source, target = memoryview(bytearray(os.urandom(3 * MIB + 77))), memoryview(bytearray(3 * MIB + 99))
+    triples = array("Q", [address_of(target[11:]), address_of(source), len(source)])
+    taken, done = ctypes.c_uint64(0), ctypes.c_uint64(0)
+    counts = ctypes.byref(taken), ctypes.byref(done)
+    pieces = ctypes.c_void_p(triples.buffer_info()[0])
+    assert native.kvobj_copy_steps(pieces, ctypes.c_uint64(1), *counts, way, 0) == 1
+    assert target[11 : 11 + len(source)] == source
+    assert not any(target[:11])
+    assert not any(target[11 + len(source) :])
+    assert done.value == 4
