@@ -30,12 +30,13 @@ from kvobj.task_endings import to_their_end
 
 SEAL_BATCH_BYTES: Final = 16 * 1024 * 1024
 SEAL_DELAY_SECONDS: Final = 0.025
-"""How long no further chunk must come, and next to nothing of any, before digests that nobody waits for are made. Where it goes on
-after all, they wait again. Only while three quarters at most of what may be unhashed is, and half of what may be dirty."""
+"""How long no further chunk must come, next to nothing of any, and clients on this host read next to nothing, before digests are
+made that nobody waits for. Where it goes on after all, they wait again. Only while three quarters at most of what may be unhashed
+is, and half of what may be dirty."""
 SEAL_DELAY_SECONDS_MAX: Final = 1.0
 """How long a burst that does not end puts them off; what may be unhashed bounds it in bytes."""
 BURST_BYTES: Final = 1024 * 1024
-"""Bodies of which less than this comes within the delay, or while a batch is hashed, want no core for themselves."""
+"""Bodies of which less than this comes within the delay, or while a batch is hashed, want no core for themselves; nor do reads."""
 _SEALING_MAX: Final = 2
 """Batches that are sealed at a time once writers will have to wait for it soon, and while no chunk comes; until then one, and the
 cores are others'."""
@@ -117,6 +118,7 @@ class Sealing:
         self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
         self._hurry = asyncio.Event()
         self._followed = 0
+        self._read_bytes = 0
         self._sealing: set[asyncio.Task[None]] = set()
 
     def has_room(self, size_bytes: int) -> bool:
@@ -127,6 +129,10 @@ class Sealing:
         """Whether a body that comes now is better hashed after its acknowledgement: the cores are free to receive it, and what has
         been put off leaves room. Else it is hashed while it arrives, beside what was put off."""
         return self._unhashed_bytes + size_bytes <= self._delayed_bytes_max
+
+    def note_read(self, size_bytes: int) -> None:
+        """A client on this host is shown so much of memory: it copies now, on the cores that hashing would take."""
+        self._read_bytes += size_bytes
 
     def follow(self, blob: ReceivedBlob, row: ObjectRow, *, is_hashed_later: bool) -> None:
         """Take over a blob that was acknowledged without its digest, and release its frame in the end. `is_hashed_later`: nobody
@@ -228,15 +234,17 @@ class Sealing:
             before = now
             await self._seal_batch()
 
-    def _came(self) -> tuple[int, int]:
-        """How many chunks have been put off so far, and how much of others is there."""
-        return self._followed, self._arriving.filled_bytes
+    def _came(self) -> tuple[int, int, int]:
+        """How many chunks have been put off so far, how much of others is there, and how much clients on this host were shown."""
+        return self._followed, self._arriving.filled_bytes, self._read_bytes
 
     @staticmethod
-    def _is_burst(before: tuple[int, int], now: tuple[int, int]) -> bool:
+    def _is_burst(before: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
         """Whether chunks have come in between, or so much of one: between two of a few large ones that come side by side passes
-        longer than the delay."""
-        return now[0] != before[0] or now[1] - before[1] >= BURST_BYTES
+        longer than the delay. Or so much is being read on this host."""
+        return now[0] != before[0] or any(
+            after - earlier >= BURST_BYTES for earlier, after in zip(before[1:], now[1:], strict=True)
+        )
 
     async def _burst_ends(self, deadline: float) -> None:
         while not self._is_due(deadline):

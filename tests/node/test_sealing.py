@@ -132,6 +132,24 @@ async def test_hashing_that_was_put_off_waits_for_a_chunk_that_comes_and_not_for
         assert (await slow).status == 400
 
 
+async def test_hashing_that_was_put_off_waits_while_clients_on_the_host_read_much(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing_module, "SEAL_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(sealing_module, "SEAL_DELAY_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(sealing_module, "BURST_BYTES", 1000)
+    async with kv_node(tmp_path, shm_path) as kv:
+        await put_unhashed(kv, "first")
+        (first,) = kv.node.sealing._follow_ups.values()
+        for _ in range(100):
+            kv.node.sealing.note_read(1000)
+            await asyncio.wait([first], timeout=0.01)
+        assert not first.done()
+        while not first.done():  # two bytes in a hundredth of a second are little
+            kv.node.sealing.note_read(2)
+            await asyncio.wait([first], timeout=0.01)
+
+
 class HeldPool(ThreadPoolExecutor):
     """A pool whose jobs wait until they are let go."""
 
