@@ -119,7 +119,12 @@ class Wire:
                 error = caught
             else:
                 return
-        raise error or OSError("the host has no address")
+        try:
+            raise error or OSError("the host has no address")
+        finally:
+            # Else this frame and the error keep each other, and all frames above with what they hold (a server's memory, a caller's
+            # buffers), until the interpreter looks for cycles.
+            error = None
 
     def abort(self) -> None:
         """End what its thread waits for, from another: that fails with `OSError`. What came of it is known to nobody, so the

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
@@ -277,3 +279,29 @@ def test_a_server_that_says_when_to_come_again_is_obeyed_within_bounds() -> None
         assert len(came) == 1, "a pause that the deadline does not leave time for is none"
     assert told_seconds(BusyError("busy", retry_after_seconds=86_400)) == 10.0
     assert told_seconds(BusyError("busy")) == 0.0
+
+
+class Held:
+    """Something that a caller has, as memory of a server's."""
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_a_connection_that_is_refused_keeps_nothing_of_its_caller_alive(same_host: bool) -> None:  # noqa: FBT001
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    def ask(client: KvClient) -> weakref.ref[Held]:
+        held = Held()
+        with suppress(UnavailableError):
+            client.get_chunk("key")
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()  # what a cycle keeps goes at some time or other, and where an engine has frozen its objects, never
+    try:
+        with KvClient(
+            f"http://127.0.0.1:{port}", CREDENTIALS, "cache", same_host=same_host, timeout_seconds=1
+        ) as client:
+            assert ask(client)() is None
+    finally:
+        gc.enable()
