@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -126,31 +125,29 @@ def test_a_signals_handler_runs_while_a_question_is_being_sent_and_may_end_it(
 ) -> None:
     ours, theirs = pair
     question = os.urandom(8 * 1024 * 1024)
-    seen = 0
-    is_to_end = threading.Event()
+    seen, ended = threading.Event(), threading.Event()
+    is_to_end = False
     main = threading.main_thread().ident
     assert main is not None
 
     def note(*_: object) -> None:
-        nonlocal seen
-        seen += 1
-        if is_to_end.is_set():
-            is_to_end.clear()
+        seen.set()
+        if is_to_end and not ended.is_set():
+            ended.set()
             raise InterruptedError("the handler's own")
 
     def interrupt() -> None:
+        nonlocal is_to_end
         theirs.recv(1)
-        while not seen:  # one that comes just before the sender waits for room does not wake it
+        while not seen.wait(0.001):  # one that comes just before the sender waits for room does not wake it
             signal.pthread_kill(main, signal.SIGUSR1)
-            time.sleep(0.001)
         left = len(question) - 1
         while left:
             left -= len(theirs.recv(left))
         theirs.recv(1)
-        is_to_end.set()
-        while is_to_end.is_set():
+        is_to_end = True
+        while not ended.wait(0.001):
             signal.pthread_kill(main, signal.SIGUSR1)
-            time.sleep(0.001)
 
     before = signal.signal(signal.SIGUSR1, note)
     other = threading.Thread(target=interrupt)

@@ -89,6 +89,16 @@ def gauge(server: ServerProcess, name: str) -> int:
     raise AssertionError(f"no metric {name}")
 
 
+def pinned_bytes(server: ServerProcess) -> int:
+    """Bytes of the arena that clients hold."""
+    return gauge(server, "kvobj_same_host_pinned_bytes")
+
+
+def wait_for_pinned(server: ServerProcess, size_bytes: int) -> None:
+    """Until clients hold so many bytes of the arena."""
+    wait_until(lambda: pinned_bytes(server) == size_bytes, timeout_seconds=15, what=f"{size_bytes} bytes pinned")
+
+
 def wait_for_nothing_held(server: ServerProcess) -> None:
     """Until no connection, pin, staging room or prepared room is left of any same-host client."""
     for name in ("connections", "pinned_bytes", "handles", "staging_bytes", "prepared_bytes"):

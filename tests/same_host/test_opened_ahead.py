@@ -22,9 +22,11 @@ from same_host_world import (
     gauge,
     grant_of,
     payload,
+    pinned_bytes,
     raw_peer,
     settings,
     wait_for_nothing_held,
+    wait_for_pinned,
 )
 from server_process import MIB, ServerProcess, wait_until
 
@@ -82,14 +84,6 @@ def read(client: KvClient, names: Sequence[str], size_bytes: int = SIZE) -> list
 
 def bodies(names: Sequence[str], size_bytes: int = SIZE) -> list[bytes]:
     return [bytes(payload(name, size_bytes)) for name in names]
-
-
-def pinned_bytes(server: ServerProcess) -> int:
-    return gauge(server, "kvobj_same_host_pinned_bytes")
-
-
-def wait_for_pinned(server: ServerProcess, size_bytes: int) -> None:
-    wait_until(lambda: pinned_bytes(server) == size_bytes, timeout_seconds=15, what=f"{size_bytes} bytes pinned")
 
 
 def replace(server: ServerProcess, name: str, data: bytes | memoryview) -> None:

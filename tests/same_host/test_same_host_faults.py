@@ -14,9 +14,9 @@ from same_host_world import (
     STRANGER,
     Holder,
     client_of,
-    gauge,
     grant_of,
     payload,
+    pinned_bytes,
     raw_peer,
     settings,
     viewed,
@@ -43,10 +43,6 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 def put(server: ServerProcess, name: str = "k", size_bytes: int = SIZE) -> None:
     with client_of(server, same_host=False) as client:
         client.put_chunk(name, payload(name, size_bytes))
-
-
-def pinned_bytes(server: ServerProcess) -> int:
-    return gauge(server, "kvobj_same_host_pinned_bytes")
 
 
 def test_a_killed_client_gives_back_what_it_held_and_leaves_nothing_visible(server: ServerProcess) -> None:

@@ -27,7 +27,7 @@ from same_host_world import (
     viewed,
     wait_for_nothing_held,
 )
-from server_process import MIB, ServerProcess, UserSetting, wait_until
+from server_process import MIB, ServerProcess, UserSetting
 
 from kvobj.client import Credentials, KvClient, NewChunk, S3Client, Session, SignedConnection, StoredChunk
 from kvobj.client.connection import Endpoint
@@ -45,7 +45,6 @@ from kvobj.same_host.framing import framed
 from kvobj.same_host.mapping import Mapping
 from kvobj.same_host.messages import (
     HELLO_BYTES_MAX,
-    KEYS_MAX,
     TOKEN_BYTES,
     VERSION,
     Commit,
@@ -118,58 +117,6 @@ def test_a_chunk_of_any_size_is_put_viewed_and_copied(root: KvClient, size_bytes
     assert filled == data
     assert room[-1] == 0
     assert root.same_host_fallbacks == 0
-
-
-@pytest.mark.parametrize("is_near", [True, False], ids=["same host", "over http"])
-def test_many_are_viewed_by_one_question_and_released_each_by_itself(
-    server: ServerProcess,
-    root: KvClient,
-    is_near: bool,  # noqa: FBT001
-) -> None:
-    names = [fresh() for _ in range(5)]
-    root.mput([NewChunk(name, payload(name, 5000)) for name in names[:4]])
-    with client_of(server, same_host=is_near) as client:
-        views = client.view_chunks([names[4], *names])
-        assert [view is None for view in views] == [True, *[False] * 4, True]
-        held = [view for view in views if view is not None]
-        assert {view.is_shared for view in held} == {is_near}
-        for count, (name, view) in enumerate(zip(names, held, strict=False)):
-            assert view.data == payload(name, 5000)
-            assert view.check()
-            view.release()
-            left = (3 - count) * extent_bytes(5000) if is_near else 0
-            wait_until(
-                lambda left=left: gauge(server, "kvobj_same_host_pinned_bytes") == left,  # type: ignore[misc]
-                timeout_seconds=15,
-                what=f"{left} bytes pinned",
-            )
-        with pytest.raises(ValueError, match="6 chunks and 2 pins"):
-            client.view_chunks([names[4], *names], pins=[b"p" * 16] * 2)
-        assert client.view_chunks([]) == []
-
-
-def test_what_there_is_no_room_to_pin_of_many_views_comes_over_http(root: KvClient) -> None:
-    names = [fresh() for _ in range(3)]
-    for name in names:
-        root.put_chunk(name, payload(name, 80 * MIB))
-    views = root.view_chunks(names)  # a client may pin a quarter of 768 MiB
-    assert sorted(view.is_shared for view in views if view is not None) == [False, True, True]
-    for view, name in zip(views, names, strict=True):
-        assert view is not None
-        assert view.data == payload(name, 80 * MIB)
-        view.release()
-
-
-def test_more_than_one_question_may_be_of_are_viewed_in_order(root: KvClient) -> None:
-    names = [fresh() for _ in range(KEYS_MAX + 3)]
-    for start in range(1, len(names), 500):
-        root.mput([NewChunk(name, name.encode()) for name in names[start : start + 500]])
-    views = root.view_chunks(names)
-    assert views[0] is None
-    for view, name in zip(views[1:], names[1:], strict=True):
-        assert view is not None
-        assert view.data == name.encode()
-        view.release()
 
 
 def test_a_chunk_put_by_shared_memory_is_read_over_http_and_the_other_way_round(
