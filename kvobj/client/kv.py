@@ -269,7 +269,7 @@ class KvClient:
         """`view_chunk` of many by one question, in the order of `names`; None for a miss. `pins`: none, one for all, or one each.
 
         On the same host all of them are held at once: what the server has no room to pin beside the others comes over HTTP, into
-        memory of its own. Each is released by itself. If this raises, none is left to be released.
+        memory of its own, each within the timeout. Each view is released by itself. If this raises, none is left to be released.
         """
         return self._bytes.view_many(names, namespace, pins=pins, timeout_seconds=_seconds(timeout_seconds))
 

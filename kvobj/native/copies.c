@@ -114,7 +114,8 @@ static int are_all_done(const uint64_t *done, uint64_t steps) {
 
 /* Copy pieces, step by step, until none is left to be begun. `taken` and `done` count the steps that some thread has begun and ended,
  * 0 at first: every thread that is given the same pieces and counts takes its share. Pieces overlap nowhere. `way`: through the caches
- * (0), or written past them and read ahead as suits the processor (1), past the caches too (2), or into them (3). Returns 1 where every step has ended, which one that `waits` waits for a little, else 0. */
+ * (0), or written past them and read ahead as suits the processor (1), past the caches too (2), or into them (3). Returns 1 where
+ * every step has ended, which one that `waits` waits for a little, else 0. */
 EXPORTED int kvobj_copy_steps(const uint64_t *triples, uint64_t count, uint64_t *taken, uint64_t *done, int way, int waits) {
     const piece *pieces = (const piece *)triples;
     uint64_t at = 0, steps_before = 0;
