@@ -39,7 +39,7 @@ from engines_plots import plot_lmcache, plot_reads
 from engines_zero_copy import Reads
 from limits import BARE_KINDS, bare_server, redis_server
 from load_client import hardware
-from mooncake_peer import HOW_TO_INSTALL, is_installed, mooncake_store
+from mooncake_peer import mooncake_store
 from rich.console import Console
 from rich.table import Table
 
@@ -145,12 +145,13 @@ class Bench:
     def _add_reads(self, ways: Ways) -> None:
         sizes = self._sizes
         mooncake = None
-        if is_installed():
+        mooncake_absence = mooncake_peer.absence()
+        if mooncake_absence is None:
             mooncake = self._stack.enter_context(mooncake_store(self._directory / "mooncake", sizes.reads))
         else:
             for size in sizes.reads:
                 for subject in (engines_zero_copy.MOONCAKE, engines_zero_copy.MOONCAKE_OWN):
-                    self.figures.miss(f"{engines_zero_copy.PART} {size}/{subject}", HOW_TO_INSTALL)
+                    self.figures.miss(f"{engines_zero_copy.PART} {size}/{subject}", mooncake_absence)
         reads = Reads(
             ways,
             self._redis_port,

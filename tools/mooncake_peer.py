@@ -24,7 +24,6 @@ from free_ports import free_port, wait_for_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-HOW_TO_INSTALL: Final = "Mooncake is not installed: make mooncake-env"
 ENVIRONMENT: Final = Path(__file__).resolve().parent.parent / ".envs" / "mooncake"
 MIB: Final = 1024 * 1024
 _LOCAL_BUFFER_BYTES: Final = 128 * MIB
@@ -32,9 +31,15 @@ _ANSWER_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 10.0
 
 
-def is_installed() -> bool:
-    """Whether its environment is there."""
-    return (ENVIRONMENT / "bin" / "mooncake_master").exists()
+def absence() -> str | None:
+    """Why it cannot run here, and what to install; None: it can."""
+    master = ENVIRONMENT / "bin" / "mooncake_master"
+    if not master.exists():
+        return "Mooncake is not installed: make mooncake-env"
+    asked = subprocess.run([str(master), "--version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    if asked.returncode:  # its wheel has RDMA in it, whose library is the system's
+        return f"Mooncake does not start (its wheel needs libibverbs1): {asked.stderr.strip()[-200:]}"
+    return None
 
 
 class MooncakeClient:
