@@ -36,7 +36,9 @@ def absence() -> str | None:
     master = ENVIRONMENT / "bin" / "mooncake_master"
     if not master.exists():
         return "Mooncake is not installed: make mooncake-env"
-    asked = subprocess.run([str(master), "--version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    asked = subprocess.run(
+        [str(master), "--version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+    )
     if asked.returncode:  # its wheel has RDMA in it, whose library is the system's
         return f"Mooncake does not start (its wheel needs libibverbs1): {asked.stderr.strip()[-200:]}"
     return None
