@@ -38,6 +38,8 @@ ASKED: Final = HANDED
 
 _FIRST_ERROR_STATUS: Final = 400
 _PLAIN_ANSWERS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+_CLOSED: Final = (ServerClosedError, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""How the end of a connection is told; by TLS in words of its own, as it cannot be seen beforehand there (`Wire.is_stale`)."""
 _BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "DELETE"})
 
 
@@ -54,13 +56,16 @@ class Endpoint:
         """From `http://HOST:PORT`. `InvalidRequestError` for anything else."""
         try:
             parts = urlsplit(url)
-            port = parts.port
+            port, host = parts.port, parts.hostname or ""
+            host.encode("idna")  # as the resolver does: an empty label, or one that is too long, is a ValueError
         except ValueError as error:
             raise InvalidRequestError("not an endpoint like http://HOST:PORT", endpoint=url) from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        is_host = bool(host) and "@" not in parts.netloc and host.isprintable() and " " not in host
+        is_all = not (parts.path.strip("/") or parts.query or parts.fragment)
+        if parts.scheme not in ("http", "https") or not is_host or not is_all or port == 0:
             raise InvalidRequestError("not an endpoint like http://HOST:PORT", endpoint=url)
         is_tls = parts.scheme == "https"
-        return cls(is_tls=is_tls, host=parts.hostname, port=port or (443 if is_tls else 80))
+        return cls(is_tls=is_tls, host=host, port=port or (443 if is_tls else 80))
 
     @property
     def host_header(self) -> str:
@@ -231,7 +236,7 @@ class SignedConnection:
                 self._wire.connect(self.endpoint.host, self.endpoint.port, tls=self._tls, deadline=deadline)
             try:
                 return self._asked(method, head, body, deadline)
-            except (ServerClosedError, ConnectionResetError, BrokenPipeError):
+            except _CLOSED:
                 self._wire.close()
                 if not was_kept:
                     raise
@@ -240,7 +245,7 @@ class SignedConnection:
     def _asked(self, method: str, head: bytes, body: Sequence[bytes | memoryview], deadline: float) -> ResponseHead:
         try:
             self._wire.send(head, body, deadline=deadline)
-        except (BrokenPipeError, ConnectionResetError):  # who refuses a body may have answered before the last of it
+        except _CLOSED:  # who refuses a body may have answered before the last of it
             answered = self._wire.read_head(method=method, deadline=deadline)
             return msgspec.structs.replace(answered, is_kept=False)
         return self._wire.read_head(method=method, deadline=deadline)

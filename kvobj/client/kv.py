@@ -148,8 +148,8 @@ class KvClient:
             self._leases.call("POST", self._path, dict, query=query, document=document, timeout_seconds=timeout_seconds)
         except UnavailableError:
             return False
-        except KvobjError:
-            return True
+        except KvobjError as error:
+            return "status" in error.data  # else nothing was asked: the request cannot be written
         return True
 
     def close(self) -> None:
@@ -269,7 +269,8 @@ class KvClient:
         """`view_chunk` of many by one question, in the order of `names`; None for a miss. `pins`: none, one for all, or one each.
 
         On the same host all of them are held at once: what the server has no room to pin beside the others comes over HTTP, into
-        memory of its own, each within the timeout. Each view is released by itself. If this raises, none is left to be released.
+        memory of its own, each within the timeout (awaited: all within one). Each view is released by itself. If this raises, none
+        is left to be released.
         """
         return self._bytes.view_many(names, namespace, pins=pins, timeout_seconds=_seconds(timeout_seconds))
 

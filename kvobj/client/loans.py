@@ -3,11 +3,12 @@
 The handler of a signal (Ctrl-C, for one) raises between any two steps of Python code: also in the first line of what a `finally`
 calls, or of an `__exit__`. So nothing that is written in Python is sure to run at the end of a call. Two things are:
 
-- `with` on a `threading.Lock`. It takes and leaves the lock in C: CPython (read at 3.11) looks for signals behind a call, at a
-  function's beginning and where a loop goes back, but not between the lock's `__enter__` (BEFORE_WITH) and the block, and behind
-  its `__exit__` the lock is free. A `threading.Condition` is entered in Python: an interrupt behind its acquire leaves the lock
-  held for ever, for later calls that have no deadline there; and one that comes as it waits may leave the lock free, which the
-  end of a `with` around it then leaves once more, or leaves for another who has it. So nobody waits within such a block: `Bell`.
+- `with` on a `threading.Lock`, or an `RLock`. It takes and leaves the lock in C: CPython (read at 3.11) looks for signals behind a
+  call, at a function's beginning and where a loop goes back, but not between the lock's `__enter__` (BEFORE_WITH) and the block,
+  and behind its `__exit__` the lock is free. A `threading.Condition` is entered in Python: an interrupt behind its acquire leaves
+  the lock held for ever, for later calls that have no deadline there; and one that comes as it waits may leave the lock free,
+  which the end of a `with` around it then leaves once more, or leaves for another who has it. So nobody waits within such a
+  block: `Bell`.
 - The callback of a weak reference where it is C code: it runs when the last reference to an object has gone, with the frames of
   the call that was interrupted.
 

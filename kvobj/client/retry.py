@@ -59,7 +59,7 @@ def told_seconds(error: KvobjError) -> float:
     """How long at least the server asks to wait (Retry-After), but no longer than a client lets itself be told; 0.0 if it says
     nothing."""
     told = error.data.get("retry_after_seconds")
-    return min(float(told), _TOLD_SECONDS_MAX) if isinstance(told, int) else 0.0
+    return float(min(max(told, 0), _TOLD_SECONDS_MAX)) if isinstance(told, int) else 0.0
 
 
 def pause_seconds(tries: int, *, fraction: float | None = None) -> float:

@@ -62,6 +62,8 @@ REFUSED_SECONDS: Final = 60.0
 ROOMS_SECONDS: Final = 2.0
 """Who has stored may store more; one that has not by then holds memory that others could use."""
 _FLUSH_SECONDS: Final = 0.02
+_BEHIND_SECONDS: Final = 0.25
+"""A server that did not take all that it was told is told the rest after so long."""
 
 _LATER: Final = (UnavailableError, CapacityError, CorruptionError)
 """What a server that does not answer, has no room or failed (500) is told by: it has not said no."""
@@ -170,6 +172,7 @@ class SameHost:
         self._is_woken = False
         self._keeper: threading.Thread | None = None
         self._rooms_until: float | None = None
+        self._behind_until: float | None = None
         self._ahead = OpenedAhead(self.release)
 
     def forget(self) -> None:
@@ -515,6 +518,8 @@ class SameHost:
             lane, lent.lane = lent.lane, None
             if lane is not None and lane.is_usable and not self._is_closed:
                 self._idle.append(lane)
+                if lane.has_releases:  # of another thread, while the call had it: `flush` passed it over
+                    self._wake_keeper()
                 self._given.ring()
                 return
             if lane is not None:
@@ -575,10 +580,8 @@ class SameHost:
     @property
     def due(self) -> float | None:
         """When `flush` has something to do at the latest; None where it is told (`_wake`)."""
-        ahead_until, rooms_until = self._ahead.due, self._rooms_until
-        if ahead_until is None or rooms_until is None:
-            return ahead_until or rooms_until
-        return min(ahead_until, rooms_until)
+        times = (self._ahead.due, self._rooms_until, self._behind_until)
+        return min((each for each in times if each is not None), default=None)
 
     def flush(self) -> bool:
         """Tell the server what was let go of on lanes that are not in use; whether the client is still open."""
@@ -589,11 +592,12 @@ class SameHost:
             self._drop_lost()
             is_over = self._rooms_until is not None and now >= self._rooms_until
             for lane in self._idle:
-                if lane.has_releases:
-                    lane.flush()
                 if is_over and lane.has_rooms:
-                    with suppress(KvobjError):  # the lane is closed then, and they are given back with it
-                        lane.prepare(0, 0, None, deadline=now + self._timeout_seconds)
+                    lane.give_rooms_back()
+                elif lane.has_releases:
+                    lane.flush()
+            is_behind = any(lane.has_releases for lane in self._idle)
+            self._behind_until = now + _BEHIND_SECONDS if is_behind else None
             if is_over:  # those of one that is in use have their time anew
                 self._rooms_until = now + ROOMS_SECONDS if any(lane.has_rooms for lane in self._lanes) else None
         return not self._is_closed

@@ -89,6 +89,8 @@ class Lane:
         self._regions: dict[int, Mapping] = {}
         self._control: memoryview | None = None
         self._leaving: deque[int] = deque()
+        self._unsent = b""
+        """What `flush` could not send: it goes before whatever is sent next."""
         self._is_closed = False
         self._timeout = 0.0
         self.owes = 0
@@ -175,6 +177,9 @@ class Lane:
         """Ask for rooms in place of those that are left; none where `count` is 0. What is answered is found by `take_rooms`, or on
         the way to another answer. Errors as `ask`."""
         self._exchange(Prepare(size_bytes, count, durability), deadline, waits=False)
+        self._asked_for_rooms(count, durability)
+
+    def _asked_for_rooms(self, count: int, durability: str | None) -> None:
         self._rooms, self.has_rooms = [], count > 0
         self._rooms_durability = durability
         self._preparing += 1
@@ -219,25 +224,35 @@ class Lane:
         self._leaving.extend(handles)
 
     def flush(self) -> None:
-        """Tell the server what is let go of. Errors close the lane."""
-        messages = self._releases()
-        if messages:
-            try:
-                self._socket.sendall(messages)
-            except OSError:
-                self.close()
+        """Tell the server what is let go of. Waits for nothing: what a server that stands still does not take goes with the next
+        call, or `flush`. Errors close the lane."""
+        messages = self._behind(b"")
+        try:
+            sent = self._socket.send(messages, socket.MSG_DONTWAIT) if messages else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        self._unsent = messages[sent:]
+
+    def give_rooms_back(self) -> None:
+        """Rooms that are left here are the server's again, as `flush` tells it."""
+        self._unsent += framed(encode(Prepare(0, 0, None)))
+        self._asked_for_rooms(0, None)
+        self.flush()
 
     def abandon(self, batch: int) -> None:
         """Give reserved room back. Errors close the lane, which gives it back, too."""
         try:
-            self._socket.sendall(framed(encode(Abandon(batch))))
+            self._socket.sendall(self._behind(framed(encode(Abandon(batch)))))
         except OSError:
             self.close()
 
     @property
     def has_releases(self) -> bool:
         """Whether `flush` has something to tell."""
-        return bool(self._leaving)
+        return bool(self._leaving or self._unsent)
 
     def close(self) -> None:
         """End the connection; nothing that was opened here holds from now on. Idempotent."""
@@ -256,35 +271,41 @@ class Lane:
     ) -> Reply | None:
         """Send what is asked, if anything is, and wait for the next answer unless told not to; `for_rooms`: until all rooms have
         come that were asked for, of a lane that owes no answer. What it raises closes the lane, but for a request that cannot be
-        written: nothing of it was sent."""
+        written, and an `Open` that has no time left or was ended before it was sent: nothing of it was sent, and what other calls
+        have opened here still holds."""
         scope = current_scope()
         if scope is not None:
             deadline = min(deadline, scope.deadline)
         asked = (
             None if request is None else framed(encode(request))
         )  # what cannot be written is the caller's fault alone
+        is_kept = isinstance(request, Open) and not self.owes
         try:
             if scope is not None:
                 scope.guard(self._abort)
             if asked is not None:
                 self._allow(deadline)
-                message = self._releases() + asked
-                if self._native is not None and waits and _is_quick(request):
-                    came = self._native(self._socket, message)
-                    if came is not None:
-                        self._take_in(*came)
-                else:
-                    self._socket.sendall(message)
+                is_kept = False
+                self._send(asked, is_quick=waits and _is_quick(request))
             return self._next_reply(deadline, for_rooms=for_rooms) if waits else None
-        except (OSError, EOFError) as error:
-            self.close()
-            raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if not is_kept or not isinstance(error, Exception):
+                self.close()
+            if isinstance(error, (OSError, EOFError)):
+                raise UnavailableError("no answer on the same-host socket", reason=str(error)) from error
             raise
         finally:
             if scope is not None:
                 scope.unguard()
+
+    def _send(self, message: bytes, *, is_quick: bool) -> None:
+        message = self._behind(message)
+        if self._native is None or not is_quick:
+            self._socket.sendall(message)
+            return
+        came = self._native(self._socket, message)
+        if came is not None:
+            self._take_in(*came)
 
     def _next_reply(self, deadline: float, *, for_rooms: bool) -> Reply | None:
         """The next answer; None, `for_rooms`, once none of them is under way."""
@@ -364,9 +385,14 @@ class Lane:
             raise UnavailableError("a descriptor is missing")
         return self._descriptors.popleft()
 
+    def _behind(self, message: bytes) -> bytes:
+        """A message behind all that has to be sent before it."""
+        if not self._leaving and not self._unsent:
+            return message
+        unsent, self._unsent = self._unsent, b""
+        return unsent + self._releases() + message
+
     def _releases(self) -> bytes:
-        if not self._leaving:
-            return b""
         leaving = self._leaving
         handles = [leaving.popleft() for _ in range(len(leaving))]  # by whoever uses the lane, and nobody else
         return b"".join(

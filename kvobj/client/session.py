@@ -150,9 +150,14 @@ class Session:
         self._lose_all()
 
     def __enter__(self) -> Self:
-        self._epoch = self._open()
+        if self._is_closed:
+            raise _closed()
+        self._epoch = epoch = self._open()
         if self._is_automatic:
-            self._thread = threading.Thread(target=self._run, name="kvobj-session", daemon=True)
+            # Its first pause is handed over: the session may be closed before the thread begins.
+            self._thread = threading.Thread(
+                target=self._run, args=(epoch.renew_seconds,), name="kvobj-session", daemon=True
+            )
             self._thread.start()
         return self
 
@@ -544,8 +549,7 @@ class Session:
                 keys = [pin.namespace.key_of(name) for name in pin.names] if len(granted) > 1 else []
                 pin._grant = _Grant(new, granted, dict(zip(keys, granted, strict=False)))  # noqa: SLF001
 
-    def _run(self) -> None:
-        pause = self.renew_seconds
+    def _run(self, pause: float) -> None:
         while True:
             self._wake.wait(pause)
             self._wake.clear()

@@ -104,7 +104,9 @@ class Transport:
         forget_in_child(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        # One that its thread may take twice: a stream that nobody refers to is ended wherever the interpreter looks for cycles,
+        # also under this lock, and gives its connection back there. What is done under it stands that.
+        self._lock = threading.RLock()
         self._given = Bell()
         self._lent: Loans[Lent] = Loans()
         self._idle: list[SignedConnection] = []

@@ -16,10 +16,11 @@ class ChunkView:
     """A chunk to be looked at until it is released; a context manager. Made by `KvClient.view_chunk`. Thread-safe.
 
     `data` is read-only and of the chunk's size. On the same host it is the store's own memory, pinned: nothing is copied, and
-    nothing else may be put there before the release, unless this process stalls past its lease or loses the server. So who has
-    used the bytes asks `is_valid` afterwards, and takes them for nothing where that is False. `data` and all that was made of it
-    without a copy is not to be touched after the release: other bytes may be there. `digest` is BLAKE3 of the bytes, None where
-    it is not known yet.
+    nothing else may be put there before the release, unless this process stalls past its lease, loses the server, or loses the
+    connection that the view came by: a call that waits for its answer there, and is ended by its deadline or from outside, ends
+    it. So who has used the bytes asks `is_valid` afterwards, and takes them for nothing where that is False. `data` and all that
+    was made of it without a copy is not to be touched after the release: other bytes may be there. `digest` is BLAKE3 of the
+    bytes, None where it is not known yet.
     """
 
     __slots__ = ("_data", "_is_released", "_lane", "_on_release", "digest", "tier")
@@ -68,7 +69,7 @@ class ChunkView:
 
         `UnavailableError` where the view is not valid.
         """
-        is_right = self.digest is None or blake3(self.data).digest() == self.digest
+        is_right = self._is_released or self.digest is None or blake3(self._data).digest() == self.digest
         if not self.is_valid:
             raise UnavailableError("the view does not hold any more")
         return is_right

@@ -13,7 +13,7 @@ from real_client import BUCKET, CHUNK_BYTES, DECLARATION, bytes_of, credentials_
 from scripted_server import CREDENTIALS, ScriptedServer, answering
 from server_process import ServerProcess
 
-from kvobj.client import DEFAULT, ROOT, Endpoint, KvClient, Namespace, NewChunk, S3Client, SignedConnection
+from kvobj.client import DEFAULT, ROOT, Credentials, Endpoint, KvClient, Namespace, NewChunk, S3Client, SignedConnection
 from kvobj.client.kv_values import fits_header
 from kvobj.errors import InvalidChunkIdError, InvalidRequestError, ParentNotFoundError
 
@@ -196,6 +196,11 @@ def test_what_is_no_name_is_left_out_of_what_is_opened_ahead(client: KvClient) -
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12])
 def test_whether_the_server_answers_may_be_asked_for_ever(client: KvClient, seconds: float) -> None:
     assert client.is_answered(timeout_seconds=seconds)
+
+
+def test_what_cannot_be_asked_is_no_answer(server: ServerProcess) -> None:
+    with KvClient(server.endpoint, Credentials("a\nb", "secret"), "cache", timeout_seconds=5) as client:
+        assert not client.is_answered(timeout_seconds=5)
 
 
 def test_a_timeout_that_is_no_number_is_refused(client: KvClient) -> None:

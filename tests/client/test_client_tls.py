@@ -52,6 +52,18 @@ def test_bodies_of_both_directions_arrive_whole_on_one_connection(
         assert server.connections == 1
 
 
+@pytest.mark.parametrize("size_bytes", [0, 3_000_000])
+def test_a_kept_connection_that_the_server_has_closed_is_replaced_without_a_word(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], size_bytes: int
+) -> None:
+    with ScriptedServer(answering(ok(b"a")), tls=contexts[0]) as server:
+        with server.connection(tls=contexts[1]) as connection:
+            for _ in range(3):
+                with connection.open("PUT", "/", body=[bytes(size_bytes)] if size_bytes else b"") as incoming:
+                    assert incoming.read() == b"a"
+        assert server.connections == 3
+
+
 def test_a_server_whose_certificate_nobody_vouches_for_is_not_spoken_to(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:

@@ -9,10 +9,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
-from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
+from scripted_server import CREDENTIALS, ScriptedServer, answering, ok, read_request
 from scripted_sessions import Sessions
 
 from kvobj.client import KvClient, Session
@@ -178,13 +178,32 @@ def test_a_call_that_waits_for_a_connection_ends_at_once() -> None:
         assert server.connections == 1
 
 
-def test_a_call_that_waits_to_be_connected_ends_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+@contextmanager
+def silent_address() -> Iterator[tuple[str, int]]:
+    """Where nobody is answered: nobody accepts, and the backlog is full."""
+    with ExitStack() as held, socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         address = listener.getsockname()
-        fillers = [socket.socket() for _ in range(8)]  # nobody accepts: once the backlog is full, nobody is answered
-        for filler in fillers:
+        for _ in range(8):
+            filler = held.enter_context(socket.socket())
             filler.setblocking(False)  # noqa: FBT003 - the socket's own call
             filler.connect_ex(address)
+        yield address
+
+
+def test_a_host_whose_first_address_is_silent_is_reached_by_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent_address() as silent, ScriptedServer(answering(ok(BODY))) as server:
+        there = ("127.0.0.1", server.endpoint.port)
+
+        def resolve(*_: object, **__: object) -> list[object]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each) for each in (silent, there)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        with server.connection(timeout_seconds=2) as connection:
+            assert connection.request("GET", "/").body == BODY
+
+
+def test_a_call_that_waits_to_be_connected_ends_at_once() -> None:
+    with silent_address() as address:
         waiting = threading.Event()
         client = KvClient(f"http://127.0.0.1:{address[1]}", CREDENTIALS, "cache", timeout_seconds=20)
 
@@ -195,8 +214,6 @@ def test_a_call_that_waits_to_be_connected_ends_at_once() -> None:
         with ended_by_another_thread(call, waiting):
             pass
         client.close()
-        for filler in fillers:
-            filler.close()
 
 
 def test_a_pause_ends_at_once_and_what_is_ended_stays_ended() -> None:
@@ -278,6 +295,8 @@ def test_a_server_that_says_when_to_come_again_is_obeyed_within_bounds() -> None
             transport.open("GET", "/", timeout_seconds=0.5)
         assert len(came) == 1, "a pause that the deadline does not leave time for is none"
     assert told_seconds(BusyError("busy", retry_after_seconds=86_400)) == 10.0
+    assert told_seconds(BusyError("busy", retry_after_seconds=10**400)) == 10.0
+    assert told_seconds(BusyError("busy", retry_after_seconds=-5)) == 0.0
     assert told_seconds(BusyError("busy")) == 0.0
 
 

@@ -57,6 +57,16 @@ def test_a_session_that_is_opened_as_its_holder_closes_is_closed_too() -> None:
     assert sessions.asked == ["open 1", "renew 1", "open 2", "close 2"]
 
 
+def test_a_session_that_was_closed_is_not_opened_again() -> None:
+    sessions = Sessions()
+    with opened(sessions) as session:
+        session.close()
+        with pytest.raises(NoSuchSessionError):
+            session.__enter__()
+        assert not session.is_valid
+    assert sessions.asked == ["open 1", "close 1"]
+
+
 def test_a_holder_that_closes_while_its_pins_are_pinned_again_has_no_more_of_them_pinned() -> None:
     sessions = Sessions()
     with opened(sessions) as session:
