@@ -1,4 +1,4 @@
-"""What is installed: the client alone, or the server too (`pip install 'kvobj[server]'`)."""
+"""What is installed: the client alone, or the server too (`pip install 'kvobj[server]'`; in a clone `pip install '.[server]'`)."""
 
 from __future__ import annotations
 
@@ -8,4 +8,7 @@ def server_missing(error: ModuleNotFoundError) -> str:
     matter of installation: it is raised again."""
     if error.name is None or error.name.partition(".")[0] == "kvobj":
         raise error
-    return f"the server is not installed here ({error.name} is missing): pip install 'kvobj[server]'"
+    return (
+        f"the server is not installed here ({error.name} is missing): in a clone pip install '.[server]', from a release "
+        "pip install 'kvobj[server]'"
+    )

@@ -2,7 +2,7 @@
 
 A profile is a table of `$XDG_CONFIG_HOME/kvobj/profiles.toml` with `endpoint`, `access_key`, `secret_key` and optionally
 `region` and `ca_bundle`. Without anything named, the credentials of `./kvobj-data` are taken if they are there, which is what
-`kvobj serve` without options made.
+`kvobj serve` without options made. Who takes a data directory's keys means its server and no other.
 """
 
 from __future__ import annotations
@@ -57,26 +57,35 @@ class Access:
 
 
 def find_access(flags: AccessFlags, environment: Mapping[str, str]) -> Access:
-    """The access that was asked for. `ConfigurationError` where a part of it is missing or contradicts itself."""
+    """The access that was asked for. `ConfigurationError` where a part of it is missing or contradicts itself, and where it is that
+    of a data directory which does not say where its server is."""
     if (flags.access_key is None) != (flags.secret_key is None):
         raise ConfigurationError(["--access-key and --secret-key: one goes with the other"])
     profile = {} if flags.profile is None else _read_profile(flags.profile, environment)
+    is_of_directory = flags.data is not None
     if flags.access_key is not None and flags.secret_key is not None:
         credentials = Credentials(flags.access_key, flags.secret_key)
     elif "access_key" in profile and "secret_key" in profile:
         credentials = Credentials(profile["access_key"], profile["secret_key"])
     else:
+        is_of_directory = is_of_directory or _credentials_of(environment) is None
         credentials = find_credentials(flags.data, environment)
     data = flags.data or DEFAULT_DATA
-    endpoint = flags.endpoint or profile.get("endpoint") or read_admin_endpoint(data) or DEFAULT_ENDPOINT
+    endpoint = flags.endpoint or profile.get("endpoint") or read_admin_endpoint(data)
+    if not endpoint:
+        # Whatever answers at the default may be another store, which a copy of a data directory has the keys of.
+        if is_of_directory:
+            raise ConfigurationError([_no_endpoint(data)])
+        endpoint = DEFAULT_ENDPOINT
     bundle = flags.ca_bundle or (Path(profile["ca_bundle"]) if "ca_bundle" in profile else None)
     return Access(endpoint, credentials, profile.get("region", "us-east-1"), bundle)
 
 
 def find_credentials(data: Path | None, environment: Mapping[str, str]) -> Credentials:
     """The root user's credentials: a named data directory's first, then the environment's, then `./kvobj-data`'s."""
-    if data is None and environment.get("KVOBJ_ACCESS_KEY") and environment.get("KVOBJ_SECRET_KEY"):
-        return Credentials(environment["KVOBJ_ACCESS_KEY"], environment["KVOBJ_SECRET_KEY"])
+    given = _credentials_of(environment) if data is None else None
+    if given is not None:
+        return given
     directory = data or DEFAULT_DATA
     if data is None and not (directory / "credentials").exists():
         raise ConfigurationError(
@@ -86,6 +95,23 @@ def find_credentials(data: Path | None, environment: Mapping[str, str]) -> Crede
         )
     found = read_credentials(directory)
     return Credentials(found.access_key, found.secret_key)
+
+
+def _credentials_of(environment: Mapping[str, str]) -> Credentials | None:
+    access_key, secret_key = environment.get("KVOBJ_ACCESS_KEY"), environment.get("KVOBJ_SECRET_KEY")
+    return Credentials(access_key, secret_key) if access_key and secret_key else None
+
+
+def _no_endpoint(data: Path) -> str:
+    # A server writes the file once it is ready, and takes it away with a clean stop.
+    file = data / "endpoints"
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return f"no server runs on {data} (no {file}): start it, or give --endpoint"
+    except OSError as error:
+        return f"{file}: cannot be read: {error.strerror}: give --endpoint"
+    return f"{file}: does not say where the server's admin port is: give --endpoint"
 
 
 def _read_profile(name: str, environment: Mapping[str, str]) -> dict[str, str]:

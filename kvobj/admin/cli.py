@@ -253,7 +253,7 @@ def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> 
         "--endpoint",
         default=default,
         metavar="URL",
-        help=f"admin port (default: what DIR/endpoints says, else {DEFAULT_ENDPOINT})",
+        help=f"admin port (default: what DIR/endpoints says; else, with keys that are not DIR's, {DEFAULT_ENDPOINT})",
     )
     flags.add_argument("--access-key", default=default, metavar="KEY", help="root's (or KVOBJ_ACCESS_KEY)")
     flags.add_argument(

@@ -13,6 +13,7 @@ from kvobj.app.arena_ending import ArenaEnding
 from kvobj.app.declared import ROOT_USER_ID
 from kvobj.app.placement_choice import ArenaChoice, NvmeChoice
 from kvobj.app.remote import remote_tables
+from kvobj.app.tier_claim import cannot_be_used
 from kvobj.arena import Arena
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lease_protocol import LeaseLimits
@@ -22,6 +23,7 @@ from kvobj.clock import Clock, boot_ms
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.database import Database, ReaderWatch
+from kvobj.errors import TierUnavailableError, UnavailableError
 from kvobj.metrics import Family, Metrics
 from kvobj.policy.choose import chunk_policy
 from kvobj.policy.chunk_policy import CacheTier, ChunkPolicy
@@ -30,6 +32,7 @@ from kvobj.record_log import RecordLog
 from kvobj.tiers.coded_blobs import CODED_BLOBS
 from kvobj.tiers.dram import DRAM_BLOBS, DramTier
 from kvobj.tiers.nvme import KERNEL, NVME_TABLES, NvmeTier
+from kvobj.tiers.nvme.segment_file import is_out_of_room
 
 LONGEST_LEASE_TTLS: Final = 20
 """A holder may ask for a lease of so many times `[gc] lease_ttl`, which is what it gets if it asks for none."""
@@ -62,17 +65,9 @@ async def open_media(
     clock: Clock,
     metrics: Metrics,
 ) -> Media:
-    """Open all of it, adopting what an earlier process left. Typed errors where a part cannot be opened."""
-    arena = await Arena.open(
-        arena_choice.directory,
-        capacity_bytes=arena_choice.capacity_bytes,
-        region_bytes=arena_choice.region_bytes,
-        store_id=data.store_id,
-        boot_id=boot_id,
-        huge_pages=settings.dram.huge_pages,
-        dedicated_buckets=frozenset(bucket.name for bucket in settings.buckets if bucket.regions == "own"),
-        data_directory=data.path,
-    )
+    """Open all of it, adopting what an earlier process left. Typed errors where a part cannot be opened: `ConfigurationError` where
+    the dram tier's directory cannot be used."""
+    arena = await _open_arena(settings, data, arena_choice, boot_id=boot_id)
     ending = ArenaEnding(arena, arena_choice.volatile_path)
     stack.push_async_callback(ending.close_arena)
     record_log = RecordLog.open(data.record_log_path)
@@ -138,6 +133,26 @@ async def open_media(
         nvme=nvme,
         catalog=catalog,
     )
+
+
+async def _open_arena(settings: Settings, data: DataDirectory, choice: ArenaChoice, *, boot_id: str) -> Arena:
+    try:
+        return await Arena.open(
+            choice.directory,
+            capacity_bytes=choice.capacity_bytes,
+            region_bytes=choice.region_bytes,
+            store_id=data.store_id,
+            boot_id=boot_id,
+            huge_pages=settings.dram.huge_pages,
+            dedicated_buckets=frozenset(bucket.name for bucket in settings.buckets if bucket.regions == "own"),
+            data_directory=data.path,
+        )
+    except UnavailableError as error:
+        cause = error.__cause__
+        # Room that is lacking, or that the file system does not give a region, is no fault of the path's.
+        if isinstance(error, TierUnavailableError) or not isinstance(cause, OSError) or is_out_of_room(cause):
+            raise
+        raise cannot_be_used("dram", choice.directory, cause) from error
 
 
 def watched_readers(database: Database, *, clock: Clock, metrics: Metrics, log: logging.Logger) -> ReaderWatch:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvobj.app.placement_choice import choose_arena, choose_nvme
-from kvobj.app.tier_claim import arena_kept, claimed
+from kvobj.app.tier_claim import arena_kept, cannot_be_used, claimed
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
@@ -277,17 +277,27 @@ def _open_database(
     rebuild: bool,
     record_log: RecordLog | None,
 ) -> Database:
-    return Database.open(
-        durable=data.catalog_path,
-        volatile=volatile,
-        tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES],
-        map_bytes=settings.catalog.map_bytes,
-        volatile_map_bytes=settings.catalog.volatile_map_bytes,
-        record_log=record_log,
-        store_id=data.store_id,
-        boot_id=boot_id,
-        rebuild=rebuild,
-    )
+    try:
+        # It lies in the arena's directory, of which nobody knows yet whether it can be used; a rebuild begins with the durable one.
+        volatile.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_be_used("dram", volatile.parent, error) from error
+    try:
+        return Database.open(
+            durable=data.catalog_path,
+            volatile=volatile,
+            tables=[*CATALOG_TABLES, DRAM_BLOBS, CODED_BLOBS, *NVME_TABLES],
+            map_bytes=settings.catalog.map_bytes,
+            volatile_map_bytes=settings.catalog.volatile_map_bytes,
+            record_log=record_log,
+            store_id=data.store_id,
+            boot_id=boot_id,
+            rebuild=rebuild,
+        )
+    except BaseException:
+        with suppress(OSError):  # it is left if it holds anything
+            volatile.rmdir()
+        raise
 
 
 def _leave_no_trace(volatile: Path) -> None:

@@ -59,7 +59,7 @@ def claimed(
             if may_write:
                 _write(lock, directory, store_id, data)
         except OSError as error:
-            raise _cannot_be_used(directory, error) from error
+            raise cannot_be_used("nvme", directory, error) from error
         yield
     finally:
         os.close(lock)
@@ -74,11 +74,12 @@ def _opened(directory: Path, *, may_write: bool) -> int | None:
     except OSError as error:
         if is_out_of_room(error) or (isinstance(error, FileNotFoundError) and not may_write):
             return None
-        raise _cannot_be_used(directory, error) from error
+        raise cannot_be_used("nvme", directory, error) from error
 
 
-def _cannot_be_used(directory: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError([f"tiers: nvme: {directory}: cannot be used: {error.strerror}"])
+def cannot_be_used(tier: str, directory: Path, error: OSError) -> ConfigurationError:
+    """What is told of a tier whose directory cannot be used."""
+    return ConfigurationError([f"tiers: {tier}: {directory}: cannot be used: {error.strerror}"])
 
 
 def _lock(lock: int, directory: Path, kind: int, *, what: str = "the nvme tier's directory") -> None:

@@ -57,6 +57,8 @@ ROOT_USER_ID: Final = "root"
 _ZMQ_ENDPOINT: Final = re.compile(r"tcp://[^\s:/]+:[0-9]{1,5}|tcp://\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}|ipc://\S+")
 _PLACEHOLDER: Final = re.compile(r"[{}]")
 _WRAPPING_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
+# 20 times as long is the longest that a session may ask for, and 1 s is the shortest that it is given.
+_LEASE_TTL_SECONDS_MIN: Final = 0.05
 _MIB: Final = 2**20
 _TIB: Final = 2**40
 
@@ -255,7 +257,7 @@ def _read_catalog(reader: TableReader) -> CatalogSettings:
 def _read_gc(reader: TableReader) -> GcSettings:
     default = GcSettings()
     settings = GcSettings(
-        lease_ttl_seconds=reader.seconds("lease_ttl", default.lease_ttl_seconds),
+        lease_ttl_seconds=reader.seconds("lease_ttl", default.lease_ttl_seconds, low=_LEASE_TTL_SECONDS_MIN),
         grace_seconds=reader.seconds("grace", default.grace_seconds),
         sweep_interval_seconds=reader.seconds("sweep_interval", default.sweep_interval_seconds),
         upload_ttl_seconds=reader.seconds("upload_ttl", default.upload_ttl_seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,11 @@ _DURABILITIES: Final = ("memory", "local", "shared")
 _CONNECTIONS_MAX: Final = 256
 _THREADS_MAX: Final = 64
 _LEASE_MS_MAX: Final = 600_000
+
+# A key or a region with anything else in it cannot be sent, or breaks the signature's header apart.
+_PRINTABLE: Final = re.compile(r"[!-~]+")
+_BREAKS_THE_HEADER: Final = frozenset("/,=")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,8 @@ class LinkSettings:
         cls, values: Mapping[str, object], environment: Mapping[str, str], *, problems: Sequence[str] = ()
     ) -> Self:
         """From a table of the engine's configuration: the fields above, or `credentials_file` (TOML with `access_key` and
-        `secret_key`, as the server's DATA/credentials) in the place of the keys; without either the environment's
-        KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY. `ConfigurationError`, an `InvalidRequestError`, names every fault, and
+        `secret_key`, as the server's DATA/credentials; `~` is the user's home) in the place of the keys; without either the
+        environment's KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY. `ConfigurationError`, an `InvalidRequestError`, names every fault, and
         `problems` that the caller has found with settings of its own."""
         found = list(problems)
         found += [f"{name}: no such setting" for name in values if name not in _CHECKS and name != CREDENTIALS_FILE]
@@ -95,6 +101,24 @@ def _endpoint(value: object) -> str:
     return ""
 
 
+def _bucket(value: object) -> str:
+    if isinstance(value, str) and value and not _BUCKET.fullmatch(value):
+        return "is no bucket's name: a-z, 0-9, dots and hyphens"
+    return _text(value)
+
+
+def _printable(value: object) -> str:
+    if isinstance(value, str) and value and not _PRINTABLE.fullmatch(value):
+        return "must be printable ASCII without blanks and line breaks"
+    return _text(value)
+
+
+def _access_key(value: object) -> str:
+    if isinstance(value, str) and not _BREAKS_THE_HEADER.isdisjoint(value):
+        return "must be without slashes, commas and equals signs"
+    return _printable(value)
+
+
 def _seconds(value: object) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "" if is_number and 0 < float(value) <= 3600 else "is no number of seconds between 0 and 3600"  # type: ignore[arg-type]  # noqa: PLR2004
@@ -123,10 +147,10 @@ def _flag(value: object) -> str:
 
 _CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "endpoint": _endpoint,
-    "bucket": _text,
-    "access_key": _text,
-    "secret_key": _text,
-    "region": _text,
+    "bucket": _bucket,
+    "access_key": _access_key,
+    "secret_key": _printable,
+    "region": _printable,
     "namespace": _text,
     "declaration": _declaration,
     "declare": _flag,
@@ -153,11 +177,9 @@ def _keys(values: Mapping[str, object], environment: Mapping[str, str]) -> dict[
         return {}  # checked with the others
     file = values.get(CREDENTIALS_FILE)
     if file is None:
-        found: Mapping[str, object] = {
-            "access_key": environment.get("KVOBJ_ACCESS_KEY", ""),
-            "secret_key": environment.get("KVOBJ_SECRET_KEY", ""),
-        }
-        where = (
+        names = {"access_key": "KVOBJ_ACCESS_KEY", "secret_key": "KVOBJ_SECRET_KEY"}
+        found: Mapping[str, object] = {name: environment.get(variable, "") for name, variable in names.items()}
+        missing = (
             "access_key, secret_key: given neither here, nor by credentials_file, nor by KVOBJ_ACCESS_KEY and KVOBJ_SECRET_KEY"
             " in the environment"
         )
@@ -165,14 +187,18 @@ def _keys(values: Mapping[str, object], environment: Mapping[str, str]) -> dict[
         raise ConfigurationError([f"{CREDENTIALS_FILE}: is no text"])
     else:
         try:
-            found = tomllib.loads(Path(file).read_text())
-        except (OSError, ValueError) as error:
+            found = tomllib.loads(Path(file).expanduser().read_text())
+        except (OSError, ValueError, RuntimeError) as error:  # the last: nobody's home
             raise ConfigurationError([f"{CREDENTIALS_FILE}: {file}: {_why(error)}"]) from error
-        where = f"{CREDENTIALS_FILE}: {file}: has no access_key and secret_key"
-    pair = {name: found.get(name) for name in ("access_key", "secret_key")}
+        names = {name: f"{CREDENTIALS_FILE}: {file}: {name}" for name in ("access_key", "secret_key")}
+        missing = f"{CREDENTIALS_FILE}: {file}: has no access_key and secret_key"
+    pair = {name: found.get(name) for name in names}
     keys = {name: value for name, value in pair.items() if isinstance(value, str) and value}
     if len(keys) != len(pair):
-        raise ConfigurationError([where])
+        raise ConfigurationError([missing])
+    problems = [f"{names[name]}: {problem}" for name, value in keys.items() if (problem := _CHECKS[name](value))]
+    if problems:
+        raise ConfigurationError(problems)
     return keys
 
 

@@ -60,7 +60,7 @@ def test_a_server_that_is_not_installed_is_told_in_one_line(python: Path, module
     done = run(python, "-m", module, *arguments)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install 'kvobj[server]'")
+    assert line.endswith("in a clone pip install '.[server]', from a release pip install 'kvobj[server]'")
 
 
 def test_the_servers_settings_are_shown_without_it(python: Path) -> None:

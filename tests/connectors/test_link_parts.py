@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,51 @@ class TestSettings:
             file.write_text(content)
         with pytest.raises(ConfigurationError, match="credentials_file"):
             LinkSettings.parse({**PLACE, "credentials_file": str(file)}, {})
+
+    def test_a_file_may_be_named_by_its_users_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "keys").write_text('access_key = "file-a"\nsecret_key = "file-s"\n')
+        assert LinkSettings.parse({**PLACE, "credentials_file": "~/keys"}, {}).access_key == "file-a"
+        with pytest.raises(ConfigurationError, match="credentials_file: ~nobody-of-this-name/keys: "):
+            LinkSettings.parse({**PLACE, "credentials_file": "~nobody-of-this-name/keys"}, {})
+
+    @pytest.mark.parametrize("wrong", ["k\n", "k\r", "a\tb", "a b", "k\x00", "ké"])
+    @pytest.mark.parametrize("name", ["access_key", "secret_key"])
+    def test_a_key_that_cannot_be_sent_is_told_by_where_it_stands_and_not_shown(
+        self, tmp_path: Path, name: str, wrong: str
+    ) -> None:
+        keys = {**KEYS, name: wrong}
+        file = tmp_path / "credentials"
+        file.write_text("".join(f"{each} = {json.dumps(value)}\n" for each, value in keys.items()))
+        variables = {f"KVOBJ_{each.upper()}": str(value) for each, value in keys.items()}
+        problem = "must be printable ASCII without blanks and line breaks"
+        for table, environment, where in (
+            (keys, {}, name),
+            ({"credentials_file": str(file)}, {}, f"credentials_file: {file}: {name}"),
+            ({}, variables, f"KVOBJ_{name.upper()}"),
+        ):
+            with pytest.raises(ConfigurationError) as caught:
+                LinkSettings.parse({**PLACE, **table}, environment)
+            assert caught.value.problems == [f"{where}: {problem}"]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("endpoint", "http://user:pw@h:9000"),
+            ("endpoint", "http://h :9000"),
+            ("bucket", "a/b"),
+            ("bucket", ".."),
+            ("bucket", "Cache"),
+            ("access_key", "a/b"),
+            ("region", "us-east-1\n"),
+        ],
+    )
+    def test_a_place_that_cannot_be_meant_is_refused(self, name: str, value: str) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            LinkSettings.parse({**PLACE, **KEYS, name: value}, {})
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"{name}: ")
+        assert "pw" not in problem
 
 
 class TestOutage:

@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from s3_driver import Driver
 from kvobj.app.offline import fsck, rebuild
 from kvobj.app.tier_claim import CLAIM_FILE, arena_kept, claimed
 from kvobj.config.settings import ServerSettings, Settings
-from kvobj.errors import ConfigurationError, UnavailableError
+from kvobj.errors import ConfigurationError, StoreFullError, UnavailableError
 
 BODY = bytes(range(256)) * 4096
 DATA = Path("/absent/data")
@@ -254,3 +256,31 @@ def test_a_full_disk_keeps_no_store_from_starting(
 def test_a_path_that_is_no_directory_is_told(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "nvme").write_bytes(b"")
     assert problem_of(settings) == f"tiers: nvme: {tmp_path}/nvme: cannot be used: File exists"
+    (tmp_path / "memory").write_bytes(b"")
+    inside = replace(settings, nvme=replace(settings.nvme, path=None))
+    unusable = replace(inside, dram=replace(settings.dram, path=tmp_path / "memory"))
+    told = f"tiers: dram: {tmp_path}/memory: cannot be used: "
+    assert problem_of(unusable) == f"{told}File exists"
+    asyncio.run(start(inside))
+    for command in (rebuild, fsck):
+        with pytest.raises(ConfigurationError, match=told):
+            command(unusable, lambda *_: None)
+    assert fsck(inside, lambda *_: None).problems == 0
+
+
+def test_serving_with_memory_where_nothing_can_be_made_exits_2_and_names_the_tier(tmp_path: Path) -> None:
+    config = tmp_path / "kvobj.toml"
+    config.write_text(
+        f'[server]\ndata = "{tmp_path}/data"\nlisten = "127.0.0.1:0"\n[admin]\nlisten = "127.0.0.1:0"\n'
+        '[[tiers]]\nkind = "dram"\ncapacity = "16MiB"\npath = "/proc/kvobj"\n'
+        '[[tiers]]\nkind = "nvme"\ncapacity = "64MiB"\n'
+    )
+    command = [sys.executable, "-m", "kvobj", "serve", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "\n  tiers: dram: /proc/kvobj: cannot be used: " in ended.stderr
+
+
+def test_no_room_for_the_memory_is_no_fault_of_the_configurations(settings: Settings) -> None:
+    with pytest.raises(StoreFullError, match="no room for the arena"):
+        asyncio.run(start(replace(settings, dram=replace(settings.dram, capacity_bytes=1 << 60))))

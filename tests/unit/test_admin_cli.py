@@ -15,6 +15,7 @@ import pytest
 from admin_server import FakeCatalog, FakeStore, admin_service, running_admin_server
 from rich.console import Console
 
+from kvobj.admin.access import DEFAULT_ENDPOINT, AccessFlags, find_access
 from kvobj.admin.cli import main
 from kvobj.admin.render import duration_text, print_status, print_values, ratio_text, size_text, time_text
 from kvobj.api.admin_api import AdminService
@@ -327,6 +328,43 @@ def test_a_data_directory_gives_endpoint_and_credentials(admin: Admin, endpoint:
         assert out == f"export AWS_ACCESS_KEY_ID={made.access_key}\nexport AWS_SECRET_ACCESS_KEY={made.secret_key}\n"
 
 
+@pytest.mark.parametrize("named", [["--data", "kvobj-data"], []], ids=["named", "default"])
+def test_of_a_data_directory_without_a_server_nothing_else_is_asked(
+    admin: Admin, endpoint: str, store: FakeStore, tmp_path: Path, named: list[str]
+) -> None:
+    with DataDirectory.open(tmp_path / "kvobj-data") as data:
+        keys = data.root_credentials()
+        data.write_endpoints(s3="http://127.0.0.1:1", admin=endpoint)
+        store.catalog.users_by_id["root"] = UserRow("root", "root", keys.access_key, keys.secret_key, is_root=True)
+        assert admin(*named, "status")[0] == 0
+    told = "kvobj-admin: no server runs on kvobj-data (no kvobj-data/endpoints): start it, or give --endpoint\n"
+    assert admin(*named, "status") == (2, "", told)
+    assert admin(*named, "--endpoint", endpoint, "status")[0] == 0
+    assert admin(*named, "credentials")[0] == 0
+
+
+def test_a_data_directory_that_is_named_counts_whosever_the_keys_are(admin: Admin, tmp_path: Path) -> None:
+    DataDirectory.open(tmp_path / "data").close()
+    status, _, err = admin("--data", "data", *ACCESS, "status")
+    assert (status, err.partition(" (")[0]) == (2, "kvobj-admin: no server runs on data")
+
+
+def test_where_a_server_is_has_to_be_readable(admin: Admin, tmp_path: Path) -> None:
+    with DataDirectory.open(tmp_path / "data") as data:
+        data.root_credentials()
+    (tmp_path / "data" / "endpoints").write_text("torn")
+    status, _, err = admin("--data", "data", "status")
+    assert (status, "data/endpoints: does not say where" in err) == (2, True)
+
+
+def test_keys_of_no_data_directory_are_for_the_default_address() -> None:
+    for flags, environment in (
+        (AccessFlags(access_key="a", secret_key="s"), {}),
+        (AccessFlags(), {"KVOBJ_ACCESS_KEY": "a", "KVOBJ_SECRET_KEY": "s"}),
+    ):
+        assert find_access(flags, environment).endpoint == DEFAULT_ENDPOINT
+
+
 def test_the_environment_gives_credentials(admin: Admin, endpoint: str) -> None:
     environment = {"KVOBJ_ACCESS_KEY": "root-key", "KVOBJ_SECRET_KEY": "root-secret"}
     assert admin("--endpoint", endpoint, "status", **environment)[0] == 0
@@ -422,7 +460,13 @@ def test_endpoints_name_their_host(url: str, header: str) -> None:
     assert Endpoint.parse(url).host_header == header
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:9001", "ftp://x", "http://", "http://x/path", "http://x:y"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "127.0.0.1:9001", "ftp://x", "http://", "http://x/path", "http://x:y", "http://x:0", "http://x#y"),
+        *("http://a..b", "http://.x", f"http://{'a' * 64}", "http://a\0b", "http://x :1", "http://user:secret@x"),
+    ],
+)
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError):
         Endpoint.parse(url)

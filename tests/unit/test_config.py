@@ -241,6 +241,7 @@ def test_every_problem_is_told_at_once_with_its_path() -> None:
         ('[[tiers]]\nkind="dram"\nhigh_watermark=1.5', "tiers[0].high_watermark: must be from 0.1 to 0.99"),
         ('[[tiers]]\nkind="dram"\nhigh_watermark="x"', "tiers[0].high_watermark: must be a number"),
         ("[limits]\nconnections=0", "limits.connections: must be from 1 to"),
+        ('[gc]\nlease_ttl="49 ms"', "gc.lease_ttl: must be from 0.05 s to"),
         ('[[buckets]]\nname="cache"\nowner="nobody"', "buckets[0].owner: nobody is no user of this file"),
         ('[[buckets]]\nname="cache"\nregions="all"', "buckets[0].regions: must be one of shared, own"),
         ('[[users]]\nid="u"\nsame_host="yes"', "users[0].same_host: must be one of no, all, trusted"),
