@@ -26,7 +26,8 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class EngineChunks:
-    """What an engine's configuration fixes about its chunks. `facts`: all that changes their bytes and has no field here."""
+    """What an engine's configuration fixes about its chunks. `facts`: all that changes their bytes and has no field here; ranks of
+    `context` and `decode_context` have none in a declaration, and are to be among them."""
 
     engine: str
     model: str
@@ -35,6 +36,10 @@ class EngineChunks:
     tensor: tuple[int, int] = (0, 1)
     """Index and count of the ranks that split heads, where each has chunks of its own."""
     pipeline: tuple[int, int] = (0, 1)
+    context: tuple[int, int] = (0, 1)
+    """… that split a sequence."""
+    decode_context: tuple[int, int] = (0, 1)
+    """… that split what is decoded from."""
 
 
 def link_settings(
@@ -95,9 +100,10 @@ def fact_digest(value: object) -> str:
 
 
 def _rank_suffix(chunks: EngineChunks) -> str:
-    parts = [
-        f".{letter}{index}of{count}"
-        for letter, (index, count) in (("tp", chunks.tensor), ("pp", chunks.pipeline))
-        if count > 1
-    ]
-    return "".join(parts)
+    ranks = (
+        ("tp", chunks.tensor),
+        ("pp", chunks.pipeline),
+        ("cp", chunks.context),
+        ("dcp", chunks.decode_context),
+    )
+    return "".join(f".{letters}{index}of{count}" for letters, (index, count) in ranks if count > 1)

@@ -33,6 +33,7 @@ class Helpers:
         raised when all have ended: the first one's before the others'. Where the call is ended (`CallScope`) its parts are.
         `UnavailableError` after `close`."""
         futures: list[Future[None]] = []
+        failed: BaseException | None = None
         scope = current_scope()
         try:
             if scope is not None:
@@ -46,10 +47,14 @@ class Helpers:
                 scope.unguard()
             for _ in range(taken):
                 self._free.release()
-        for future in futures:
-            if future.cancelled():
-                raise UnavailableError("the link was closed")
-            future.result()
+            failed = _first_failure(futures)
+            futures.clear()
+        try:
+            if failed is not None:
+                raise failed
+        finally:
+            # The traceback has this frame: what is raised must not be in it, or it keeps the parts' memory until it is collected.
+            del failed
 
     def _submitted(self, part: Callable[[], None]) -> Future[None]:
         try:
@@ -60,6 +65,15 @@ class Helpers:
     def close(self) -> None:
         """No further parts; those that run end by their own deadlines. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
+    """What the first of them that failed raised. Not by way of `result`, which would put it where its own traceback finds it."""
+    for future in futures:
+        failed = UnavailableError("the link was closed") if future.cancelled() else future.exception()
+        if failed is not None:
+            return failed
+    return None
 
 
 def _scoped(scope: CallScope, parts: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:

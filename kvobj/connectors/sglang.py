@@ -263,6 +263,8 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
                 chunk_tokens=chunk_tokens,
                 tensor=(0, 1) if config.is_mla_model else (config.tp_rank, config.tp_size),
                 pipeline=(config.pp_rank, config.pp_size),
+                context=(config.attn_cp_rank, config.attn_cp_size),
+                decode_context=(config.dcp_rank, config.dcp_size),
                 facts={
                     **facts,
                     "chains": int(bool(self._has_chains)),

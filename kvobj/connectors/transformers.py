@@ -47,7 +47,8 @@ class PrefixCache:
     are made from the model.
 
     `name`: what the model is called, by default `config.name_or_path`. `salt`: who has another one shares nothing. `adapter`: of a
-    model with an adapter that is no part of its parameters. `rank`: (index, count) where each process has a share of the heads.
+    model with an adapter that is no part of its parameters. `rank`: (index, count) where each process has a share of the heads, an
+    equal one: caches have these heads alone.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class PrefixCache:
         if chunk_tokens < 1:
             raise InvalidRequestError("a chunk has at least one token", chunk_tokens=chunk_tokens)
         self._model = model
-        self._shape = shape_of(model)
+        self._rank = rank
+        self._shape = shape_of(model, rank=rank)
         self._weights = weights_state(model)
         self._chunk_tokens = chunk_tokens
         declaration = declaration_of(
@@ -111,11 +113,16 @@ class PrefixCache:
     def save(self, input_ids: TokenIds, cache: DynamicCache) -> int:
         """Store what of the cache is not stored yet, in whole chunks; how many of the sequence's first tokens are stored now.
 
-        `input_ids`: the tokens that the cache is of, and perhaps more, as `generate` returns them. The cache is left as it is.
+        `input_ids`: the tokens that the cache is of, and perhaps more, as `generate` returns them; fewer are `InvalidRequestError`,
+        since nobody can tell which of the cache's they are. The cache is left as it is.
         """
         tokens = _tokens(input_ids)
         self._check_model()
         length = self._checked_length(cache)
+        if length > len(tokens):
+            raise InvalidRequestError(
+                f"the cache has {length} tokens, and the sequence {len(tokens)}: give all that it is of"
+            )
         count = min(len(tokens), length) // self._chunk_tokens
         space = self._link.namespace() if count else None
         if space is None:
@@ -193,7 +200,7 @@ class PrefixCache:
         weights = weights_state(self._model)
         if weights == self._weights:
             return
-        shape = shape_of(self._model)
+        shape = shape_of(self._model, rank=self._rank)
         if shape != self._shape or revision_of(self._model) != self._revision:
             raise InvalidRequestError(
                 "the model has other weights, another dtype or device than when this PrefixCache was made: make another"

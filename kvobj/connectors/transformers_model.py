@@ -68,12 +68,14 @@ class KvShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
 
 
-def shape_of(model: PreTrainedModel) -> KvShape:
-    """What the model's configuration says. `InvalidRequestError` for a model whose cache is of another kind."""
+def shape_of(model: PreTrainedModel, *, rank: tuple[int, int] = (0, 1)) -> KvShape:
+    """What the model's configuration says, of a rank's share of the heads. `InvalidRequestError` for a model whose cache is of
+    another kind, and for a rank that can have no share of it."""
     config = model.config
     if config.is_encoder_decoder:
         raise InvalidRequestError("an encoder-decoder model caches cross-attention too, which is not stored")
     check_inputs(model)
+    check_attention(config)
     if len({str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}) > 1:
         raise InvalidRequestError("a model that is spread over several devices is not supported")
     for rope_type in _rope_types(config.to_dict()):
@@ -86,14 +88,81 @@ def shape_of(model: PreTrainedModel) -> KvShape:
         check_layer(layer)
     if model.dtype not in DTYPES:
         raise InvalidRequestError(f"a cache of {model.dtype} is not supported: {', '.join(map(str, DTYPES))} are")
-    heads = config.num_attention_heads
+    kv_heads, head_dim = _heads(config)
     return KvShape(
         layers=len(layers),
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=_share(kv_heads, rank),
+        head_dim=head_dim,
         dtype=model.dtype,
         device=model.device,
     )
+
+
+def _heads(config: Any) -> tuple[int, int]:  # noqa: ANN401 - configurations differ from model to model
+    """How many heads a layer's cache has, all ranks' together, and how wide they are.
+
+    Falcon has names of its own (`modeling_falcon.FalconAttention`): one head is kept for all (`multi_query`), and its newer
+    architecture keeps as many copies as there are heads."""
+    heads, told = _of_all_layers(config, "num_attention_heads"), _of_all_layers(config, "num_key_value_heads")
+    if _of_all_layers(config, "new_decoder_architecture"):
+        kv_heads = heads
+    elif not told and _of_all_layers(config, "multi_query"):
+        kv_heads = 1
+    else:
+        kv_heads = told or _of_all_layers(config, "num_kv_heads") or heads
+    head_dim, hidden_size = _of_all_layers(config, "head_dim"), _of_all_layers(config, "hidden_size")
+    if not head_dim and isinstance(heads, int) and isinstance(hidden_size, int):
+        head_dim = hidden_size // max(1, heads)
+    if not isinstance(kv_heads, int) or not isinstance(head_dim, int) or min(kv_heads, head_dim) < 1:
+        raise InvalidRequestError(
+            f"{type(config).__name__} does not tell how many heads keep keys and values, and how wide they are: states of linear "
+            "attention are not supported"
+        )
+    return kv_heads, head_dim
+
+
+def _of_all_layers(config: Any, name: str) -> Any:  # noqa: ANN401 - as above
+    """What the configuration says; None where it says nothing."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError as error:  # `AmbiguousGlobalPerLayerAttributeError`, which not every version has
+        raise InvalidRequestError(f"layers that differ in {name} are not supported") from error
+
+
+def _share(kv_heads: int, rank: tuple[int, int]) -> int:
+    """Of so many heads those of one rank; where ranks are more than heads each has a copy of one."""
+    index, count = rank
+    if not 0 <= index < count:
+        raise InvalidRequestError(f"rank is (index, count), the index below the count, and not {rank}")
+    if kv_heads % count and count % kv_heads:
+        raise InvalidRequestError(f"{kv_heads} heads of keys and values are not shared out evenly among {count} ranks")
+    return max(1, kv_heads // count)
+
+
+def check_attention(config: Any) -> None:  # noqa: ANN401 - configurations differ from model to model
+    """Raise `InvalidRequestError` unless keys and values of a token follow from it and those before it: chunks are named by these
+    alone.
+
+    Told by what transformers computes with: a block of a prompt whose tokens attend to each other (`prefix_lm`, HRM), attention in
+    both directions (`use_bidirectional_attention`, Gemma; "vision" is of images alone; `is_causal`, every model's masks), and
+    prompts of the model's own (`prompt_length`, CPM-Ant), before which the first token is not the first."""
+    found = {
+        "prefix_lm": getattr(config, "prefix_lm", False),
+        "use_bidirectional_attention": getattr(config, "use_bidirectional_attention", None)
+        not in (None, False, "vision"),
+        "is_causal": not getattr(config, "is_causal", True),
+    }
+    told = [f"{name}={getattr(config, name)!r}" for name, is_forward in found.items() if is_forward]
+    if told:
+        raise InvalidRequestError(
+            f"a model whose tokens attend to later ones ({', '.join(told)}) is not supported: keys and values of a prefix depend "
+            "on what follows it"
+        )
+    if getattr(config, "prompt_length", 0) and getattr(config, "use_prompt", True):
+        raise InvalidRequestError(
+            f"a model that puts tokens of its own before a prompt (prompt_length={config.prompt_length}) is not supported: its "
+            "cache has more tokens than the sequence"
+        )
 
 
 def check_inputs(model: PreTrainedModel) -> None:
@@ -202,8 +271,8 @@ def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
     """What changes when weights are written to, replaced, moved or added, as far as torch notes it: cheap to compare, and says
     nothing of what they are. A change by way of `.data` is not noted."""
     return tuple(
-        (_place(each), 0 if each.is_inference() else each._version, each.dtype)  # noqa: SLF001 - torch names it so
-        for _name, each in _weights(model)
+        (_place(_local(weight)), _writes(weight), _writes(_local(weight)), weight.dtype)
+        for _name, weight in _weights(model)
     )
 
 
@@ -217,6 +286,21 @@ def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    """What this process has of a weight that is spread over several (`DTensor`), and any other itself."""
+    to_local = getattr(weight, "to_local", None)
+    if to_local is None:
+        return weight
+    with torch.no_grad():  # else it is another view at each call
+        local: torch.Tensor = to_local()
+    return local
+
+
+def _writes(weight: torch.Tensor) -> int:
+    """How often it was written to. What is written to a weight that is spread over several counts there, and not in its part."""
+    return 0 if weight.is_inference() else weight._version  # noqa: SLF001 - torch names it so
+
+
 def _place(parameter: torch.Tensor) -> int:
     """Where its bytes lie; of a tensor that is made of others (quantised) which object it is."""
     try:
@@ -228,12 +312,13 @@ def _place(parameter: torch.Tensor) -> int:
 def revision_of(model: PreTrainedModel) -> str:
     """The commit that the model was loaded from, where one is known, and fingerprints of its weights and its configuration: some
     numbers of each, and all that the configuration says of how they are used. So a fine-tuned or merged model of the
-    same name is another one, and so is one whose RoPE or normalisation was set otherwise."""
+    same name is another one, and so is one whose RoPE or normalisation was set otherwise. Of weights that are spread over several
+    processes the numbers are this one's: the same in every process of this rank."""
     hasher = blake3()
     for name, weight in _weights(model):
         hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        if weight.device.type != "meta" and weight.numel():
-            flat = weight.detach().flatten()
+        if weight.device.type != "meta" and _local(weight).numel():
+            flat = _local(weight).detach().flatten()
             step = max(1, flat.numel() // _SAMPLES)
             hasher.update(str(flat[::step][:_SAMPLES].float().tolist()).encode())
     commit = getattr(model.config, "_commit_hash", None)

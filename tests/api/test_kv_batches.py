@@ -125,6 +125,35 @@ async def test_mget_by_layers_in_either_order(kv: KvDriver) -> None:
     assert [item.header["status"] for item in all_layers] == [200, 200, 404] * LAYERS
 
 
+async def test_mget_by_layers_of_chunks_that_have_as_many_and_of_others_is_refused_and_nothing_is_cut_off(
+    kv: KvDriver,
+) -> None:
+    layout = {"kind": "kv", "dtype": "bf16", "head_dim": 8}
+    named = []
+    for name, layers in (("two", LAYERS // 2), ("four", LAYERS), ("alike", LAYERS)):
+        # As many bytes: half the layers have twice the heads.
+        namespace = await kv.declare(name, layout={**layout, "layers": layers, "kv_heads": LAYERS // layers})
+        ids = namespace.ids(TOKENS[:16])
+        await kv.put_chain(namespace, ids)
+        named.append(ids[0].hex())
+    absent = "0" * 64
+    for asked in (named, [*named[:2], absent], [absent, *reversed(named)]):
+        answer = await kv.call("POST", "mget", {"ids": asked, "order": "layer"})
+        assert (answer.status, answer.code) == (400, "InvalidRequest")
+        assert "2 and 4 layers" in answer.value["error"]["message"]
+    assert not len(kv.node.in_use)
+    _, alone = await kv.mget({"ids": [named[1], absent, named[2]], "order": "layer"})
+    assert [(item.header["layer"], item.header["status"]) for item in alone] == [
+        (layer, status) for layer in range(4) for status in (200, 404, 200)
+    ]
+    _, misses = await kv.mget({"namespace": "two", "ids": named, "order": "layer"})
+    assert [item.header["status"] for item in misses] == [200, 404, 404] * 2
+    _, whole = await kv.mget({"ids": named})
+    assert [item.header["status"] for item in whole] == [200] * 3
+    _, common = await kv.mget({"ids": named[:2], "order": "layer", "layers": [0, 1]})
+    assert [(item.header["layer"], item.header["i"]) for item in common] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 async def test_mget_pins_the_run_and_says_so_in_its_headers(kv: KvDriver) -> None:
     namespace = await kv.declare("llama")
     ids = namespace.ids(TOKENS)

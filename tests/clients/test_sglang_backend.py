@@ -113,6 +113,27 @@ def test_ranks_have_pages_of_their_own_and_ranks_of_a_latent_model_share_them(
     assert reader.ask("digests", slots=[3]) == written
 
 
+@pytest.mark.parametrize("mla", [False, True])
+@pytest.mark.parametrize("extra", [{}, {"namespace": "sglang-context"}])
+def test_ranks_that_split_a_sequence_have_pages_of_their_own_under_a_derived_name_and_a_given_one(
+    engine: EngineProcess, server: ServerProcess, extra: dict[str, Any], *, mla: bool
+) -> None:
+    extra = {name: f"{value}-{mla}" for name, value in extra.items()}
+    ranks = [
+        Backend(engine, server, part=part, parts=2, mla=mla, model=f"example/context-{mla}", extra=extra)
+        for part in (0, 1)
+    ]
+    for page, rank in enumerate(ranks):
+        written = rank.ask("fill", pages=[page], slots=[0])
+        assert rank.ask("set_v1", pages=[page], slots=[0]) == [True]
+        assert [rank.ask("exists", pages=[each]) for each in (0, 1)] == [int(each == page) for each in (0, 1)]
+        assert rank.ask("get_v1", pages=[page], slots=[3]) == [True]
+        assert rank.ask("digests", slots=[3]) == written
+        assert not rank.ask("report")["last_error"]
+    if extra:
+        assert [rank.opened["namespace"] for rank in ranks] == [f"sglang-context-{mla}.cp{part}of2" for part in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("common", "difference"),
     [

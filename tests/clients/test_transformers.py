@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,6 +84,9 @@ def opened(
         ("llama", "bfloat16", {"head_dim": 24}),
         ("qwen2", "float16", {}),
         ("neox", "float32", {}),
+        ("falcon", "float32", {}),
+        ("falcon", "float32", {"multi_query": False}),
+        ("falcon", "float32", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ],
 )
 def test_generation_after_a_reload_is_that_without_and_the_cache_is_bit_for_bit_the_same(
@@ -287,6 +291,11 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
             "RoPE of type dynamic",
         ),
         ("nested", "gemma3", nested_rope(1e4, rope_type="dynamic", factor=2.0), "RoPE of type dynamic"),
+        ("rwkv", "rwkv", {}, "RwkvConfig does not tell how many heads"),
+        ("xlstm", "xlstm", {}, "xLSTMConfig does not tell how many heads"),
+        ("cpmant", "cpmant", {}, "prompt_length=32"),
+        ("widths", "gemma4", {}, "layers that differ in head_dim"),
+        ("forward", "gemma4", {"use_bidirectional_attention": "all"}, "attend to later ones"),
     ):
         engine.ask("make", model=name, kind=kind, dtype="float64" if name == "double" else "float32", options=options)
         assert words in engine.ask("refused", model=name, settings=settings)
@@ -296,9 +305,95 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
     opened(engine, server, "fine")
     words = engine.ask("wrong_caches", store="fine", model="fine", tokens=sequence(20, 10))
     for told, expected in zip(
-        words, ("one sequence at a time", "(2, 2, 20, 16)", "float16", "StaticCache", "QuantizedCache"), strict=True
+        words,
+        (
+            *("one sequence at a time", "(2, 2, 20, 16)", "float16", "StaticCache", "QuantizedCache"),
+            "the cache has 20 tokens, and the sequence 19",
+        ),
+        strict=True,
     ):
         assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused", "words", "accepted"),
+    [
+        ("hrm", {}, "prefix_lm=True", {"prefix_lm": False}),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True", {}),
+        (
+            "llama",
+            {"use_bidirectional_attention": "all"},
+            "use_bidirectional_attention='all'",
+            {"use_bidirectional_attention": "vision"},
+        ),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True", {}),
+        ("llama", {"is_causal": False}, "is_causal=False", {"is_causal": True}),
+    ],
+)
+def test_a_model_whose_tokens_attend_to_later_ones_is_refused_and_one_that_only_could_is_not(
+    engine: EngineProcess,
+    server: ServerProcess,
+    kind: str,
+    refused: dict[str, Any],
+    words: str,
+    *,
+    accepted: dict[str, Any],
+) -> None:
+    engine.ask("make", model="both", kind=kind, options=refused)
+    told = engine.ask("refused", model="both", settings=settings_of(server))
+    assert "attend to later ones" in told
+    assert words in told
+    engine.ask("make", model="causal", kind=kind, options=accepted)
+    assert opened(engine, server, "causal", salt=f"{kind} {accepted}").startswith("hf-tiny-")
+
+
+def test_ranks_store_and_find_their_shares_of_the_heads(engine: EngineProcess, server: ServerProcess) -> None:
+    engine.ask("make", model="ranks", kind="llama", seed=15)
+    prompt = sequence(3 * CHUNK_TOKENS + 1, 15)
+    names = set()
+    for store, rank, head in (("half", (0, 2), 0), ("other", (1, 2), 1), ("copy", (0, 4), 0), ("copied", (1, 4), 0)):
+        names.add(opened(engine, server, store, model="ranks", salt="ranks", rank=rank))
+        same = engine.ask("save_share", store=store, model="ranks", tokens=prompt, head=head, heads=1)
+        assert same == [True] * 3
+    assert len(names) == 4
+    for rank, words in (((0, 3), "2 heads of keys and values are not shared out"), ((2, 2), "rank is (index, count)")):
+        assert words in engine.ask("refused", model="ranks", settings=settings_of(server), rank=rank)
+
+
+def test_processes_among_which_a_model_is_sharded_find_their_shares_and_so_do_others_in_their_places(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    prompt = sequence(3 * CHUNK_TOKENS + 5, 16)
+    environment = {
+        **ENVIRONMENT,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # what this host's name stands for may be no address of its own
+
+    def generated(process: EngineProcess, rank: int, meeting: str) -> tuple[str, dict[str, Any]]:
+        process.ask("make", model="sharded", kind="llama", seed=16)
+        without = process.ask("plain", model="sharded", tokens=prompt)
+        shard = process.ask("shard", model="sharded", rank=rank, count=2, meeting=str(tmp_path / meeting))
+        assert shard == "DTensor"
+        name = opened(process, server, "sharded", rank=(rank, 2))
+        told = process.ask("generate", store="sharded", model="sharded", tokens=prompt)
+        assert told["sequence"] == without
+        process.ask("change", model="sharded", how="shard")
+        words = process.ask("refused_since", store="sharded", tokens=prompt)
+        assert ["make another" in each for each in words] == [True] * 2
+        process.ask("close", store="sharded")
+        return name, told
+
+    with (
+        EngineProcess("transformers_cache.py", tmp_path / "one.log", environment) as one,
+        EngineProcess("transformers_cache.py", tmp_path / "two.log", environment) as two,
+        ThreadPoolExecutor(2) as both,
+    ):
+        first = list(both.map(generated, (one, two), (0, 1), ("first", "first")))
+        second = list(both.map(generated, (two, one), (0, 1), ("second", "second")))
+    assert [name for name, _ in first] == [name for name, _ in second]
+    assert first[0][0] != first[1][0]
+    assert [(told["known"], told["stored"]) for _, told in first] == [(0, 64)] * 2
+    assert [(told["known"], told["stored"]) for _, told in second] == [(48, 64)] * 2
 
 
 @pytest.mark.parametrize("how", ["train", "move", "pack"])

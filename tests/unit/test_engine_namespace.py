@@ -50,6 +50,9 @@ def test_all_that_is_declared_is_in_the_derived_name() -> None:
 def test_a_given_name_is_kept_and_ranks_get_a_suffix() -> None:
     assert named(namespace="prod") == "prod"
     assert named(replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2)), namespace="prod") == "prod.tp1of4.pp0of2"
+    assert named(replace(CHUNKS, context=(1, 2)), namespace="prod") == "prod.cp1of2"
+    ranks = replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2), context=(1, 2), decode_context=(3, 4))
+    assert named(ranks, namespace="prod") == "prod.tp1of4.pp0of2.cp1of2.dcp3of4"
 
 
 def test_what_an_owner_declared_is_compared_with_what_would_be_declared() -> None:

@@ -164,10 +164,16 @@ class BatchReads:
         if request.layers is not None:
             first, last = request.layers
         else:
-            first, last = (
-                0,
-                min((layer_count(layouts[row.namespace]) for row in rows if row is not None), default=1) - 1,
-            )
+            # Of what is there: a miss has no layers, and is told in each pass. What has none is refused below.
+            counts = sorted({layer_count(layout) for layout in layouts.values()} - {0}) or [1]
+            if len(counts) > 1:
+                told = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+                raise InvalidRequestError(
+                    f"chunks of {told} layers have no order by layers in common: give layers, which all have, or ask for the "
+                    "chunks of each number of layers in a call of their own",
+                    field="order",
+                )
+            first, last = 0, counts[0] - 1
         for row in rows:
             if row is not None:
                 layer_span(layouts[row.namespace], row, first, last)

@@ -11,14 +11,26 @@ from typing import Any, Final
 
 import torch
 from command_lines import digest_of, serve
+from torch import distributed
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
     CLIPVisionConfig,
+    CpmAntConfig,
+    CpmAntForCausalLM,
     DynamicCache,
+    FalconConfig,
+    FalconForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    HrmTextConfig,
+    HrmTextForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -28,9 +40,13 @@ from transformers import (
     QuantizedCache,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    xLSTMConfig,
+    xLSTMForCausalLM,
 )
 
 from kvobj.connectors import LinkSettings
@@ -55,7 +71,7 @@ models: dict[str, Any] = {}
 stores: dict[str, PrefixCache] = {}
 
 
-def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, PLR0911 - each is a class of its own
+def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - each is a class of its own
     match kind:
         case "llama":
             return LlamaForCausalLM(LlamaConfig(**_SMALL, num_key_value_heads=2, **options))
@@ -66,6 +82,9 @@ def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, PLR0911 -
         case "gemma3":  # RoPE by kind of layer; its class declares images, which only the model around it reads
             kinds = ["full_attention"] * _SMALL["num_hidden_layers"]
             return Gemma3ForCausalLM(Gemma3TextConfig(**_SMALL, num_key_value_heads=1, layer_types=kinds, **options))
+        case "gemma4":
+            kinds = ["full_attention"] * _SMALL["num_hidden_layers"]
+            return Gemma4ForCausalLM(Gemma4TextConfig(**_SMALL, num_key_value_heads=1, layer_types=kinds, **options))
         case "llava":
             vision = CLIPVisionConfig(
                 hidden_size=32,
@@ -77,6 +96,21 @@ def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, PLR0911 -
             )
             text = LlamaConfig(**_SMALL, num_key_value_heads=2)
             return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, **options))
+        case "gemma":
+            return GemmaForCausalLM(GemmaConfig(**_SMALL, num_key_value_heads=1, head_dim=16, **options))
+        case "hrm":
+            return HrmTextForCausalLM(HrmTextConfig(**_SMALL, num_key_value_heads=2, head_dim=16, **options))
+        case "falcon":
+            return FalconForCausalLM(FalconConfig(**_SMALL, **options))
+        case "cpmant":
+            small = {"hidden_size": 64, "dim_ff": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "dim_head": 16}
+            return CpmAntForCausalLM(CpmAntConfig(vocab_size=VOCABULARY, **small, **options))
+        case "rwkv":
+            return RwkvForCausalLM(RwkvConfig(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2))
+        case "xlstm":
+            return xLSTMForCausalLM(
+                xLSTMConfig(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_heads=4)
+            )
         case "mistral":
             return MistralForCausalLM(MistralConfig(**_SMALL, num_key_value_heads=2, sliding_window=32, **options))
         case _:
@@ -120,6 +154,21 @@ def take_text_part(model: str, *, of: str) -> None:
 def declare_text(model: str) -> None:
     """Have a model declare no inputs but text, as one from before transformers 5 and one of other code does."""
     models[model].input_modalities = "text"
+
+
+def shard(model: str, *, rank: int, count: int, meeting: str) -> str:
+    """Spread a model over `count` processes that meet in a file, each with its share of every layer's heads: what its weights are
+    of then."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count)
+    mesh = distributed.init_device_mesh("cpu", (count,))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+    for layer in models[model].model.layers:
+        parallelize_module(layer, mesh, plan)
+    return type(models[model].model.layers[0].self_attn.k_proj.weight).__name__
 
 
 def save_and_load(model: str, *, directory: str) -> None:
@@ -181,6 +230,24 @@ def continued(*, model: str, first: list[int], known: int, tokens: list[int]) ->
     return _run(models[model], tokens, cache)[1]
 
 
+def save_share(*, store: str, model: str, tokens: list[int], head: int, heads: int) -> list[bool]:
+    """Store the heads from `head` on of what the model computes, as the rank that has these has them; for each layer whether what
+    is loaded is, bit for bit, that."""
+    whole = DynamicCache(config=models[model].config)
+    with torch.inference_mode():
+        models[model](torch.tensor([tokens]), past_key_values=whole, use_cache=True)
+    share = DynamicCache(config=models[model].config)
+    for index, layer in enumerate(whole.layers):
+        share.update(layer.keys[:, head : head + heads], layer.values[:, head : head + heads], index)
+    saved = stores[store].save(tokens, share)
+    loaded, known = stores[store].load(tokens)
+    assert known == saved
+    return [
+        torch.equal(ours.keys, theirs.keys[:, :, :known]) and torch.equal(ours.values, theirs.values[:, :, :known])
+        for ours, theirs in zip(loaded.layers, share.layers, strict=True)
+    ]
+
+
 def loaded_equals(*, store: str, model: str, tokens: list[int]) -> list[bool]:
     """For each layer whether what is loaded is, bit for bit, what the model computes."""
     cache = DynamicCache(config=models[model].config)
@@ -201,9 +268,10 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
     batch = DynamicCache(config=made.config)
     with torch.inference_mode():
         made(torch.tensor([tokens, tokens]), past_key_values=batch, use_cache=True)
-    half = DynamicCache(config=made.config)
+    half, whole = DynamicCache(config=made.config), DynamicCache(config=made.config)
     with torch.inference_mode():
-        made(torch.tensor([tokens]), past_key_values=half, use_cache=True)
+        for cache in (half, whole):
+            made(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     half.layers[1].keys = half.layers[1].keys.half()
     static = StaticCache(config=made.config, max_cache_len=64)
     quantised = object.__new__(QuantizedCache)
@@ -214,6 +282,7 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
         (torch.tensor([tokens]), half),
         (torch.tensor([tokens]), static),
         (torch.tensor([tokens]), quantised),
+        (torch.tensor([tokens[:-1]]), whole),
     ):
         try:
             stores[store].save(ids, cache)
@@ -232,6 +301,8 @@ def change(*, model: str, how: str) -> None:
                 parameter.add_(0.25)
             case "move":
                 made.to(torch.bfloat16)
+            case "shard":
+                made.model.layers[0].self_attn.k_proj.weight.mul_(2)
             case "pack":
                 made.model.layers[0].mlp.down_proj.qweight.neg_()
             case _:
@@ -273,6 +344,8 @@ if __name__ == "__main__":
             "pack": pack,
             "take_text_part": take_text_part,
             "declare_text": declare_text,
+            "shard": shard,
+            "save_share": save_share,
             "save_and_load": save_and_load,
             "open": open_store,
             "refused": refused,
