@@ -76,6 +76,7 @@ class Arena:
             geometry.region_bytes,
             dedicated_buckets,
             on_dedicated=lambda number: self._regions[number].wipe(),
+            may_share=self._may_share,
         )
         self._regions = [
             Region(directory / f"region-{number:04}", self._room.region_span(number)[1])
@@ -98,6 +99,7 @@ class Arena:
         """By region, room that a process of an earlier life may still write to."""
         self._watching: asyncio.Task[None] | None = None
         self._keeps_outside = False
+        self._cannot_note = False
 
     @classmethod
     async def open(
@@ -260,6 +262,9 @@ class Arena:
             if region.path.exists():
                 region.map(huge_pages=self._huge_pages)
         self._room.adopt_owners(self._geometry.lanes, self._geometry.lent)
+        if self._room.owners.keys() != self._geometry.dedicated.keys():
+            # Others come to lie in what is a bucket's no longer: a note of before would give it that with them in it.
+            self._note_owners()
 
     def _read_outside(self) -> None:
         """What was given to writers outside, of regions that such a process of before still has; of others it is free."""
@@ -279,19 +284,23 @@ class Arena:
 
     # -- reserving -----------------------------------------------------------------------------------------------------
     def try_reserve(self, length: int, *, bucket: NamedBucket | None = None) -> Pin | None:
-        """An extent of at least `length` bytes at once, or None where there is no room now or others wait for it."""
+        """An extent of at least `length` bytes at once, or None where there is none to be had now: no room, others wait for it, or
+        it cannot be noted whom its region serves."""
         lane = self._room.lane(bucket)
         self._start_populating()
         if self._queue.is_waiting(lane):
             return None
-        hold = self._take(length, lane)
+        try:
+            hold = self._take(length, lane)
+        except UnavailableError:  # who has other means takes them, and who waits for room is told why there is none
+            return None
         return None if hold is None else Pin(hold)
 
     async def reserve(self, length: int, *, timeout_seconds: float, bucket: NamedBucket | None = None) -> Pin:
         """An extent of at least `length` bytes, in turn. The caller releases the pin.
 
         Calls the reclaimer where there is no room. `BusyError` after the deadline, `StoreFullError` if it could never fit,
-        `UnavailableError` once the arena is closed. Cancel-safe.
+        `UnavailableError` once the arena is closed, or where it cannot be noted whom a region serves. Cancel-safe.
         """
         pin = self.try_reserve(length, bucket=bucket)
         if pin is not None:
@@ -385,7 +394,8 @@ class Arena:
     def lend(self, region: int, lane: Lane) -> None:
         """Somebody outside, who may see this bucket alone, is about to be shown the whole region: it is the bucket's for good from
         now on, and no other's that gets its name. ValueError where it is not the bucket's. `BusyError` where so much was shown to
-        those who had the name before that no more can be spared (`FORMER_SHARE`)."""
+        those who had the name before that no more can be spared (`FORMER_SHARE`); `UnavailableError` where it cannot be noted:
+        nobody may be shown the region then."""
         if self._room.owners.get(region) != lane:
             raise ValueError(f"region {region} is not {lane.name}'s alone")
         if region not in self._room.lent:
@@ -395,7 +405,11 @@ class Arena:
                     "too many regions are former buckets' of the name", bucket=lane.name, bytes=former_bytes
                 )
             self._room.lent.add(region)
-            self._note_owners()
+            try:
+                self._note_owners()
+            except BaseException:  # or the next try would go by what no later life knows of
+                self._room.lent.discard(region)
+                raise
 
     @property
     def is_waited_for(self) -> bool:
@@ -423,30 +437,31 @@ class Arena:
         )
 
     def _take(self, length: int, lane: Lane | None) -> Hold | None:
-        owners = len(self._room.owners)
         start = self._room.allocate(length, lane)
         if start is None:
             return None
         region, offset = divmod(start, self._room.region_bytes)
+        try:
+            memory = self._memory(region)
+            if lane is not None and region not in self._geometry.dedicated:
+                self._note_owners()
+        except BaseException:  # nobody has it, so nobody would give it back
+            self._room.free(start)
+            raise
         self._generation += 1
         extent = Extent(region, offset, self._room.rounded(length), self._generation)
-        hold = Hold(extent, self._memory(region), length, self._released)
+        hold = Hold(extent, memory, length, self._released)
         self._holds[start] = hold
         self._requested_bytes += length
-        if len(self._room.owners) != owners:
-            self._note_owners()
         return hold
 
     def _give_back(self, hold: Hold) -> None:
         start = self._start_of(hold.extent)
         if self._stays_outside(start, hold):
             return
-        owners = len(self._room.owners)
         del self._holds[start]
         self._requested_bytes -= hold.requested_bytes
         self._room.free(start)
-        if len(self._room.owners) != owners:
-            self._note_owners()
 
     def release_many(self, pins: Sequence[Pin]) -> None:
         """`Pin.release` of each, which are this arena's: in a third of the time, and who waits is served once. RuntimeError,
@@ -455,13 +470,10 @@ class Arena:
         if ended:
             places = [(self._start_of(hold.extent), hold) for hold in ended]
             freed = [(start, hold) for start, hold in places if not self._stays_outside(start, hold)]
-            owners = len(self._room.owners)
             for start, hold in freed:
                 del self._holds[start]
                 self._requested_bytes -= hold.requested_bytes
             self._room.free_many([start for start, _ in freed])
-            if len(self._room.owners) != owners:
-                self._note_owners()
             self._queue.serve()
         self._queue.kick()
 
@@ -480,19 +492,44 @@ class Arena:
             raise UnavailableError("the arena is closed", region=region)
         return room
 
-    def _note_owners(self) -> None:
-        self._geometry = Geometry(
+    def _may_share(self, region: int) -> bool:
+        """Whether a bucket's region may serve all again: not before it is noted, since by a note of before a later life would give
+        the bucket what others have put there."""
+        if region not in self._geometry.dedicated:
+            return True
+        try:
+            self._note_owners(without=region)
+        except UnavailableError as error:
+            if not self._cannot_note and not self._stopping:
+                _log.error("a bucket's empty regions serve no other for now: %s", error)
+                self._cannot_note = True
+            return False
+        return True
+
+    def _note_owners(self, *, without: int | None = None) -> None:
+        """Write down whom regions serve, and which were shown; `without` is one that serves no bucket any more. `UnavailableError`
+        where that cannot be: what was noted before stands."""
+        if self._stopping:
+            raise UnavailableError("the arena is closed")
+        owners = {number: lane for number, lane in self._room.owners.items() if number != without}
+        noted = Geometry(
             **{
                 name: getattr(self._geometry, name)
                 for name in Geometry.__struct_fields__
                 if name not in ("dedicated", "made", "lent")
             },
-            dedicated={number: lane.name for number, lane in self._room.owners.items()},
-            made={number: (lane.created_ms, lane.owner) for number, lane in self._room.owners.items()},
+            dedicated={number: lane.name for number, lane in owners.items()},
+            made={number: (lane.created_ms, lane.owner) for number, lane in owners.items()},
             lent=sorted(self._room.lent),
         )
-        if not self._stopping:
-            write_geometry(self.directory, self._geometry)
+        try:
+            write_geometry(self.directory, noted)
+        except OSError as error:
+            raise UnavailableError(
+                "whom the arena's regions serve cannot be noted", directory=str(self.directory), cause=str(error)
+            ) from error
+        self._geometry = noted
+        self._cannot_note = False
 
     # -- populating ------------------------------------------------------------------------------------------------------
     async def populate(self) -> None:

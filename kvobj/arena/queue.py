@@ -35,7 +35,8 @@ class Waiter:
 
 
 class ReservationQueue:
-    """Waiters by lane. `take(length, lane)` reserves or returns None; `give_back(hold)` undoes it."""
+    """Waiters by lane. `take(length, lane)` reserves or returns None; `give_back(hold)` undoes it. Where `take` fails, so does whom
+    it was for."""
 
     __slots__ = ("_closed", "_give_back", "_kicked", "_lanes", "_may_reclaim", "_reclaim", "_take", "_task")
 
@@ -96,9 +97,13 @@ class ReservationQueue:
             while lane:
                 waiter = lane[0]
                 if not waiter.granted.done():
-                    if not self._try(waiter):
-                        break
-                    waiter.granted.set_result(None)
+                    try:
+                        if not self._try(waiter):
+                            break
+                    except KvobjError as error:  # its own: not that of who has released something, or populates
+                        waiter.granted.set_exception(error)
+                    else:
+                        waiter.granted.set_result(None)
                 self._leave(waiter)
 
     def kick(self) -> None:

@@ -25,15 +25,18 @@ _LOOKED_AT_MOST: Final = 65536
 
 class Room:
     """Extents by absolute offset. `dedicated_buckets` names those that get regions of their own; all others share. `on_dedicated`
-    is told of a region that was used before it becomes a bucket's own."""
+    is told of a region that was used before it becomes a bucket's own; `may_share` is asked about one that is to serve all again,
+    and where it may not yet, that is asked again when room is short."""
 
     __slots__ = (
         "_dedicated_buckets",
         "_kept",
+        "_may_share",
         "_next_look",
         "_on_dedicated",
         "_pools",
         "_shared",
+        "_unshared",
         "_used",
         "capacity_bytes",
         "extents",
@@ -50,6 +53,7 @@ class Room:
         dedicated_buckets: frozenset[str],
         *,
         on_dedicated: Callable[[int], None] = lambda _: None,
+        may_share: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.region_bytes = region_bytes
@@ -63,6 +67,9 @@ class Room:
         self._kept: set[Lane] = set()
         self._next_look = 0
         self._on_dedicated = on_dedicated
+        self._may_share = may_share
+        # Empty regions that stay their bucket's for now, since they may not be shared yet.
+        self._unshared: set[int] = set()
         self._used: set[int] = set()
         # Regions that somebody outside was shown: they stay their bucket's, since they may be looked at for ever.
         self.lent: set[int] = set()
@@ -143,14 +150,22 @@ class Room:
 
     def allocate(self, length: int, lane: Lane | None) -> int | None:
         """Absolute offset of a new extent in the lane's room, or None. A dedicated lane takes one more region if one is empty."""
-        pool = self._shared if lane is None else self._pools.get(lane)
-        offset = None if pool is None else pool.allocate(length)
-        if offset is None and lane is not None and self._dedicate_one(lane, length):
-            offset = self._pools[lane].allocate(length)
+        offset = self._allocate(length, lane)
+        if offset is None and self._unshared:
+            for region in list(self._unshared):
+                self._undedicate_if_empty(region)
+            offset = self._allocate(length, lane)
         if offset is not None:
             region = offset // self.region_bytes
             self.extents[region][offset] = self._shared.rounded(length)
             self._used.add(region)
+        return offset
+
+    def _allocate(self, length: int, lane: Lane | None) -> int | None:
+        pool = self._shared if lane is None else self._pools.get(lane)
+        offset = None if pool is None else pool.allocate(length)
+        if offset is None and lane is not None and self._dedicate_one(lane, length):
+            offset = self._pools[lane].allocate(length)
         return offset
 
     def free(self, offset: int) -> int:
@@ -252,17 +267,22 @@ class Room:
         return False
 
     def _undedicate_if_empty(self, region: int) -> None:
+        self._unshared.discard(region)
         owner = self.owners.get(region)
         if owner is None or self.extents[region] or region in self.lent:
             return
         start, room = self.region_span(region)
         pool = self._pools[owner]
-        if pool.is_free(start, room):
-            pool.remove(start, room)
-            del self.owners[region]
-            if owner not in self.owners.values():
-                del self._pools[owner]
-            self._shared.add(start, room)
+        if not pool.is_free(start, room):
+            return
+        if not self._may_share(region):
+            self._unshared.add(region)
+            return
+        pool.remove(start, room)
+        del self.owners[region]
+        if owner not in self.owners.values():
+            del self._pools[owner]
+        self._shared.add(start, room)
 
 
 def _cheapest_window(

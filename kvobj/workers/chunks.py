@@ -21,7 +21,7 @@ from kvobj.catalog.namespace_protocol import NamespaceUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQuota, ObjectRow
 from kvobj.clock import Clock
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, UnavailableError
 from kvobj.store.batch import ChunkBatch, Reached
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
@@ -228,8 +228,8 @@ class _RemoteGate:
         """See `ByteGate.enter`."""
         try:
             await self._calls.enter_gate(self._entry, size_bytes)
-        except asyncio.CancelledError:
-            self.leave(size_bytes)  # it may have been let in by then
+        except (asyncio.CancelledError, UnavailableError):
+            self.leave(size_bytes)  # it may have been let in by then, and be answered too late
             raise
 
     def leave(self, _size_bytes: int) -> None:

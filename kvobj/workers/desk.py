@@ -111,6 +111,8 @@ class Desk(StoreCalls):
         self._parts = parts
         self._on_ready = on_ready
         self._gates: dict[int, int] = {}
+        self._entering: dict[int, bool] = {}
+        """Entries that are on their way in, and whether the worker has given each up meanwhile."""
         self._hot_opens = 0
         self._hot_bytes = 0
         self.channel = Channel(
@@ -118,7 +120,7 @@ class Desk(StoreCalls):
             interface=StoreCalls,
             calls=WorkerCalls,
             log=log,
-            at_once={"open": self._open_now, "put": self._put_now},
+            at_once={"open": self._open_now, "put": self._put_now, "enter_gate": self._enter_gate_now},
             long_calls=WORKER_LONG_CALLS,
         )
         self.worker: WorkerCalls = self.channel.proxy(WorkerCalls)
@@ -154,6 +156,7 @@ class Desk(StoreCalls):
         for size_bytes in self._gates.values():
             self._parts.gate.leave(size_bytes)
         self._gates.clear()
+        self._entering.clear()
 
     def _frame_filled(self, handle: int, filled: int) -> None:
         self.channel.tell("filled", handle, filled)
@@ -579,14 +582,28 @@ class Desk(StoreCalls):
 
     async def enter_gate(self, entry: int, size_bytes: int) -> None:
         """See `StoreCalls.enter_gate`."""
-        await self._parts.gate.enter(size_bytes)
-        self._gates[entry] = size_bytes
+        try:
+            await self._parts.gate.enter(size_bytes)
+        except BaseException:
+            self._entering.pop(entry, None)
+            raise
+        if self._entering.pop(entry, False):  # let in and given up in one turn: nobody would leave for it
+            self._parts.gate.leave(size_bytes)
+        else:
+            self._gates[entry] = size_bytes
+
+    def _enter_gate_now(self, entry: int, _size_bytes: int) -> object:
+        """`leave_gate` may come in one with the call, before that has begun."""
+        self._entering[entry] = False
+        return LATER
 
     def leave_gate(self, entry: int) -> None:
         """See `StoreCalls.leave_gate`."""
         size_bytes = self._gates.pop(entry, None)
         if size_bytes is not None:
             self._parts.gate.leave(size_bytes)
+        elif entry in self._entering:
+            self._entering[entry] = True
 
     # -- a worker's life -----------------------------------------------------------------------------------------
     def ready(self) -> None:

@@ -5,6 +5,7 @@ Implements `store.following.Followed` on the worker's side; `FollowedStreams` is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class _Stream:
     followed: Followed
     views: AsyncGenerator[memoryview, None] | None = None
     rest: memoryview = field(default_factory=lambda: memoryview(b""))
+    reader: asyncio.Task[object] | None = None
+    """Who is in `views` now: they cannot be closed before it has left them."""
 
 
 class FollowedStreams:
@@ -113,17 +116,26 @@ class FollowedStreams:
         """See `StoreCalls.next_followed`."""
         stream = self._get(handle)
         assert stream.views is not None
-        while not stream.rest:
-            view = await anext(stream.views, None)
-            if view is None:
-                return None
-            stream.rest = view
+        stream.reader = asyncio.current_task()
+        try:
+            while not stream.rest:
+                view = await anext(stream.views, None)
+                if view is None:
+                    return None
+                stream.rest = view
+        finally:
+            stream.reader = None
         piece, stream.rest = bytes(stream.rest[:_PIECE_BYTES]), stream.rest[_PIECE_BYTES:]
         return piece
 
     async def end(self, handle: int) -> None:
         """See `StoreCalls.unfollow`. An unknown handle is ignored."""
-        stream = self._streams.pop(handle, None)
+        stream = self._streams.get(handle)
+        if stream is not None and stream.reader is not None:
+            if not stream.reader.cancelling():
+                stream.reader.cancel()
+            await asyncio.wait([stream.reader])
+        stream = self._streams.pop(handle, None)  # only now: where the wait is cut short, `aclose` ends it
         if stream is not None and stream.views is not None:
             async with aclosing(stream.views):
                 stream.rest = memoryview(b"")

@@ -19,6 +19,7 @@ from module_paths import ModulePaths
 from real_store import MIB, node_settings, running_node
 from same_host_world import RawPeer
 
+from kvobj.api.same_host import connection
 from kvobj.api.same_host.connection import Connection
 from kvobj.api.same_host.message_socket import MessageSocket
 from kvobj.api.same_host.rights import Rights
@@ -237,3 +238,75 @@ async def test_room_of_a_trusted_writer_is_its_own_until_its_socket_has_ended(
     assert world.node.arena.reserved_bytes == held
     writer.socket.close()
     await world.until(lambda: world.node.arena.reserved_bytes == before)
+
+
+# -- a stop --------------------------------------------------------------------------------------------------------
+async def test_a_stop_waits_once_for_all_writers_that_stall(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [await world.greeted() for _ in range(4)]
+    controls = [writer.descriptors[-1] for writer in writers]
+    for number, writer in enumerate(writers):
+        assert isinstance(await ask(writer, Reserve("default", [NewItem(f"k{number}", MIB)])), Reserved)
+    closing = asyncio.create_task(world.same_host.server.aclose())
+    await world.until(lambda: all(os.pread(control, 1, 0) == b"\1" for control in controls))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert world.connections == len(writers)
+    loop = asyncio.get_running_loop()
+    now, later = loop.time, connection._STALL_SECONDS
+    monkeypatch.setattr(loop, "time", lambda: now() + later)  # once that long, as the loop sees it
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.connections == 0
+    await closing
+
+
+# -- the socket's name ---------------------------------------------------------------------------------------------
+def server_beside(world: World) -> SameHost | None:
+    """Another server's, of the same configuration."""
+    log = logging.getLogger("beside")
+    return start_same_host(world.node, world.node.kv.chunks, clock=SystemClock(), metrics=Metrics(), log=log)
+
+
+async def test_a_socket_that_is_listened_at_is_not_taken_from_who_does(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert server_beside(world) is None
+    assert [record.levelname for record in caplog.records if record.name == "beside"] == ["WARNING"]
+    assert isinstance(await ask(await world.greeted(), Open([])), Opened)
+
+
+async def test_a_socket_where_more_wait_than_are_taken_is_not_taken_either(world: World) -> None:
+    path = world.same_host.server.path
+    await world.same_host.server.aclose()
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(str(path))
+        busy.listen(0)
+        waiting.connect(str(path))
+        assert server_beside(world) is None
+    assert path.exists()
+
+
+async def test_a_socket_that_nobody_listens_at_any_more_is_replaced(world: World) -> None:
+    path = world.same_host.server.path
+    await world.same_host.server.aclose()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+    beside = server_beside(world)
+    assert beside is not None
+    world.knock()
+    await world.until(lambda: beside.server.connections == 1)
+    await beside.server.aclose()
+    assert not path.exists()
+
+
+async def test_a_stop_leaves_a_socket_that_is_anothers_by_now(world: World) -> None:
+    path = world.same_host.server.path
+    path.unlink()
+    beside = server_beside(world)
+    assert beside is not None
+    await world.same_host.server.aclose()
+    world.knock()
+    await world.until(lambda: beside.server.connections == 1)
+    await beside.server.aclose()
+    assert not path.exists()

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,8 @@ class SameHostServer(BackgroundWorker):
         self._connections_max = connections_max
         self._log = log
         self._listener: socket.socket | None = None
+        self._bound = (0, 0)
+        """Device and inode of the socket's name."""
         self._resuming: asyncio.TimerHandle | None = None
         self._connections: dict[Connection, None] = {}
         """In the order in which they came."""
@@ -54,13 +57,15 @@ class SameHostServer(BackgroundWorker):
     def listen(self) -> None:
         """Bind the socket, in place of one that an earlier process left, and take connections.
 
-        `UnavailableError` where that cannot be.
+        `UnavailableError` where that cannot be, as where another process listens at it.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             if self.path.exists() and stat.S_ISSOCK(self.path.stat().st_mode):
-                self.path.unlink()
+                _require_nobody_listens(self.path)
+                self.path.unlink(missing_ok=True)
             at_path(self.path, listener.bind)
+            self._bound = _identity(self.path)
             # Anybody may knock: the token decides.
             self.path.chmod(0o666)
             listener.listen(BACKLOG)
@@ -80,12 +85,21 @@ class SameHostServer(BackgroundWorker):
             self._resuming.cancel()
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
+            # Before it is closed: no other file has its number till then.
+            with suppress(OSError):  # a name that stays is replaced at the next start
+                if _identity(self.path) == self._bound:  # else it is another's by now
+                    self.path.unlink()
             listener.close()
-            self.path.unlink(missing_ok=True)
         await super().aclose()
         self._parts.arena.keep_outside()
-        for connection in list(self._connections):
-            await connection.aclose()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.end()
+        # Side by side: those whose writers stall are waited for together. And all of them, whatever becomes of one.
+        ended = await asyncio.gather(*(connection.aclose() for connection in connections), return_exceptions=True)
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
 
     def _resume(self) -> None:
         assert self._listener is not None
@@ -135,3 +149,20 @@ class SameHostServer(BackgroundWorker):
             for connection in [each for each in self._connections if each.is_overdue]:
                 self._log.warning("a same-host client has not renewed its lease: what it holds is revoked")
                 connection.end()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _require_nobody_listens(path: Path) -> None:
+    """OSError where somebody takes connections at the socket, or nobody can tell."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as asking:
+        try:
+            at_path(path, asking.connect)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except BlockingIOError:  # more wait there than are taken
+            pass
+    raise OSError(errno.EADDRINUSE, "another process listens there")
