@@ -61,6 +61,8 @@ STORED_IN_TURN: Final = 3
 """What one call stores on the same host goes in so many batches: in fewer, of about so many bytes each, where it is little, and in
 more where they would be of more than goes at once. The server's work on one is done while the next is copied, but for the first
 one's beginning and the last one's end."""
+STORE_THREADS: Final = 2
+"""How many threads of an engine's store at once, where it does not say."""
 _SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
 """How a batch is refused that one of its chunks spoils, or that is too large."""
 
@@ -87,8 +89,16 @@ class Outcome(Enum):
 class Line:
     """What one process has of a link. Thread-safe."""
 
-    def __init__(self, settings: LinkSettings, tally: Tally, *, note_refusal: Callable[[KvobjError], None]) -> None:
-        """`note_refusal` is told why a chunk was not stored where others of its batch may have been."""
+    def __init__(
+        self,
+        settings: LinkSettings,
+        tally: Tally,
+        *,
+        note_refusal: Callable[[KvobjError], None],
+        store_threads: int = STORE_THREADS,
+    ) -> None:
+        """`note_refusal` is told why a chunk was not stored where others of its batch may have been. `store_threads`: see
+        `StoreLink`."""
         credentials = Credentials(settings.access_key, settings.secret_key)
         self._settings = settings
         self._tally = tally
@@ -122,7 +132,11 @@ class Line:
         self._is_closed = False
         self._holds = Holds()
         self._threads = min(settings.threads, os.cpu_count() or 1)
-        self._helpers = Helpers(2 * (self._threads - 1))
+        helpers = 2 * (self._threads - 1)
+        self._helpers = Helpers(helpers)
+        # A store that waits for room keeps its connection until the deadline. If stores could have all of them, a load would wait
+        # behind them for as long: those that store and their helpers have half.
+        self._store_helpers = Helpers(max(0, min(helpers, settings.connections // 2 - store_threads)))
 
     @property
     def held(self) -> int:
@@ -143,10 +157,25 @@ class Line:
     def hold(self, names: Sequence[Name]) -> list[bool]:
         """See `StoreLink.hold`. Where it raises nothing is held."""
         pins = self._pinned(names)
-        for name, pin in zip(names, pins, strict=True):
+        self._keep(names, pins)
+        return [pin is not None for pin in pins] + [False] * (len(names) - len(pins))
+
+    def hold_or_find(self, names: Sequence[Name]) -> list[tuple[bool, bool]]:
+        """See `StoreLink.hold_or_find`. Where it raises nothing is held."""
+        pins = self._pinned(names)
+        try:
+            rest = names[len(pins) :]
+            found = self._present(self._space(), rest, has_room=False) if rest else []
+        except BaseException:
+            let_go(pins)
+            raise
+        self._keep(names, pins)
+        return [(pin is not None, pin is not None) for pin in pins] + [(each, False) for each in found]
+
+    def _keep(self, names: Sequence[Name], pins: Sequence[Pin | None]) -> None:
+        for name, pin in zip(names, pins, strict=False):  # of the first names
             if pin is not None:
                 self._holds.add(pin, (name,))
-        return [pin is not None for pin in pins]
 
     def hold_run(self, names: Sequence[Name]) -> int:
         """See `StoreLink.hold_run`."""
@@ -167,9 +196,12 @@ class Line:
     def present(self, names: Sequence[Name]) -> list[bool]:
         """See `StoreLink.present`. What the leading run does not tell is pinned for a moment, which asks for many in one call, and
         in the middle of a chain too. Where the session has no room for that, one is opened that has."""
-        space = self._space()
+        return self._present(self._space(), names, has_room=True)
+
+    def _present(self, space: Namespace, names: Sequence[Name], *, has_room: bool) -> list[bool]:
+        """See `present`. `has_room`: whether the session may have some."""
         found = [True] * self._client.match(namespace=space, ids=names[:MATCHED_AT_ONCE]).matched
-        if len(found) < len(names):
+        if has_room and len(found) < len(names):
             found += live_as_far_as_it_fits(self._own_session(), space, names[len(found) :], PINNED_AT_ONCE)
         if len(found) < len(names):
             with self._new_session(is_automatic=False) as session:
@@ -221,7 +253,7 @@ class Line:
             if self.is_same_host:  # one call, and the client copies by several threads
                 self._reader.read(wanted, start, stop)
             else:
-                self._divided(sizes, start, stop, partial(self._reader.read, wanted))
+                self._divided(self._helpers, sizes, start, stop, partial(self._reader.read, wanted))
         self._load_pinned(names, views, found, came, exact=exact)
 
     def _load_pinned(
@@ -281,7 +313,7 @@ class Line:
             self._put_in_turn(list(cut(sizes, size_bytes, MOVED_AT_ONCE)), chunks, note)
         else:
             for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
-                self._divided(sizes, start, stop, put)
+                self._divided(self._store_helpers, sizes, start, stop, put)
 
     def delete(self, names: Sequence[Name]) -> bool:
         """See `StoreLink.delete`. `NotGrantedError` as `store`."""
@@ -351,6 +383,7 @@ class Line:
             else:
                 session.abandon()
         self._helpers.close()
+        self._store_helpers.close()
         self._client.close()
         self._bucket.close()
 
@@ -444,7 +477,8 @@ class Line:
         return Session(self._client, holder=holder, ttl_ms=self._settings.lease_ms, is_automatic=is_automatic)
 
     def _pinned(self, names: Sequence[Name]) -> list[Pin | None]:
-        """A pin for each name that is live, as far as the session may hold them. Where it raises, none is left."""
+        """A pin for each name that is live; of the first names alone where the session may not hold more. Where it raises, none is
+        left."""
         space, session = self._space(), self._own_session()
         pins: list[Pin | None] = []
         try:
@@ -454,15 +488,17 @@ class Line:
         except BaseException:
             let_go(pins)
             raise
-        return pins + [None] * (len(names) - len(pins))
+        return pins
 
-    def _divided(self, sizes: Sequence[int], start: int, stop: int, move: Callable[[int, int], None]) -> None:
+    def _divided(
+        self, helpers: Helpers, sizes: Sequence[int], start: int, stop: int, move: Callable[[int, int], None]
+    ) -> None:
         """Move a piece's chunks, some of them by each thread that is free."""
         size_bytes = sum(sizes[start:stop])
         wanted = min(self._threads, stop - start, size_bytes // BYTES_A_THREAD) - 1
-        taken = self._helpers.take(wanted)
+        taken = helpers.take(wanted)
         bounds = shared_out(sizes, start, stop, taken + 1)
-        self._helpers.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
+        helpers.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
 
     def _put_in_turn(
         self,

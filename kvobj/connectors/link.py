@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from kvobj.client.call_scope import current_scope, ends_by
 from kvobj.client.kv_values import Name, Namespace, NewChunk
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
-from kvobj.connectors.line import Line, NotGrantedError, Outcome
+from kvobj.connectors.line import STORE_THREADS, Line, NotGrantedError, Outcome
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.outage import Outage, Turn
 from kvobj.connectors.tally import Tally
@@ -49,8 +49,14 @@ class StoreLink:
     Names are those of its namespace, as `kvobj.client` has them: strings, or raw digests of 32 bytes; one call has one kind.
     """
 
-    def __init__(self, settings: LinkSettings, *, log: logging.Logger | None = None) -> None:
+    def __init__(
+        self, settings: LinkSettings, *, log: logging.Logger | None = None, store_threads: int = STORE_THREADS
+    ) -> None:
+        """`store_threads`: how many threads of its owner's store at once. Together with those that help them they leave half of the
+        connections to all else, or more threads than that have none to help them."""
         self.settings = settings
+        self._store_threads = store_threads
+        self._unheld_told_at = float("-inf")
         self.log = log or _LOG
         """Where outages and faults are told."""
         self._is_closed = False
@@ -79,6 +85,16 @@ class StoreLink:
         held = self._looked_up(lambda line: line.hold(names), nothing) if names else nothing
         self._tally.looked_up(held)
         return held
+
+    def hold_or_find(self, names: Sequence[Name]) -> list[tuple[bool, bool]]:
+        """As `hold`, but what a session may not pin any more is looked up without: of each name whether it is stored, and whether
+        it is held. The store's eviction passes over what it told of for its grace, and a load of what is gone says so."""
+        nothing = [(False, False)] * len(names)
+        answers = self._looked_up(lambda line: line.hold_or_find(names), nothing) if names else nothing
+        self._tally.looked_up([found for found, _ in answers])
+        if unheld := sum(found and not is_held for found, is_held in answers):
+            self._note_unheld(unheld)
+        return answers
 
     def hold_run(self, names: Sequence[Name]) -> int:
         """How long the stored run at the head of the list is; its names are pinned until `release`. Of a chain the tail alone
@@ -143,6 +159,11 @@ class StoreLink:
         self._tally.stored([outcome is not Outcome.FAILED for outcome in outcomes], chunks)
         return outcomes
 
+    def gave_up(self, count: int, why: str) -> None:
+        """So many chunks are not going to be stored, since their owner could wait no longer: counted and told as failed stores."""
+        self._tally.gave_up(count)
+        self._note_refusal(BusyError(why))
+
     def read(self, names: Sequence[Name]) -> list[memoryview | None]:
         """Chunks of any size, in memory of their own; None as `load` answers False."""
         found: list[memoryview | None] = [None] * len(names)
@@ -203,7 +224,7 @@ class StoreLink:
         settings = self.settings
         self._outage = Outage(rest=settings.rest_seconds, rest_max=settings.rest_seconds_max)
         self._tally = Tally()
-        self._line = Line(settings, self._tally, note_refusal=self._note_refusal)
+        self._line = Line(settings, self._tally, note_refusal=self._note_refusal, store_threads=self._store_threads)
 
     def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * len(names)
@@ -275,6 +296,19 @@ class StoreLink:
     def _note_refusal(self, error: KvobjError) -> None:
         if self._tally.failed(error):
             self.log.warning("%s refused a call: %s", self._place, error)
+
+    def _note_unheld(self, count: int) -> None:
+        """Counted, and told in the log once a rest: it goes on for as long as an engine asks for so much."""
+        self._tally.found_unheld(count)
+        now = time.monotonic()
+        if now - self._unheld_told_at >= self.settings.rest_seconds_max:
+            self._unheld_told_at = now
+            self.log.warning(
+                "%s: %d chunks were found and not pinned, since this process may pin no more; eviction may take them before they"
+                " are loaded",
+                self._place,
+                count,
+            )
 
     def _failed(self, turn: Turn, error: KvobjError) -> None:
         scope = current_scope()

@@ -10,7 +10,7 @@ from kvobj.client.kv_values import NewChunk
 
 _COUNTS: Final = (
     *("hits", "misses", "loads", "load_misses", "loaded_bytes"),
-    *("stores", "store_failures", "stored_bytes", "errors", "disagreements", "corrupt"),
+    *("found_unheld", "stores", "store_failures", "stored_bytes", "errors", "disagreements", "corrupt"),
 )
 
 
@@ -29,6 +29,10 @@ class Tally:
         hits = sum(found)
         self._add(hits=hits, misses=len(found) - hits)
 
+    def found_unheld(self, count: int) -> None:
+        """Of what was looked up to be held so many are stored and not held: there were no pins left."""
+        self._add(found_unheld=count)
+
     def looked_up_run(self, run: int, asked: int) -> None:
         """A run was asked for: the chunk that ends it is the one miss."""
         self._add(hits=run, misses=int(run < asked))
@@ -45,6 +49,10 @@ class Tally:
         )
         hits = sum(stored)
         self._add(stores=hits, store_failures=len(stored) - hits, stored_bytes=size_bytes)
+
+    def gave_up(self, count: int) -> None:
+        """Chunks were to be stored, and were not sent."""
+        self._add(store_failures=count)
 
     def disagreed(self, error: Exception) -> None:
         """A chunk is stored with another size or layout than the one that came."""

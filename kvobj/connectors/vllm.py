@@ -89,7 +89,7 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         self._row_count = shape[0]
         self._row_bytes = shape[1] * primary_kv_view.itemsize
         settings = link_settings(store, os.environ, _chunks_of(offloading_spec, self._row_bytes), problems=problems)
-        self._link = StoreLink(settings, log=_LOG)
+        self._link = StoreLink(settings, log=_LOG, store_threads=io_threads)
         self._link.connect()
         self._lookups = Lookups(self._link, name_of=chunk_name, deadline_seconds=settings.timeout_seconds)
         self._transfers = Transfers(threads=io_threads, store_wait_seconds=2 * settings.timeout_seconds)

@@ -3,20 +3,27 @@ an engine. LMCache's own harnesses, `bench l2` and `basic_check`, run over both 
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import textwrap
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from client_suite import body_of
 from engine_process import PYTHON, EngineProcess, digest_of, needs_engines
 from module_paths import ModulePaths
 from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
+
+from kvobj.client import NewChunk
+from kvobj.connectors import LinkSettings, StoreLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,6 +194,61 @@ class TestL2Adapter:
         with server.raw() as raw:
             path = f"/cache/listed/example/Model-8B@00000001@0@{500:064x}"
             assert len(raw.request("GET", path).body) == 50
+
+    @pytest.mark.parametrize("cursor", ["\0junk", "x" * 2000])
+    def test_a_cursor_that_is_none_is_refused_as_lmcache_has_it(
+        self, engine: EngineProcess, server: ServerProcess, cursor: str
+    ) -> None:
+        engine.ask("open", name="cursors", params=params_of(server))
+        with pytest.raises(RuntimeError, match=r"ValueError.*cursor is not the end of a page"):
+            engine.ask("list_behind", name="cursors", cursor=cursor)
+
+    def test_a_model_that_climbs_out_is_stored_found_listed_and_deleted(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        engine.ask("open", name="climbing", params=params_of(server))
+        keys, chunks = keys_from(530, 2, "salt"), chunks_from(0xC000, (TOKENS, 5))
+        objects = [(one, 5000, 530 + at) for at, one in enumerate(keys)]
+        model = "../../models/x"
+        engine.ask("call_model", model=model)
+        try:
+            assert engine.ask("store", name="climbing", objects=objects)
+            assert engine.ask("lock", name="climbing", keys=keys) == [True, True]
+            loaded = engine.ask("load", name="climbing", objects=[(one, 5000) for one in keys])
+            assert loaded["digests"] == digests([5000] * 2, 530)
+            engine.ask("unlock", name="climbing", keys=keys)
+            assert engine.ask("list", name="climbing", page_size=5) == [[[one, 5000] for one, _ in keys]]
+            engine.ask("delete", name="climbing", keys=keys)
+            assert engine.ask("list", name="climbing", page_size=5) == [[]]
+            assert engine.ask("open_engine", name="climbing", params=params_of(server))
+            engine.ask("engine_put", name="climbing", chunks=chunks)
+            expected = engine.ask("expected", name="climbing", chunks=chunks)
+            assert engine.ask("engine_get", name="climbing", chunks=chunks) == expected
+            state = engine.ask("engine_state", name="climbing")
+            assert [each for each in state["list"] if "models/x" in each] == [
+                f"{model}@2@0@c000@bfloat16",
+                f"{model}@2@0@c001@bfloat16@user%u1",
+            ]
+            assert state["report"]["errors"] == 0
+        finally:
+            engine.ask("call_model", model=None)
+
+    def test_what_is_looked_up_above_a_sessions_pins_is_found_and_loaded(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        engine.ask("open", name="rows", params=params_of(server, namespace="rows", declaration=DECLARATION))
+        keys = keys_from(0x10000, 4200)
+        for start in range(0, len(keys), 1000):
+            assert engine.ask("store", name="rows", objects=[(one, 64, 1) for one in keys[start : start + 1000]])
+        assert engine.ask("lock", name="rows", keys=[*keys, key(9999)]) == [True] * 4200 + [False]
+        assert engine.ask("lock", name="rows", keys=keys[:600]) == [True] * 600, "another request, of the same chunks"
+        status = engine.ask("state", name="rows")["status"]
+        assert (status["held"], status["found_unheld"], status["errors"]) == (4096, 704, 0)
+        loaded = engine.ask("load", name="rows", objects=[(one, 64) for one in keys[4000:]])
+        assert loaded["digests"] == [digest_of(64, 1)] * 200
+        engine.ask("unlock", name="rows", keys=keys)
+        engine.ask("unlock", name="rows", keys=keys[:600])
+        assert engine.ask("state", name="rows")["status"]["held"] == 0
 
     def test_it_shares_its_chunks_with_lmcaches_s3_adapter(self, engine: EngineProcess, server: ServerProcess) -> None:
         credentials = server.credentials()
@@ -397,6 +459,20 @@ class TestEngineConnector:
             assert engine.ask("engine_used_bytes", name="forms") == 0
             engine.ask("close_engine", name="forms")
 
+    def test_serialized_chunks_come_back_with_the_bytes_that_were_put_by_every_way(
+        self, engine: EngineProcess, server: ServerProcess
+    ) -> None:
+        assert engine.ask("open_engine", name="serialized", params=params_of(server))
+        engine.ask("engine_serialize", name="serialized", size_bytes=777)
+        chunks = chunks_from(0x2C00, (TOKENS,) * 3)
+        engine.ask("engine_put", name="serialized", chunks=chunks)
+        for way in ("single", "batched", "non-blocking"):
+            got = engine.ask("engine_get", name="serialized", chunks=chunks, way=way)
+            assert [each[1] for each in got] == ["BINARY_BUFFER"] * 3
+            full = [body_of(2048, chunk[2]) for chunk in chunks]
+            assert [each[2] for each in got] == [hashlib.sha256(each[:777]).hexdigest() for each in full]
+        assert engine.ask("engine_used_bytes", name="serialized") == 0
+
     def test_layers_are_chunks_of_their_own(self, engine: EngineProcess, server: ServerProcess) -> None:
         assert engine.ask("open_engine", name="layers", params=params_of(server), layerwise=True)
         layers = [chunks_from(0x3000, (TOKENS, 7), layer) for layer in range(2)]
@@ -535,6 +611,42 @@ class TestEngineConnector:
             assert not engine.ask("engine_recovers", name="owner", seed=7)
             for name in ("owner", "other"):
                 engine.ask("close_engine", name=name)
+
+    def test_puts_that_wait_for_room_keep_nothing_else_waiting_and_are_given_up(
+        self, engine: EngineProcess, tmp_path: Path
+    ) -> None:
+        chunks = chunks_from(0xD000, (TOKENS, 5))
+        with ServerProcess(tmp_path / "full", SMALL) as server:
+            params = params_of(server, timeout_seconds=2.0)
+            assert engine.ask("open_engine", name="waiting", params=params, memory_mib=256)
+            engine.ask("engine_put", name="waiting", chunks=chunks)
+            expected = engine.ask("expected", name="waiting", chunks=chunks)
+            with closing(StoreLink(LinkSettings.parse(params_of(server, timeout_seconds=1.0), {}))) as filler:
+                names = engine.ask("engine_state", name="waiting")["list"]
+                assert filler.hold(names) == [True, True]
+                for number in itertools.count():
+                    chunk = NewChunk(f"full/{number}", body_of(4 * MIB, number))
+                    if not filler.store([chunk])[0]:
+                        break
+                    filler.hold([chunk.id])
+                begun = 12
+                large = [[0xD100 + 2 * at, TOKENS * 2048, at] for at in range(begun)]
+                engine.ask("engine_begin_puts", name="waiting", chunks=large)
+                assert engine.ask("engine_is_well", name="waiting"), "its ping waited behind puts"
+                assert engine.ask("engine_contains", name="waiting", chunks=chunks) == [2, 2, 1, 1]
+                assert engine.ask("engine_get", name="waiting", chunks=chunks) == expected
+                assert engine.ask("engine_puts_underway") >= begun - 2, "puts went first"
+                wait_until(
+                    lambda: bool(engine.ask("engine_puts_underway") == 0),
+                    timeout_seconds=30,
+                    what="the puts to end",
+                )
+                report = engine.ask("engine_state", name="waiting")["report"]
+                assert report["is_up"], "a full store was taken for one that is away"
+                assert report["store_failures"] > begun // 2
+                assert report["errors"] < report["store_failures"], "none was given up while it waited"
+                assert engine.ask("engine_used_bytes", name="waiting") == 0
+            engine.ask("close_engine", name="waiting")
 
     def test_the_pages_configuration_makes_one_backend_that_stores_and_loads(
         self, engine: EngineProcess, server: ServerProcess, tmp_path: Path

@@ -243,6 +243,29 @@ class TestChunks:
         link.release(names)
         assert link.report()["errors"] == 0
 
+    def test_what_may_not_be_pinned_any_more_is_found_without_and_told_once(
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        chunks = [NewChunk(f"rows/{at:05}", b"%d" % at) for at in range(4200)]
+        names = names_of(chunks)
+        with closing(StoreLink(settings_of(server))) as link:
+            assert all(link.store(chunks))
+            assert link.hold_or_find(names[:10]) == [(True, True)] * 10
+            assert link.report()["found_unheld"] == 0
+            asked = ["rows/none", *names[:4095], "rows/gone", *names[4095:]]
+            pinned = [(False, False), *[(True, True)] * 4086]
+            assert link.hold_or_find(asked) == [*pinned, *[(True, False)] * 9, (False, False), *[(True, False)] * 105]
+            for _ in range(2):
+                assert link.hold_or_find(names[:2]) == [(True, False)] * 2
+            report = link.report()
+            assert (report["held"], report["found_unheld"], report["errors"]) == (4096, 118, 0)
+            assert (report["hits"], report["misses"]) == (10 + 4200 + 4, 2)
+            link.release([*names, *names[:10]])
+            assert link.report()["held"] == 0
+            assert link.hold_or_find(names[:2]) == [(True, True)] * 2
+        (line,) = caplog.messages
+        assert "114 chunks were found and not pinned" in line
+
     def test_names_with_any_characters_are_stored_found_listed_and_deleted(self, link: StoreLink) -> None:
         control = ["\r", "\n", "\r\n", "\t", "\x01", "\x1f", "\x7f", "\x85"]
         odd = [*control, "\ufffe", "\uffff", "\U0010ffff", "&<>\"'", "&#13;", "]]>", "%0D"]
@@ -457,6 +480,41 @@ class TestFaults:
             )
             assert loaded(link, kept[:1]) == bodies(kept[:1])
             link.release(names_of(kept))
+
+    def test_stores_that_wait_for_room_over_the_network_leave_connections_to_loads(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)  # as many threads as the settings have
+        full = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=64 * MIB, buckets=SETTINGS.buckets)
+        with (
+            ServerProcess(tmp_path, full) as server,
+            closing(StoreLink(settings_of(server, timeout_seconds=1))) as filler,
+            closing(StoreLink(settings_of(server, timeout_seconds=3, same_host=False))) as link,
+        ):
+            kept: list[NewChunk] = []
+            for chunk in chunks_of("room", (4 * MIB,) * 64):
+                if not filler.store([chunk])[0]:
+                    break
+                if filler.hold([chunk.id]) == [True]:
+                    kept.append(chunk)
+            asked = kept[:1]
+            assert loaded(link, asked) == bodies(asked)
+            transport = link._line._client._transport
+            batches = [chunks_of(front, (4 * MIB,) * 16) for front in ("one", "other")]
+            threads = [threading.Thread(target=link.store, args=(batch,)) for batch in batches]
+            for thread in threads:
+                thread.start()
+            lent: list[int] = []
+            found: list[list[bool]] = []
+            while threads[0].is_alive() and threads[1].is_alive():
+                lent.append(len(transport._lent))
+                found.append(link.present(names_of(asked)))
+                assert loaded(link, asked) == bodies(asked)
+            for thread in threads:
+                thread.join()
+            assert found == [[True]] * len(found)
+            assert max(lent) <= link.settings.connections // 2
+            assert max(lent) > 1, "the stores took turns"
 
     @pytest.mark.parametrize("right", ["read", "write"])
     def test_what_a_user_may_not_do_is_refused_and_costs_no_hit_of_what_it_may(

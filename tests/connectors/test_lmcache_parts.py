@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -16,15 +18,25 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from fakes import ManualClock
 from forked import in_child
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvobj.client.call_scope import CallScope, pause
+from kvobj.client.kv_values import DEFAULT
 from kvobj.connectors.helpers import Helpers
-from kvobj.connectors.lmcache.keys import ObjectName, engine_name, model_prefix, object_name
+from kvobj.connectors.lmcache.keys import (
+    ObjectName,
+    engine_name,
+    may_be_cursor,
+    model_prefix,
+    object_name,
+    plain_engine_name,
+)
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.plugin_settings import plugin_settings
+from kvobj.connectors.lmcache.puts import Puts
 from kvobj.connectors.lmcache.stored_form import MAGIC, parse_head, with_head
 from kvobj.connectors.lmcache.tasks import TaskRunner
 from kvobj.connectors.pieces import bytes_for, cut, shared_out
@@ -85,6 +97,41 @@ class TestKeys:
         key = EngineKey("org/m@8@5@abc@bfloat16@3@tag%v@w")
         assert engine_name(key, is_shared_by_ranks=False) == "org/m@8@5@abc@bfloat16@3@tag%v@w"
         assert engine_name(key, is_shared_by_ranks=True) == "org/m@8@0@abc@bfloat16@3@tag%v@w"
+
+    @pytest.mark.parametrize(
+        ("model", "front"),
+        [
+            ("../models/x", "@/models/x"),
+            ("../../x", "@/@/x"),
+            ("a/../../x", "a/@/@/x"),
+            ("a/../x", "a/../x"),
+            ("./..", "./.."),
+            ("..", ".."),
+            ("..x/y", "..x/y"),
+        ],
+    )
+    def test_a_model_that_climbs_out_of_the_bucket_has_names_that_do_not(self, model: str, front: str) -> None:
+        assert object_name(Key(b"\xff", model, 1)) == f"{front}@00000001@0@ff"
+        for is_shared, rank in ((False, 5), (True, 0)):
+            name = engine_name(EngineKey(f"{model}@8@5@abc@bfloat16"), is_shared_by_ranks=is_shared)
+            assert name == f"{front}@8@{rank}@abc@bfloat16"
+            assert plain_engine_name(name) == f"{model}@8@{rank}@abc@bfloat16"
+
+    @given(st.lists(st.sampled_from(["..", ".", "", "a", "..b"]), min_size=1, max_size=7).map("/".join).filter(bool))
+    def test_every_model_that_is_a_path_is_told_by_names_that_can_be_sent(self, model: str) -> None:
+        name = object_name(Key(b"\xff", model, 1, 0, "salt"))
+        assert DEFAULT.key_of(name) == name
+        assert ObjectName.parse(name) == ObjectName(model, 1, 0, "ff", "salt")
+        assert name.startswith(model_prefix(model))
+
+    @pytest.mark.parametrize("front", ["@", "x@/y", "a/@/x", "@x/y", "@/..", "@/../../x"])
+    def test_no_name_that_no_model_has_is_taken_for_ones(self, front: str) -> None:
+        parsed = ObjectName.parse(f"{front}@00000001@0@ff")
+        assert parsed is None or object_name(Key(b"\xff", parsed.model_name, 1)) == f"{front}@00000001@0@ff"
+
+    def test_a_listing_goes_on_behind_what_could_be_a_name(self) -> None:
+        assert may_be_cursor("../m@00000001@0@ff@\x01é")
+        assert not any(map(may_be_cursor, ("\0junk", "m@\0", "\ud800", "x" * 1025, "é" * 513)))
 
 
 class TestStoredForm:
@@ -462,6 +509,121 @@ class TestPieces:
         assert shared_out([10] * 8, 2, 8, 2) == [2, 5, 8]
 
 
+class TestPuts:
+    @staticmethod
+    def puts(clock: ManualClock) -> tuple[Puts, list[int]]:
+        given_up: list[int] = []
+        puts = Puts(wait_seconds=10.0, waiting_bytes_max=100, gave_up=given_up.append, threads=1, now=clock.monotonic)
+        return puts, given_up
+
+    @staticmethod
+    def occupied(puts: Puts) -> tuple[threading.Event, Future[None]]:
+        """Its one thread has a put that ends when it is told to."""
+        begun, may_end = threading.Event(), threading.Event()
+
+        def slow() -> None:
+            begun.set()
+            assert may_end.wait(WAIT_SECONDS)
+
+        first = puts.submit(1, 1000, slow)
+        assert begun.wait(WAIT_SECONDS)
+        return may_end, first
+
+    def test_what_waited_for_too_long_is_given_up_and_counted(self) -> None:
+        clock, ran = ManualClock(), list[str]()
+        puts, given_up = self.puts(clock)
+        may_end, first = self.occupied(puts)
+        late = [puts.submit(3, 10, partial(ran.append, "late")) for _ in range(2)]
+        clock.advance(6)
+        timely = puts.submit(1, 10, partial(ran.append, "timely"))
+        clock.advance(5)
+        assert not any(each.done() for each in late)
+        may_end.set()
+        for each in (first, *late, timely):
+            assert each.result(WAIT_SECONDS) is None
+        puts.close()
+        assert (ran, given_up) == (["timely"], [6])
+
+    def test_what_comes_finds_out_what_waited_for_too_long_while_all_threads_are_busy(self) -> None:
+        clock = ManualClock()
+        puts, given_up = self.puts(clock)
+        may_end, _first = self.occupied(puts)
+        late = puts.submit(3, 90, lambda: None)
+        clock.advance(11)
+        next_one = puts.submit(1, 90, lambda: None)
+        assert late.done()
+        assert not next_one.done()
+        assert given_up == [3]
+        may_end.set()
+        puts.close()
+
+    def test_what_comes_while_too_much_waits_is_given_up_at_once_but_one_may_always_wait(self) -> None:
+        ran: list[int] = []
+        puts, given_up = self.puts(ManualClock())
+        may_end, _first = self.occupied(puts)
+        waiting = [puts.submit(1, size, partial(ran.append, size)) for size in (90, 10)]
+        refused = puts.submit(2, 1, partial(ran.append, 1))
+        assert refused.done()
+        assert given_up == [2]
+        may_end.set()
+        for each in waiting:
+            each.result(WAIT_SECONDS)
+        may_end, _first = self.occupied(puts)
+        large = puts.submit(1, 500, partial(ran.append, 500))
+        may_end.set()
+        large.result(WAIT_SECONDS)
+        puts.close()
+        assert ran == [90, 10, 500]
+        assert given_up == [2]
+
+    def test_a_put_that_raises_or_was_cancelled_keeps_none_from_being_run(self) -> None:
+        def wrong() -> None:
+            raise ValueError("a type that has no name")
+
+        ran: list[int] = []
+        puts, _ = self.puts(ManualClock())
+        may_end, _first = self.occupied(puts)
+        raises, cancelled, last = (
+            puts.submit(1, 1, each) for each in (wrong, partial(ran.append, 1), partial(ran.append, 2))
+        )
+        assert cancelled.cancel()
+        may_end.set()
+        last.result(WAIT_SECONDS)
+        assert isinstance(raises.exception(), ValueError)
+        assert ran == [2]
+        puts.close()
+
+    def test_what_has_not_begun_when_it_closes_is_not_run_and_neither_is_what_comes_later(self) -> None:
+        ran: list[int] = []
+        puts, given_up = self.puts(ManualClock())
+        may_end, first = self.occupied(puts)
+        waiting = puts.submit(1, 1, partial(ran.append, 1))
+        closing = threading.Thread(target=puts.close)
+        closing.start()
+        assert waiting.result(WAIT_SECONDS) is None
+        assert puts.submit(1, 1, partial(ran.append, 2)).result(0) is None
+        assert closing.is_alive(), "what is under way is waited for"
+        may_end.set()
+        closing.join()
+        assert first.done()
+        puts.close()
+        assert (ran, given_up) == ([], [])
+
+    def test_a_forked_child_has_threads_of_its_own_and_nothing_of_what_waits(self) -> None:
+        ran: list[int] = []
+        puts, _ = self.puts(ManualClock())
+        may_end, _first = self.occupied(puts)
+        puts.submit(1, 90, partial(ran.append, 1))
+
+        def check() -> bool:
+            puts.submit(1, 90, partial(ran.append, 2)).result(WAIT_SECONDS)
+            return ran == [2]
+
+        assert in_child(check)
+        may_end.set()
+        puts.close()
+
+
 class TestHelpers:
     def test_a_batch_gets_those_that_are_free_and_gives_them_back(self) -> None:
         helpers = Helpers(2)
@@ -488,6 +650,32 @@ class TestHelpers:
                 helpers.run(parts, taken=helpers.take(1))
             assert ended.is_set()
         assert helpers.take(2) == 1
+        helpers.close()
+
+    @pytest.mark.parametrize("failing", [(1,), (0, 1), (1, 2)])
+    def test_what_failed_parts_had_in_hand_is_let_go_with_what_they_raised(self, failing: tuple[int, ...]) -> None:
+        class Memory:
+            """As the engine's, which stays mapped for as long as anybody has it."""
+
+        def part(index: int, memory: Memory) -> None:
+            if index in failing:
+                raise ValueError(f"part {index} of {memory}")
+
+        helpers, gone = Helpers(2), threading.Event()
+
+        def call() -> None:
+            memory = Memory()
+            weakref.finalize(memory, gone.set)
+            with pytest.raises(ValueError, match=f"part {failing[0]}"):
+                helpers.run([partial(part, index, memory) for index in range(3)], taken=helpers.take(2))
+
+        gc.disable()
+        try:
+            call()
+            assert gone.wait(WAIT_SECONDS), "a cycle has it"  # a helper lets go of its part once it has told of it
+        finally:
+            gc.enable()
+        assert helpers.take(3) == 2
         helpers.close()
 
     def test_a_batch_that_meets_the_close_is_told_so_and_what_has_begun_of_it_ends_first(self) -> None:

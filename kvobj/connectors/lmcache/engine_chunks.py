@@ -9,7 +9,7 @@ from lmcache.v1.protocol import RemoteMetadata
 
 from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.lmcache.keys import HEALTH_CHECK, engine_name
+from kvobj.connectors.lmcache.keys import HEALTH_CHECK, engine_name, plain_engine_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.stored_form import parse_head, with_head
 
@@ -91,6 +91,14 @@ class EngineChunks:
         pairs = zip(names, memory_objs, strict=True)
         self.link.store([NewChunk(name, self._stored_form(memory)) for name, memory in pairs])
 
+    def is_health_check(self, keys: Sequence[Any]) -> bool:
+        """Whether this is the health check's key, which is not sent."""
+        return self._names(keys) == [HEALTH_CHECK]
+
+    def gave_up(self, count: int) -> None:
+        """So many chunks that were to be put were given up while they waited."""
+        self.link.gave_up(count, "chunks waited for too long to be stored, or too many did")
+
     def remove(self, key: Any) -> bool:  # noqa: ANN401
         """Whether the chunk is not stored any more."""
         return self.link.delete(self._names([key]))
@@ -103,7 +111,7 @@ class EngineChunks:
             names += [name for name, _ in page]
             if len(page) < _PAGE:
                 break
-        return names
+        return [plain_engine_name(name) for name in names]
 
     def _names(self, keys: Sequence[Any]) -> list[str | bytes]:
         return [engine_name(key, is_shared_by_ranks=self._is_shared_by_ranks) for key in keys]

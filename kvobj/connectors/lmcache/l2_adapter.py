@@ -2,8 +2,8 @@
 
 Loaded as `{"type": "plugin", "module_path": "kvobj.connectors.lmcache", "class_name": "KvobjL2Adapter", "adapter_params": {…}}`,
 with the settings of `LinkSettings`, and `lookup_threads`, `load_threads`, `store_threads`, `capacity_bytes`.
-Look-up-and-lock pins what it finds, unlock lets go of it. Chunks have no parents: the controllers hand over lists that may begin
-anywhere in a chain, and belong to several.
+Look-up-and-lock pins what it finds, for as long as there are pins, unlock lets go of it. Chunks have no parents: the controllers
+hand over lists that may begin anywhere in a chain, and belong to several.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.line import Outcome
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.connectors.lmcache.keys import ObjectName, model_prefix, object_name
+from kvobj.connectors.lmcache.keys import ObjectName, may_be_cursor, model_prefix, object_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.tasks import TaskRunner
 
@@ -49,7 +49,7 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
     def __init__(self, adapter_params: Mapping[str, object], l1_memory_desc: Any = None) -> None:  # noqa: ANN401
         own, settings = _own_settings(adapter_params)
         super().__init__(max_capacity_bytes=own[_CAPACITY])
-        self._link = StoreLink(settings)
+        self._link = StoreLink(settings, store_threads=own["store_threads"])
         self._link.connect()
         self._memory = ObjectMemory(l1_memory_desc)
         self._notifiers = [create_event_notifier() for _ in range(3)]
@@ -95,7 +95,8 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         return self._stores.take_all()
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:  # noqa: ARG002
-        """Which are stored; those are pinned until they are unlocked."""
+        """Which are stored; those are pinned until they are unlocked, as many as a session may pin. What is stored above that is
+        found all the same: LMCache asks for a row of keys for each rank, a prefix needs all of them, and the load tells."""
         held: list[str | bytes] = []
         return self._lookups.submit(
             len(keys), lambda: self._look_up(keys, held), then=lambda: self._link.open_ahead(held)
@@ -131,10 +132,12 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:  # noqa: ANN401
         """A page of the stored chunks, of all LMCache servers that use the namespace, in order of their names. The cursor is the
-        last name of the page before. Keys that are not LMCache's are left out, and make a page short. ValueError, and
-        RuntimeError where the store does not tell: it cannot be reached, or the user may not list."""
+        last name of the page before. Keys that are not LMCache's are left out, and make a page short. ValueError for a size or
+        a cursor that is none, and RuntimeError where the store does not tell: it cannot be reached, or the user may not list."""
         if page_size <= 0:
             raise ValueError(f"page_size must be positive (got {page_size})")
+        if cursor is not None and not may_be_cursor(cursor):
+            raise ValueError(f"cursor is not the end of a page (got {cursor!r})")
         limit = min(page_size, _PAGE_MAX)
         page = self._link.page(after=cursor or "", limit=limit, key_prefix=model_prefix(model_name))
         if page is None:
@@ -212,9 +215,10 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
 
     def _look_up(self, keys: Sequence[Any], held: list[str | bytes]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         names = [object_name(key) for key in keys]
-        found = self._link.hold(names)
+        answers = self._link.hold_or_find(names)
+        found = [is_there for is_there, _ in answers]
         if any(found):
-            held += [name for name, is_there in zip(names, found, strict=True) if is_there]
+            held += [name for name, (_, is_held) in zip(names, answers, strict=True) if is_held]
             hits = [key for key, is_there in zip(keys, found, strict=True) if is_there]
             self._tell(self._notify_keys_accessed, hits)
         return _bitmap(found)

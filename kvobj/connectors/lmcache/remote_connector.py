@@ -4,8 +4,9 @@
 `….class_name: KvobjConnectorAdapter` and the settings of `LinkSettings`, each as `remote_storage_plugin.kvobj.NAME`. A second
 instance, `plugin://kvobj.b`, has its own under `remote_storage_plugin.kvobj.b.`, and of those it does not name the first one's.
 
-LMCache's loop is never blocked: calls run on threads of the connector's own. What is to be put is kept by a reference until it is
-stored, and what comes for a call that was cancelled is given back, so that no thread touches memory that is another's by then.
+LMCache's loop is never blocked: calls run on threads of the connector's own, puts on others than all else (`puts`), since a full
+store lets them wait. What is to be put is kept by a reference until it is stored or given up, and what comes for a call that was
+cancelled is given back, so that no thread touches memory that is another's by then.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.lmcache.engine_chunks import EngineChunks, give_back
 from kvobj.connectors.lmcache.plugin_settings import plugin_settings
+from kvobj.connectors.lmcache.puts import PUT_THREADS, Puts
 
 PLUGIN: Final = "kvobj"
 
 _URL: Final = "plugin://"
-_THREADS: Final = 8
+_THREADS: Final = 6
+"""Of reads, look-ups and pings."""
+_GIB: Final = 1024**3
 _FAILED: Final = 1
 
 T = TypeVar("T")
@@ -73,7 +77,8 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         extra = config.extra_config or {}
         # as LMCache's RemoteBackend has it, which forgets it in batched_get_non_blocking
         is_shared = extra.get("remote_enable_mla_worker_id_as0", metadata.use_mla)
-        link = StoreLink(LinkSettings.parse(plugin_settings(extra, plugin_name), os.environ))
+        settings = LinkSettings.parse(plugin_settings(extra, plugin_name), os.environ)
+        link = StoreLink(settings, store_threads=PUT_THREADS)
         link.connect()
         self._chunks = EngineChunks(
             link,
@@ -82,6 +87,12 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
             full_bytes=self.full_chunk_size_bytes,
             metadata_bytes=self.remote_metadata_bytes,
             is_shared_by_ranks=bool(is_shared and metadata.use_mla and metadata.world_size > 1),
+        )
+        self._puts = Puts(
+            wait_seconds=2 * settings.timeout_seconds,
+            waiting_bytes_max=int(config.max_local_cpu_size * _GIB)
+            // 2,  # the other half is for what comes and is loaded
+            gave_up=self._chunks.gave_up,
         )
         self.forget()
         forget_in_child(self)
@@ -138,7 +149,7 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
 
     # -- put -----------------------------------------------------------------------------------------------------
     async def put(self, key: Any, memory_obj: Any) -> None:  # noqa: ANN401
-        """Store a chunk, or not: LMCache asks again when it needs it."""
+        """As `batched_put`."""
         await self.batched_put([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
@@ -146,10 +157,15 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         return True
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        """Store chunks straight from their memory. Who calls gives up his references afterwards (`InstrumentedRemoteConnector`)."""
+        """Store chunks straight from their memory, or not: where too much waits to be stored, or it waited for too long, it is
+        given up and counted as a failed store. Who calls gives up his references afterwards (`InstrumentedRemoteConnector`)."""
         for each in memory_objs:
             each.ref_count_up()
-        future = self._submitted(partial(self._chunks.put, keys, memory_objs), None)
+        put = partial(self._chunks.put, keys, memory_objs)
+        if self._chunks.is_health_check(keys):  # which is not sent, and has nothing to wait for
+            future = self._submitted(put, None)
+        else:
+            future = self._puts.submit(len(keys), sum(int(each.get_size()) for each in memory_objs), put)
         future.add_done_callback(lambda _: give_back(memory_objs))
         await asyncio.wrap_future(future)
 
@@ -208,6 +224,7 @@ class KvobjConnector(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
 
     def _close(self) -> None:
         self._is_closed = True
+        self._puts.close()
         self._threads.shutdown(wait=True)
         self._chunks.link.close()
 

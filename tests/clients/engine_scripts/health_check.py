@@ -10,6 +10,11 @@ from lmcache.v1.health_monitor.checks.remote_backend_check import RemoteBackendH
 USED_BEFORE = 16
 
 
+def is_well(backend: Any) -> bool:  # noqa: ANN401 - LMCache's class
+    """Whether the check passes, as LMCache makes it every half a minute."""
+    return bool(RemoteBackendHealthCheck(backend).check())
+
+
 def recovers(backend: Any, seed: int) -> bool:  # noqa: ANN401 - LMCache's class
     """Whether the backend is used again. What the check puts is what lies in memory: bytes of this seed, as of chunks that were in
     use before."""

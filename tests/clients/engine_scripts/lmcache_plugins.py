@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 import lmcache_s3 as l2
 import torch
 from command_lines import body_of, digest_of, serve
-from health_check import recovers
+from health_check import is_well, recovers
 from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
-from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
@@ -35,12 +35,20 @@ PLUGIN = {"module_path": "kvobj.connectors.lmcache", "class_name": "KvobjL2Adapt
 ADAPTER = {"module_path": "kvobj.connectors.lmcache", "class_name": "KvobjConnectorAdapter"}
 LAYERS, HEADS, HEAD_SIZE, CHUNK_TOKENS = 2, 2, 8, 16
 MODEL = "/models/Example-8B"
+MODELS = (l2.MODEL, MODEL)
 WAIT_SECONDS = 30.0
 
 arenas: list[torch.Tensor] = []
 backends: dict[str, RemoteBackend] = {}
 kept: list[Any] = []
+underway: set[CacheEngineKey] = set()
 loop = asyncio.new_event_loop()
+
+
+def call_model(model: str | None) -> None:
+    """What the model of all keys is called from now on; None: as at first."""
+    global MODEL
+    l2.MODEL, MODEL = (model, model) if model else MODELS
 
 
 # -- the multi-process server's adapter --------------------------------------------------------------------------
@@ -95,6 +103,11 @@ def adapter_state(name: str) -> dict[str, Any]:
         "by_salt": dict(usage.bytes_by_cache_salt),
         "descriptors": len(descriptors),
     }
+
+
+def list_behind(name: str, cursor: str) -> int:
+    """How many keys a page behind this cursor has."""
+    return len(l2.adapters[name].list_l2_keys(None, 5, cursor).entries)
 
 
 def close_adapter(name: str) -> None:
@@ -207,6 +220,47 @@ def engine_put(name: str, chunks: list[Chunk]) -> None:
     for memory in objects:
         assert done.acquire(timeout=WAIT_SECONDS)
         memory.ref_count_down()
+
+
+def engine_begin_puts(name: str, chunks: list[Chunk]) -> None:
+    """Put chunks, each by itself, and wait for none, as an engine does."""
+    backend = backends[name]
+    for chunk in chunks:
+        shape, fmt = shape_of(name, chunk)
+        memory = backend.local_cpu_backend.allocate(shape, torch.bfloat16, fmt)
+        memory.byte_array.cast("B")[:] = body_of(memory.get_size(), chunk[2])
+        keys = engine_keys(name, [chunk])
+        underway.update(keys)
+        backend.batched_submit_put_task(keys, [memory], on_complete_callback=underway.discard)
+        memory.ref_count_down()
+
+
+def engine_puts_underway() -> int:
+    """How many chunks of `engine_begin_puts` are being put or wait for it."""
+    return len(underway)
+
+
+def engine_is_well(name: str) -> bool:
+    """See `health_check`."""
+    return is_well(backends[name])
+
+
+class Cut:
+    """Serializes a chunk to some of its first bytes, which stay what they are."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+
+    def serialize(self, memory: Any) -> BytesBufferMemoryObj:  # noqa: ANN401 - LMCache's class
+        return BytesBufferMemoryObj(bytes(memory.byte_array)[: self._size_bytes])
+
+    def deserialize(self, memory: Any) -> Any:  # noqa: ANN401 - LMCache's class
+        return memory
+
+
+def engine_serialize(name: str, size_bytes: int) -> None:
+    """Have what is put from now on be serialized to so many bytes."""
+    backends[name].serializer = backends[name].deserializer = Cut(size_bytes)
 
 
 def told(memory: Any) -> list[Any] | None:  # noqa: ANN401 - LMCache's class
@@ -369,12 +423,18 @@ if __name__ == "__main__":
             "load": l2.load,
             "delete": l2.delete,
             "list": l2.list_keys,
+            "list_behind": list_behind,
+            "call_model": call_model,
             "state": adapter_state,
             "close": close_adapter,
             "bench": l2.bench,
             "open_engine": open_engine,
             "open_configured": open_configured,
             "engine_put": engine_put,
+            "engine_begin_puts": engine_begin_puts,
+            "engine_puts_underway": engine_puts_underway,
+            "engine_is_well": engine_is_well,
+            "engine_serialize": engine_serialize,
             "engine_get": engine_get,
             "engine_contains": engine_contains,
             "engine_fill": engine_fill,
