@@ -60,7 +60,7 @@ class HeldFrames:
         filled = total = 0
         if progress is not None and not progress.done:
             filled, total = progress.filled, progress.total
-            self._telling[handle] = asyncio.create_task(self._tell(handle, progress), name="worker-frame")
+            self._telling[handle] = asyncio.create_task(self._tell(handle, progress, filled), name="worker-frame")
         return OpenFrame(
             handle,
             Room(extent.region, extent.offset, extent.length, extent.generation),
@@ -73,11 +73,14 @@ class HeldFrames:
             total,
         )
 
-    async def _tell(self, handle: int, progress: Progress) -> None:
+    async def _tell(self, handle: int, progress: Progress, told: int) -> None:
+        """Tell of what comes above what has been `told`. Whether all has come says nothing of that: the last of it may come before
+        this begins."""
         try:
-            while not progress.done:
-                await progress.wait(progress.filled + _TOLD_BYTES)
-                self._filled(handle, progress.filled)
+            while told < progress.total:
+                await progress.wait(told + _TOLD_BYTES)
+                told = progress.filled
+                self._filled(handle, told)
         except KvobjError as error:
             self._failed(handle, error)
         except Exception as error:  # noqa: BLE001 - readers wait in another process: whatever ends it must reach them
