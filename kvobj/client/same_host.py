@@ -659,6 +659,6 @@ def _keep(client: weakref.ref[SameHost], wake: SimpleQueue[None], pause: float) 
         if time.monotonic() >= renew_at:
             is_reached = path.renew()
             renew_at = time.monotonic() + (pause if is_reached else pause / RENEWALS_A_LEASE)
-        ahead_until = path.due
-        due = renew_at if ahead_until is None else min(renew_at, ahead_until)
+        flush_at = path.due
+        due = renew_at if flush_at is None else min(renew_at, flush_at)
         del path
