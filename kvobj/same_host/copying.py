@@ -23,7 +23,9 @@ from kvobj.same_host.mapping import UNLOCKED_BYTES, Mapping
 from kvobj.same_host.touching import toucher
 
 HELPERS_MAX: Final = 3
-"""Besides the caller's own thread, for all callers of a process together, and never more than other cores."""
+"""Besides the caller's own thread, for all callers of a process together, and never more than cores: one more than other cores,
+since who wakes a helper often has it wait for its own core, or for one on which a thread of the engine spins (as those of OpenMP do
+for milliseconds), and any that runs takes all that is left."""
 HELPED_BYTES: Final = 8 * 1024 * 1024
 """Each helper is worth its waking from so many bytes on. On a quiet machine two threads copy 32 MiB hardly faster than one; but the
 one may have to wait for a processor that others want, too: the server's event loop, or an engine's threads."""
@@ -201,6 +203,10 @@ class Copiers:
                 threading.Thread(target=_help, args=(self._jobs,), name=name, daemon=True).start()
 
 
+def _helpers_for(cores: int) -> int:
+    return min(HELPERS_MAX, cores) if cores > 1 else 0
+
+
 def _cut(pieces: Sequence[Piece]) -> list[Piece]:
     cut: list[Piece] = []
     for piece in pieces:
@@ -231,5 +237,5 @@ def _help(jobs: SimpleQueue[_Job]) -> None:
 
 
 _copy_steps: Final = _native()
-copiers: Final = Copiers(max(0, min(HELPERS_MAX, (os.cpu_count() or 1) - 1)))
+copiers: Final = Copiers(_helpers_for(os.cpu_count() or 1))
 os.register_at_fork(after_in_child=copiers.forget)
