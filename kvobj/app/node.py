@@ -54,6 +54,7 @@ from kvobj.policy.chunk_policy import ChunkPolicy
 from kvobj.record_log import RecordLog
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
+from kvobj.store.host_reads import HostReads
 from kvobj.store.placement import Placement
 from kvobj.store.prepared import PreparedRooms
 from kvobj.store.profile_shelf import ProfileShelf
@@ -123,6 +124,7 @@ class Node:
     store: Store
     prepared: PreparedRooms
     sealing: Sealing
+    host_reads: HostReads
     write_behind: WriteBehind
     reaper: Reaper
     policy: ChunkPolicy
@@ -304,11 +306,13 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         log=log,
     )
     arriving = ArrivingKeys()
+    host_reads = HostReads()
     sealing = Sealing(
         catalog=catalog,
         placement=placement,
         write_behind=write_behind,
         arriving=arriving,
+        host_reads=host_reads,
         clock=clock,
         hash_executor=hash_executor,
         unhashed_bytes_max=min(UNHASHED_BYTES_MAX, max(UNHASHED_BYTES_MIN, arena.capacity_bytes // UNHASHED_SHARE)),
@@ -486,6 +490,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         store=store,
         prepared=prepared,
         sealing=sealing,
+        host_reads=host_reads,
         write_behind=write_behind,
         reaper=reaper,
         policy=media.policy,

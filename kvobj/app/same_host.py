@@ -58,7 +58,6 @@ def start_same_host(
     def count_hits(reads: int, size_bytes: int) -> None:
         hits.inc(reads)
         hit_bytes.inc(size_bytes)
-        node.sealing.note_read(size_bytes)
 
     def pin_hot(blob_id: bytes) -> tuple[Pin, int] | None:
         return node.dram.pin_hot(cast("BlobId", blob_id))
@@ -86,6 +85,7 @@ def start_same_host(
         arena=node.arena,
         grants=grants,
         pinned=pinned,
+        host_reads=node.host_reads,
         staging=staging,
         prepared=node.prepared,
         reserved_bytes_max=reserved_bytes_max(node.kv.gate.limit_bytes),

@@ -18,6 +18,7 @@ from kvobj.arena import ALIGNMENT, Arena, Extent, Lane, Pin, PinnedFrame
 from kvobj.catalog.rows import ObjectRow
 from kvobj.codec.frame import raw_frame_bytes, raw_payload_offset
 from kvobj.errors import BusyError
+from kvobj.store.host_reads import HostReads
 from kvobj.store.ingest import PutTransfer
 
 HANDLES_MAX: Final = 65_536
@@ -82,8 +83,8 @@ class ExtentLedger:
     """See the module's text. `lane`: the bucket whose dedicated regions are all that this holder may see; None: it may see all.
 
     `hot_frame`: as `Store.frame_of`, at once, for what is in dram and needs no look at; None for all else.
-    `budget` is shared by all ledgers. `reserve_seconds`: how long a copy into the lane waits for room. Calls of one ledger may
-    run concurrently.
+    `budget` and `reads` are shared by all ledgers. `reserve_seconds`: how long a copy into the lane waits for room. Calls of one
+    ledger may run concurrently.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ExtentLedger:
         store: WholeFrames,
         arena: Arena,
         budget: PinnedBudget,
+        reads: HostReads,
         lane: Lane | None = None,
         reserve_seconds: float = 10.0,
         hot_frame: Callable[[ObjectRow], PinnedFrame | None] = lambda _: None,
@@ -100,10 +102,12 @@ class ExtentLedger:
         self._store = store
         self._arena = arena
         self._budget = budget
+        self._reads = reads
         self._lane = lane
         self._reserve_seconds = reserve_seconds
         self._next_handle = 1
         self._pins: dict[int, Pin] = {}
+        self._ahead: set[int] = set()
         self._opening = 0
         self._is_closed = False
         self.pinned_bytes = 0
@@ -171,21 +175,31 @@ class ExtentLedger:
             return None
         return self.keep(frame.pin), frame
 
-    def keep(self, pin: Pin) -> int:
-        """A handle for a pin on a whole frame in dram, which is the ledger's from now on. Who asks has looked for room."""
+    def keep(self, pin: Pin, *, is_ahead: bool = False) -> int:
+        """A handle for a pin on a whole frame in dram, which is the ledger's from now on. Who asks has looked for room. `is_ahead`:
+        the holder will read it soon, and let go of it then."""
         handle = self._next_handle
         self._next_handle += 1
         self._pins[handle] = pin
         self._count(1, pin.extent.length)
+        self._reads.note(pin.extent.length)
+        if is_ahead:
+            self._ahead.add(handle)
+            self._reads.ahead_bytes += pin.extent.length
         return handle
 
     def release(self, handles: Iterable[int]) -> None:
         """Let go of what was opened. Handles that are not known are ignored: they may have been revoked."""
         for handle in handles:
             pin = self._pins.pop(handle, None)
-            if pin is not None:
-                self._count(-1, -pin.extent.length)
-                pin.release()
+            if pin is None:
+                continue
+            self._count(-1, -pin.extent.length)
+            self._reads.note(pin.extent.length)
+            if handle in self._ahead:
+                self._ahead.remove(handle)
+                self._reads.ahead_bytes -= pin.extent.length
+            pin.release()
 
     async def _within_lane(self, frame: PinnedFrame) -> PinnedFrame:
         """The frame in a region of the lane: copied where it lies among others' (it was promoted, or stored before the bucket got

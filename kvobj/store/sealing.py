@@ -22,6 +22,7 @@ from kvobj.errors import FrameCorruptError, InvalidRequestError
 from kvobj.ids import BlobId
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.hashing import BlobHash
+from kvobj.store.host_reads import HostReads
 from kvobj.store.ingest import ReceivedBlob
 from kvobj.store.placement import Placement
 from kvobj.store.sealed import with_header_digest
@@ -98,6 +99,7 @@ class Sealing:
         placement: Placement,
         write_behind: WriteBehind,
         arriving: ArrivingKeys,
+        host_reads: HostReads,
         clock: Clock,
         hash_executor: Executor,
         unhashed_bytes_max: int,
@@ -108,6 +110,7 @@ class Sealing:
         self._placement = placement
         self._write_behind = write_behind
         self._arriving = arriving
+        self._host_reads = host_reads
         self._clock = clock
         self._executor = hash_executor
         self._log = log
@@ -118,7 +121,6 @@ class Sealing:
         self._unsealed: deque[tuple[ReceivedBlob, ObjectRow]] = deque()
         self._hurry = asyncio.Event()
         self._followed = 0
-        self._read_bytes = 0
         self._sealing: set[asyncio.Task[None]] = set()
 
     def has_room(self, size_bytes: int) -> bool:
@@ -129,10 +131,6 @@ class Sealing:
         """Whether a body that comes now is better hashed after its acknowledgement: the cores are free to receive it, and what has
         been put off leaves room. Else it is hashed while it arrives, beside what was put off."""
         return self._unhashed_bytes + size_bytes <= self._delayed_bytes_max
-
-    def note_read(self, size_bytes: int) -> None:
-        """A client on this host is shown so much of memory: it copies now, on the cores that hashing would take."""
-        self._read_bytes += size_bytes
 
     def follow(self, blob: ReceivedBlob, row: ObjectRow, *, is_hashed_later: bool) -> None:
         """Take over a blob that was acknowledged without its digest, and release its frame in the end. `is_hashed_later`: nobody
@@ -235,15 +233,17 @@ class Sealing:
             await self._seal_batch()
 
     def _came(self) -> tuple[int, int, int]:
-        """How many chunks have been put off so far, how much of others is there, and how much clients on this host were shown."""
-        return self._followed, self._arriving.filled_bytes, self._read_bytes
+        """How many chunks have been put off so far, how much of others is there, and how much clients on this host have opened and
+        let go of."""
+        return self._followed, self._arriving.filled_bytes, self._host_reads.seen_bytes
 
-    @staticmethod
-    def _is_burst(before: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
+    def _is_burst(self, before: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
         """Whether chunks have come in between, or so much of one: between two of a few large ones that come side by side passes
-        longer than the delay. Or so much is being read on this host."""
-        return now[0] != before[0] or any(
-            after - earlier >= BURST_BYTES for earlier, after in zip(before[1:], now[1:], strict=True)
+        longer than the delay. Or so much is being read on this host, or going to be."""
+        return (
+            now[0] != before[0]
+            or any(after - earlier >= BURST_BYTES for earlier, after in zip(before[1:], now[1:], strict=True))
+            or self._host_reads.ahead_bytes >= BURST_BYTES
         )
 
     async def _burst_ends(self, deadline: float) -> None:

@@ -142,12 +142,28 @@ async def test_hashing_that_was_put_off_waits_while_clients_on_the_host_read_muc
         await put_unhashed(kv, "first")
         (first,) = kv.node.sealing._follow_ups.values()
         for _ in range(100):
-            kv.node.sealing.note_read(1000)
+            kv.node.host_reads.note(1000)
             await asyncio.wait([first], timeout=0.01)
         assert not first.done()
         while not first.done():  # two bytes in a hundredth of a second are little
-            kv.node.sealing.note_read(2)
+            kv.node.host_reads.note(2)
             await asyncio.wait([first], timeout=0.01)
+
+
+async def test_hashing_that_was_put_off_waits_while_a_client_on_the_host_has_much_open_ahead_of_its_reading(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing_module, "SEAL_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(sealing_module, "SEAL_DELAY_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(sealing_module, "BURST_BYTES", 1000)
+    async with kv_node(tmp_path, shm_path) as kv:
+        await put_unhashed(kv, "first")
+        (first,) = kv.node.sealing._follow_ups.values()
+        kv.node.host_reads.ahead_bytes = 1000
+        await asyncio.wait([first], timeout=0.5)
+        assert not first.done()
+        kv.node.host_reads.ahead_bytes = 999
+        await asyncio.wait_for(first, 5.0)
 
 
 class HeldPool(ThreadPoolExecutor):

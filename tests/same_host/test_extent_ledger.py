@@ -17,7 +17,7 @@ from real_store import MIB, node_settings, running_node
 from kvobj.api.same_host.reads import ExtentReads
 from kvobj.api.same_host.rights import Rights
 from kvobj.app.node import Node
-from kvobj.arena import ALIGNMENT, Lane
+from kvobj.arena import ALIGNMENT, Lane, Pin
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
 from kvobj.codec.frame import block_crcs
 from kvobj.config.settings import BucketSettings
@@ -48,7 +48,14 @@ def budget(holder_mib: int = 32) -> PinnedBudget:
 
 
 def ledger_of(node: Node, pinned: PinnedBudget | None = None, *, lane: Lane | None = None) -> ExtentLedger:
-    return ExtentLedger(store=node.store, arena=node.arena, budget=pinned or budget(), lane=lane, reserve_seconds=1.0)
+    return ExtentLedger(
+        store=node.store,
+        arena=node.arena,
+        budget=pinned or budget(),
+        reads=node.host_reads,
+        lane=lane,
+        reserve_seconds=1.0,
+    )
 
 
 async def lane_of(node: Node) -> Lane:
@@ -186,6 +193,27 @@ async def test_pins_of_one_holder_and_of_all_are_bounded(node: Node) -> None:
     one.close()
     other.close()
     assert (shared.pinned_bytes, shared.handles) == (0, 0)
+
+
+async def test_what_is_opened_and_let_go_of_is_told_as_read_and_what_is_open_ahead_until_it_is_let_go_of(
+    node: Node,
+) -> None:
+    holder, reads = ledger_of(node), node.host_reads
+    row = await stored(node, "k", os.urandom(MIB))
+    length = extent_bytes(MIB)
+
+    async def pin() -> Pin:
+        frame = await node.store.frame_of(row)
+        assert frame is not None
+        return frame.pin
+
+    ahead, other = holder.keep(await pin(), is_ahead=True), holder.keep(await pin())
+    holder.keep(await pin(), is_ahead=True)
+    assert (reads.seen_bytes, reads.ahead_bytes) == (3 * length, 2 * length)
+    holder.release([ahead, other, ahead])
+    assert (reads.seen_bytes, reads.ahead_bytes) == (5 * length, length)
+    holder.close()
+    assert (reads.seen_bytes, reads.ahead_bytes) == (6 * length, 0)
 
 
 async def test_chunks_of_a_byte_pin_no_more_of_the_arena_than_long_ones(node: Node) -> None:

@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 from kv_driver import kv_node
 from same_host_world import RawPeer
+from tier_codecs import wait_for
 
 from kvobj.api.same_host.hot_opens import KEYS_AT_ONCE
 from kvobj.api.same_host.rights import Rights
 from kvobj.app.same_host import start_same_host
 from kvobj.clock import SystemClock
 from kvobj.metrics import Metrics
-from kvobj.same_host.messages import VERSION, Hello, Open, Opened, Welcome
+from kvobj.same_host.messages import KEYS_AHEAD, VERSION, Hello, Open, Opened, Release, Welcome
+from kvobj.store.extents import extent_bytes
 
 SIZE = 5000
 
 
 @pytest.mark.parametrize("count", [1, KEYS_AT_ONCE + 1], ids=["where it arrives", "by a task"])
-async def test_an_open_of_what_lies_in_memory_is_told_with_its_bytes(
+async def test_what_is_opened_of_memory_and_let_go_of_is_told_with_its_bytes(
     tmp_path: Path, shm_path: Path, count: int
 ) -> None:
     async with kv_node(tmp_path, shm_path) as kv:
@@ -43,10 +45,18 @@ async def test_an_open_of_what_lies_in_memory_is_told_with_its_bytes(
             opened = await asyncio.to_thread(peer.ask, Open([*keys, "absent"]))
             assert isinstance(opened, Opened)
             assert [extent is not None for extent in opened.extents] == [True] * count + [False]
-            before = kv.node.sealing._read_bytes
-            assert before == count * SIZE
+            reads, length = kv.node.host_reads, extent_bytes(SIZE)
+            assert (reads.seen_bytes, reads.ahead_bytes) == (count * length, 0)
             assert isinstance(await asyncio.to_thread(peer.ask, Open(keys)), Opened)
-            assert kv.node.sealing._read_bytes == before + count * SIZE
+            assert (reads.seen_bytes, reads.ahead_bytes) == (2 * count * length, 0)
+            ahead = await asyncio.to_thread(peer.ask, Open(keys[:KEYS_AHEAD], is_ahead=True))
+            assert isinstance(ahead, Opened)
+            handles = [extent.handle for extent in ahead.extents if extent is not None]
+            assert reads.ahead_bytes == len(handles) * length > 0
+            before = reads.seen_bytes
+            await asyncio.to_thread(peer.say, Release(handles))
+            await wait_for(lambda: reads.ahead_bytes == 0, timeout_seconds=5.0)
+            assert reads.seen_bytes == before + len(handles) * length
         finally:
             peer.close()
             for descriptor in peer.descriptors:

@@ -61,6 +61,7 @@ from kvobj.same_host.messages import (
 )
 from kvobj.same_host.revocation import revoke
 from kvobj.store.extents import ExtentLedger, PinnedBudget, WholeFrames
+from kvobj.store.host_reads import HostReads
 from kvobj.store.prepared import PreparedRooms
 
 HELLO_SECONDS: Final = 5.0
@@ -86,6 +87,7 @@ class Parts:
     arena: Arena
     grants: Grants
     pinned: PinnedBudget
+    host_reads: HostReads
     staging: StagingBudget
     prepared: PreparedRooms
     reserved_bytes_max: int
@@ -187,6 +189,7 @@ class Connection:
             store=parts.store,
             arena=parts.arena,
             budget=parts.pinned,
+            reads=parts.host_reads,
             lane=rights.lane,
             reserve_seconds=parts.reserve_seconds,
             hot_frame=parts.hot_frame,

@@ -95,7 +95,9 @@ class HotOpens:
         pins = self._pinned(found, ledger, shown, AHEAD_SHARE if request.is_ahead else 1)
         if pins is None:
             return None
-        extents: list[Extent | None] = [self._extent(pin, row, ledger) for pin, row in zip(pins, found, strict=True)]
+        extents: list[Extent | None] = [
+            self._extent(pin, row, ledger, is_ahead=request.is_ahead) for pin, row in zip(pins, found, strict=True)
+        ]
         return HotOpened(Opened(extents), found, bool(request.pins))
 
     def note(self, opened: HotOpened) -> None:
@@ -147,12 +149,13 @@ class HotOpens:
             pin.release()
         return None
 
-    def _extent(self, pin: Pin, row: ObjectRow, ledger: ExtentLedger) -> Extent:
+    def _extent(self, pin: Pin, row: ObjectRow, ledger: ExtentLedger, *, is_ahead: bool) -> Extent:
         extent, size_bytes, digest = pin.extent, row.size_bytes, row.digest
         if digest is None:
             digest = self.digests.get(row.blobs[0].blob_id) or self._settled_digest(row)
         offset = extent.offset + raw_payload_offset(size_bytes)
-        return Extent(ledger.keep(pin), extent.region, offset, size_bytes, extent.generation, digest, _TIER)
+        handle = ledger.keep(pin, is_ahead=is_ahead)
+        return Extent(handle, extent.region, offset, size_bytes, extent.generation, digest, _TIER)
 
     def _settled_digest(self, row: ObjectRow) -> bytes | None:
         settled = at_once(self.rows.settled(row, wait=False))
