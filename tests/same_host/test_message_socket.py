@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import pytest
+import uvloop
 
 from kvobj.api.same_host.message_socket import MessageSocket
 from kvobj.same_host.framing import framed
@@ -124,3 +125,25 @@ async def test_the_end_of_a_peer_is_waited_for_whatever_it_says_and_nothing_more
     peer.socket.close()
     async with asyncio.timeout(30):
         await ending
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("is_heard", [True, False], ids=["read", "thrown away"])
+def test_a_peer_that_closes_with_a_reply_unread_behind_a_message_of_its_own_is_known_to_be_gone(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], *, is_heard: bool
+) -> None:
+    async def leave() -> None:
+        peer = Peer()
+        await peer.messages.send(b"a reply")
+        peer.socket.sendall(framed(b"m"))
+        peer.socket.close()
+        async with asyncio.timeout(5.0):
+            if is_heard:
+                assert await peer.messages.read() == b"m"
+                assert await peer.messages.read() is None
+            else:
+                await peer.messages.wait_end()
+        peer.messages.close()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(leave())

@@ -22,6 +22,7 @@ SEND_SECONDS: Final = 10.0
 TURN_SECONDS: Final = 0.001
 """A peer has so much of the event loop at a time, and the end of the message it is in: others wait so long for each of its like."""
 _READ_BYTES: Final = 64 * 1024
+_READS_AT_ONCE: Final = 8
 
 
 def _no_answer(_: bytes) -> bytes | None:
@@ -165,10 +166,21 @@ class MessageSocket:
         self._unsent = b""
 
     def _on_readable(self) -> None:
+        # To the end of what is there: a peer that closed with replies unread is an error of the socket, of which uvloop tells once.
+        if self._arrived is not None:
+            self._begin_turn()
+        for _ in range(_READS_AT_ONCE):
+            if not self._read_some():
+                return
+        self._loop.remove_reader(self._descriptor)  # whoever is told anew is told of what there is
+        self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def _read_some(self) -> bool:
+        """Take in what one read brings; False where there is nothing, or nothing is to be read before somebody waits for it."""
         try:
             data = self._socket.recv(min(_READ_BYTES, LENGTH_BYTES + self._unframer.bytes_max))
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
@@ -176,18 +188,16 @@ class MessageSocket:
             self._is_reading = False
             self._end()
             self._on_end()
-            return
+            return False
         if not self._is_heard:
-            return
+            return True
         self._unframer.feed(data)
         if self._unframer.buffered_bytes > self._unframer.bytes_max:
             self._loop.remove_reader(self._descriptor)
             self._is_reading = False
-        if self._arrived is None:
-            return
-        self._begin_turn()
-        if not self._answer_some():
+        if self._arrived is not None and not self._answer_some():
             self._wake()
+        return self._is_reading and not self._is_closed
 
     def _begin_turn(self) -> None:
         self._turn_until = self._loop.time() + TURN_SECONDS
