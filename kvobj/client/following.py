@@ -62,9 +62,10 @@ def _by_layer(answer: Incoming, count: int, timeout_seconds: float) -> Iterator[
         raise UnavailableError("the answer does not say which bytes it has")
     for _ in range(count):
         layer = new_room(size_bytes)
+        answer.allow(timeout_seconds)  # for all of it: bytes that drip are no layer that comes
         filled = 0
         while filled < size_bytes:
-            filled += _some(answer, layer[filled:], timeout_seconds)
+            filled += _some(answer, layer[filled:])
         yield layer
     _expect_end(answer, timeout_seconds)
 
@@ -88,8 +89,7 @@ def _by_piece(answer: Incoming, timeout_seconds: float, *, verify: bool) -> Iter
         raise CorruptionError("the bytes that came are not those that were stored")
 
 
-def _some(answer: Incoming, view: memoryview, timeout_seconds: float) -> int:
-    answer.allow(timeout_seconds)
+def _some(answer: Incoming, view: memoryview) -> int:
     count = answer.read_some(view)
     if not count:
         raise UnavailableError("the answer ends within a layer")

@@ -29,6 +29,7 @@ from kvobj.client.kv_values import (
     StoredBytes,
     StoredChunk,
     StoredPart,
+    check_layers,
     fits_header,
     parent_text,
 )
@@ -223,7 +224,12 @@ class KvClient:
         `CorruptionError` for bytes that are not what the server says they are.
         """
         return self._bytes.get(
-            name, namespace, layers=layers, pin=pin, into=into, timeout_seconds=_seconds(timeout_seconds)
+            name,
+            namespace,
+            layers=check_layers(layers),
+            pin=pin,
+            into=into,
+            timeout_seconds=_seconds(timeout_seconds),
         )
 
     def get_stored(
@@ -322,7 +328,8 @@ class KvClient:
         all are there, in whatever order and by whichever writers. The parent may be coming in parts itself; where it is not whole
         when the last part is there, that part is refused (`ParentNotFoundError`) and is put again later. A parent's
         name goes in a header here: `InvalidChunkIdError` for one that is not printable ASCII, or has a space at either end.
-        `LayoutMismatchError` where the writers do not agree; else as `put_chunk`."""
+        `LayoutMismatchError` where the writers do not agree, `NoSuchUploadError` where a DELETE gave the parts up: put all of them
+        again. Else as `put_chunk`."""
         key, parent = namespace.key_of(name), parent_text(namespace, parent)
         if parent is not None and not fits_header(parent):
             raise InvalidChunkIdError(
@@ -361,8 +368,8 @@ class KvClient:
         return follow(
             self._transport,
             f"{self._path}/{namespace.key_of(name)}",
-            layers=layers,
-            wait_seconds=wait_seconds,
+            layers=check_layers(layers),
+            wait_seconds=bounded_seconds(wait_seconds),
             timeout_seconds=self._transport.timeout_seconds
             if timeout_seconds is None
             else bounded_seconds(timeout_seconds),
@@ -459,7 +466,7 @@ class KvClient:
         return self._bytes.stream(
             names,
             namespace,
-            layers=layers,
+            layers=check_layers(layers),
             layer_order=layer_order,
             into=into,
             timeout_seconds=_seconds(timeout_seconds),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvobj.errors import InvalidChunkIdError, UnavailableError
+from kvobj.errors import InvalidChunkIdError, InvalidRequestError, UnavailableError
 from kvobj.ids.chunk_ids import CHUNK_ID_BYTES, Tokens, chunk_ids, token_bytes
 
 Name = bytes | str
@@ -20,6 +20,7 @@ Buffer = bytes | bytearray | memoryview
 ROOT: Final = "root"
 """The parent of a first chunk."""
 
+_LAYERS_MAX: Final = 2**31
 _HEX_ID: Final = re.compile("[0-9a-f]{64}")
 _HEADER_TEXT: Final = re.compile("[!-~](?:[ -~]*[!-~])?")
 
@@ -112,6 +113,20 @@ def check_writable(key: str) -> None:
             key.encode()
         except UnicodeEncodeError as error:
             raise InvalidChunkIdError("a chunk's key is text that UTF-8 can write", reason=str(error)) from error
+
+
+def check_layers(layers: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The layers as they were given. `InvalidRequestError` for what no chunk has: what is no pair of whole numbers from 0 on,
+    in order; what the chunk has is the server's to know."""
+    if layers is None:
+        return None
+    if (
+        len(layers) != 2  # noqa: PLR2004 - a pair
+        or any(isinstance(each, bool) or not isinstance(each, int) for each in layers)
+        or not 0 <= layers[0] <= layers[1] < _LAYERS_MAX
+    ):
+        raise InvalidRequestError("layers are (A, B), both of the chunk, A not above B", layers=repr(layers)[:100])
+    return layers
 
 
 def parent_text(namespace: Namespace, parent: Name | None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -179,3 +180,17 @@ def test_a_server_that_stops_does_not_wait_for_parts_that_may_never_come(tmp_pat
         assert server.terminate(timeout_seconds=15.0) == 0
         with pytest.raises(UnavailableError):
             next(followed)
+
+
+@pytest.mark.parametrize("wrong", [(2, 1), (-1, 0), (0, 10**30), (0,), (0.0, 1.0), (False, True), "01"])
+def test_layers_that_no_chunk_has_are_refused_alike_by_every_call(
+    client: KvClient,
+    namespace: Namespace,
+    wrong: Any,  # noqa: ANN401 - what no type lets through
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        client.get_chunk("x", namespace=namespace, layers=wrong)
+    with pytest.raises(InvalidRequestError):
+        client.mget(["x"], namespace=namespace, layers=wrong)
+    with pytest.raises(InvalidRequestError):
+        client.follow_chunk("x", namespace=namespace, layers=wrong)

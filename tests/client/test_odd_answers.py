@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
 from kvobj.client import KvClient, NewChunk, RetryRule
 from kvobj.client.errors import answer_error
 from kvobj.client.kv_stream import LENGTH_BYTES, ItemHeader, header_length, parse_header
-from kvobj.errors import ConflictError, KvobjError, UnavailableError
+from kvobj.errors import ConflictError, KvobjError, NoSuchUploadError, UnavailableError
 
 ONCE = RetryRule(tries=1)
 CHUNK = NewChunk("a", b"x")
@@ -210,3 +211,27 @@ def test_every_call_is_made_again_where_the_server_is_busy(call: Callable[[KvCli
     ):
         call(client)
     assert len(asked) == 2
+
+
+def test_a_layer_that_drips_is_waited_for_no_longer_than_its_time() -> None:
+    pause = threading.Event()  # never set
+
+    def serve(connection: socket.socket, _: int) -> None:
+        read_request(connection)
+        connection.sendall(
+            head("HTTP/1.1 206 Partial Content", "content-range: bytes 0-999/2000", "content-length: 1000")
+        )
+        while True:  # until the client has gone
+            connection.sendall(b"x")
+            pause.wait(0.1)
+
+    with ScriptedServer(serve) as server:
+        client = KvClient(server.endpoint, CREDENTIALS, "cache", same_host=False, retry=ONCE)
+        stream = client.follow_chunk("a", layers=(0, 0), timeout_seconds=0.5)
+        with pytest.raises(UnavailableError):
+            next(stream)
+
+
+def test_parts_that_a_delete_has_given_up_are_told_as_such() -> None:
+    error = answer_error(404, b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>")
+    assert type(error) is NoSuchUploadError

@@ -157,6 +157,8 @@ def test_for_ever_is_a_timeout_and_what_is_no_number_is_none(server: ServerProce
         assert b"".join(client.follow_chunk(KEY, timeout_seconds=math.inf)) == BODY
         with pytest.raises(InvalidRequestError):
             client.get_chunk(KEY, timeout_seconds=math.nan)
+        with pytest.raises(InvalidRequestError):
+            client.follow_chunk("absent", wait_seconds=math.nan)
     with pytest.raises(InvalidRequestError):
         KvClient(server.endpoint, keys, BUCKET, timeout_seconds=math.nan)
 
