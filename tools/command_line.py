@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
@@ -17,11 +18,13 @@ from kvobj.tensors.codec_names import CodecName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 T = TypeVar("T", int, float)
 V = TypeVar("V")
 _UNITS: Final = {unit: 1024**power for power, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))}
 _INTERRUPTED: Final = 130
+_SIGNALLED: Final = 128
 
 
 class ToolError(Exception):
@@ -47,7 +50,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def run_tool(main: Callable[[], int | None]) -> NoReturn:
-    """Call it and exit with what it returns; what went wrong outside of the tool is told in one line."""
+    """Call it and exit with what it returns; what went wrong outside of the tool is told in one line. It leaves its blocks, too,
+    where it is told to end: what it started ends with it."""
+    for told_to_end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(told_to_end) is signal.SIG_DFL:
+            signal.signal(told_to_end, _end)
     try:
         sys.exit(main())
     except ToolError as error:
@@ -62,6 +69,10 @@ def run_tool(main: Callable[[], int | None]) -> NoReturn:
         status, told = _INTERRUPTED, "interrupted"
     print(f"{Path(sys.argv[0]).name}: {told}", file=sys.stderr)
     sys.exit(status)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(_SIGNALLED + number)
 
 
 def zero_or_more(text: str) -> int:
@@ -173,7 +184,8 @@ def existing_folder(text: str) -> Path:
 
 def output_file(text: str) -> Path:
     """A file to write when all is done: its folder is there."""
-    return _checked(text, Path(text).parent.is_dir() and not Path(text).is_dir(), "cannot be written: no such folder")
+    problem = "cannot be written: it is a folder" if Path(text).is_dir() else "cannot be written: no such folder"
+    return _checked(text, Path(text).parent.is_dir() and not Path(text).is_dir(), problem)
 
 
 def _checked(text: str, is_right: bool, problem: str) -> Path:  # noqa: FBT001 - what was found out

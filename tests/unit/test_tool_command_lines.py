@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,3 +150,36 @@ def test_a_tool_ends_with_what_it_was_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     done = subprocess.run([*command, str(tmp_path / "absent")], capture_output=True, text=True, check=False)
     assert (done.returncode, "absent: no such file" in done.stderr) == (2, True)
+
+
+def test_a_tool_that_is_told_to_end_leaves_its_blocks() -> None:
+    """What it started, a server in its directory, would be left behind."""
+    text = f"""
+import sys, time
+sys.path.insert(0, {str(TOOLS)!r})
+from contextlib import contextmanager
+from command_line import run_tool
+
+@contextmanager
+def started():
+    print("started", flush=True)
+    try:
+        yield
+    finally:
+        print("ended", flush=True)
+
+def main():
+    with started():
+        sys.stdin.read()
+
+run_tool(main)
+"""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with subprocess.Popen(
+            [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as tool:
+            assert tool.stdout is not None
+            assert tool.stdout.readline() == "started\n"
+            tool.send_signal(number)
+            assert tool.wait(20) == 128 + number
+            assert tool.stdout.read() == "ended\n"
