@@ -35,6 +35,7 @@ _LONG: Final = (
     "unit/test_codec_bench.py",
     "crash/test_transcoding_crash.py",
     "clients/test_transformers.py",
+    "clients/test_transformers_models.py",
     "clients/test_lmcache.py",
     "lm/test_lm_server.py",
     "node/test_remote_eviction.py",

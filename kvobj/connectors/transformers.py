@@ -8,7 +8,7 @@
 A sequence is stored in chunks of `chunk_tokens` tokens, each under the id of its chain, so that any later sequence that begins
 alike finds them, in this process or another. What cannot be reached is a miss: `load` gives an empty cache then, and `save`
 stores nothing. What the caller has wrong is told by `InvalidRequestError`: more than one sequence, a cache of another kind or
-shape, a model that was changed since.
+shape, a model that was changed since, or is in training with dropout.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from transformers import DynamicCache, PreTrainedModel
 from kvobj.client.kv_values import ROOT, NewChunk
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.connectors.transformers_model import (
-    check_layer,
-    declaration_of,
-    namespace_name,
-    revision_of,
-    shape_of,
-    weights_state,
-)
+from kvobj.connectors.transformers_fitness import check_dropout, check_layer
+from kvobj.connectors.transformers_model import declaration_of, namespace_name, shape_of
+from kvobj.connectors.transformers_weights import fingerprint_of
 from kvobj.errors import InvalidRequestError
 
 CHUNK_TOKENS: Final = 64
@@ -47,7 +42,7 @@ class PrefixCache:
     are made from the model.
 
     `name`: what the model is called, by default `config.name_or_path`. `salt`: who has another one shares nothing. `adapter`: of a
-    model with an adapter that is no part of its parameters. `rank`: (index, count) where each process has a share of the heads, an
+    model with an adapter that its modules do not tell. `rank`: (index, count) where each process has a share of the heads, an
     equal one: caches have these heads alone.
     """
 
@@ -68,14 +63,12 @@ class PrefixCache:
         if chunk_tokens < 1:
             raise InvalidRequestError("a chunk has at least one token", chunk_tokens=chunk_tokens)
         self._model = model
-        self._rank = rank
         self._shape = shape_of(model, rank=rank)
-        self._weights = weights_state(model)
+        self._fingerprint = fingerprint_of(model)
         self._chunk_tokens = chunk_tokens
         declaration = declaration_of(
             model, self._shape, name=name, chunk_tokens=chunk_tokens, salt=salt, adapter=adapter, rank=rank
         )
-        self._revision = declaration["revision"]
         self.namespace = namespace_name(declaration)
         """The namespace's name in the bucket."""
         self._link = StoreLink(replace(settings, namespace=self.namespace, declaration=declaration))
@@ -196,16 +189,13 @@ class PrefixCache:
 
     def _check_model(self) -> None:
         """`InvalidRequestError` where the model is not the one any more that the namespace was made from: what is stored under its
-        name would be another model's."""
-        weights = weights_state(self._model)
-        if weights == self._weights:
-            return
-        shape = shape_of(self._model, rank=self._rank)
-        if shape != self._shape or revision_of(self._model) != self._revision:
+        name would be another model's. And where the same tokens would give another cache each time."""
+        if self._model.device != self._shape.device or fingerprint_of(self._model) != self._fingerprint:
             raise InvalidRequestError(
-                "the model has other weights, another dtype or device than when this PrefixCache was made: make another"
+                "the model has other weights, another dtype or device, or other adapters than when this PrefixCache was made: "
+                "make another"
             )
-        self._weights = weights
+        check_dropout(self._model)
 
     def _checked_length(self, cache: DynamicCache) -> int:
         """How many tokens the cache has. `InvalidRequestError` unless it is one of this model, of one sequence."""

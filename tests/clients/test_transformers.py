@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_process import EngineProcess, needs_engines
 from module_paths import ModulePaths
-from server_process import MIB, REPOSITORY, BucketSetting, ServerProcess, ServerSettings
+from server_process import ServerProcess
+from transformers_engine import CHUNK_TOKENS, ENVIRONMENT, opened, sequence, server_in, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 needs_engines()
-
-CHUNK_TOKENS: Final = 16
-STEPS: Final = 12
-ENVIRONMENT: Final = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-
-
-def sequence(length: int, seed: int) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(199) for _ in range(length)]
-
-
-def settings_of(server: ServerProcess, seconds: float = 10.0) -> dict[str, Any]:
-    keys = server.credentials()
-    return {
-        "endpoint": server.endpoint,
-        "bucket": "cache",
-        "access_key": keys.access_key,
-        "secret_key": keys.secret_key,
-        "timeout_seconds": seconds,
-        "rest_seconds": 0.05,
-        "rest_seconds_max": 0.2,
-    }
-
-
-def server_in(directory: Path) -> ServerProcess:
-    buckets = (BucketSetting("cache", "kv", "memory"),)
-    return ServerProcess(directory, ServerSettings(dram_bytes=64 * MIB, nvme_bytes=256 * MIB, buckets=buckets))
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +32,6 @@ def engine(module_paths: ModulePaths) -> Iterator[EngineProcess]:
     log = module_paths.mktemp("transformers-engine") / "engine.log"
     with EngineProcess("transformers_cache.py", log, ENVIRONMENT) as running:
         yield running
-
-
-def opened(
-    engine: EngineProcess,
-    server: ServerProcess,
-    store: str,
-    /,
-    *,
-    model: str | None = None,
-    seconds: float = 10.0,
-    **options: Any,  # noqa: ANN401 - PrefixCache's
-) -> str:
-    fields = {"chunk_tokens": CHUNK_TOKENS, "salt": store, **options}
-    settings = settings_of(server, seconds)
-    namespace: str = engine.ask("open", store=store, model=model or store, settings=settings, **fields)
-    return namespace
 
 
 @pytest.mark.parametrize(
@@ -296,6 +253,9 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
         ("cpmant", "cpmant", {}, "prompt_length=32"),
         ("widths", "gemma4", {}, "layers that differ in head_dim"),
         ("forward", "gemma4", {"use_bidirectional_attention": "all"}, "attend to later ones"),
+        ("across", "gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("languages", "xmod", {}, "more than text (lang_ids)"),
+        ("protein", "evolla", {}, "more than text (protein_input_ids"),
     ):
         engine.ask("make", model=name, kind=kind, dtype="float64" if name == "double" else "float32", options=options)
         assert words in engine.ask("refused", model=name, settings=settings)
@@ -328,6 +288,9 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
         ),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True", {}),
         ("llama", {"is_causal": False}, "is_causal=False", {"is_causal": True}),
+        ("bert", {}, "is_causal=False in BertSelfAttention", {"is_decoder": True}),
+        ("roformer", {}, "is_decoder=False in RoFormerLayer", {"is_decoder": True}),
+        ("neox-japanese", {"is_causal": False}, "is_causal=False", {"is_decoder": False}),
     ],
 )
 def test_a_model_whose_tokens_attend_to_later_ones_is_refused_and_one_that_only_could_is_not(

@@ -14,10 +14,14 @@ from command_lines import digest_of, serve
 from torch import distributed
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
+    BertConfig,
+    BertLMHeadModel,
     CLIPVisionConfig,
     CpmAntConfig,
     CpmAntForCausalLM,
     DynamicCache,
+    EvollaConfig,
+    EvollaForProteinText2Text,
     FalconConfig,
     FalconForCausalLM,
     Gemma3ForCausalLM,
@@ -27,8 +31,14 @@ from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GPTNeoXJapaneseConfig,
+    GPTNeoXJapaneseForCausalLM,
     HrmTextConfig,
     HrmTextForCausalLM,
     LlamaConfig,
@@ -37,17 +47,26 @@ from transformers import (
     LlavaForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     QuantizedCache,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RoFormerConfig,
+    RoFormerForCausalLM,
     RwkvConfig,
     RwkvForCausalLM,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    XmodConfig,
+    XmodForCausalLM,
     xLSTMConfig,
     xLSTMForCausalLM,
 )
+from transformers_changes import CHANGES, Packed
 
 from kvobj.connectors import LinkSettings
 from kvobj.connectors.transformers import PrefixCache
@@ -66,6 +85,15 @@ _SMALL: Final[dict[str, Any]] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_GPT: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 torch.set_num_threads(1)
 models: dict[str, Any] = {}
 stores: dict[str, PrefixCache] = {}
@@ -79,6 +107,8 @@ def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, C901, PLR
             return Qwen2ForCausalLM(Qwen2Config(**_SMALL, num_key_value_heads=2, **options))
         case "neox":
             return GPTNeoXForCausalLM(GPTNeoXConfig(**_SMALL, **options))
+        case "neox-japanese":
+            return GPTNeoXJapaneseForCausalLM(GPTNeoXJapaneseConfig(**_SMALL, **options))
         case "gemma3":  # RoPE by kind of layer; its class declares images, which only the model around it reads
             kinds = ["full_attention"] * _SMALL["num_hidden_layers"]
             return Gemma3ForCausalLM(Gemma3TextConfig(**_SMALL, num_key_value_heads=1, layer_types=kinds, **options))
@@ -111,6 +141,38 @@ def _made(kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401, C901, PLR
             return xLSTMForCausalLM(
                 xLSTMConfig(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_heads=4)
             )
+        case "mixtral":
+            experts = {"num_local_experts": 20, "num_experts_per_tok": 2}
+            return MixtralForCausalLM(MixtralConfig(**_SMALL, num_key_value_heads=2, **experts, **options))
+        case "gpt2":
+            return GPT2LMHeadModel(GPT2Config(**_GPT, **options))
+        case "gptj":
+            return GPTJForCausalLM(GPTJConfig(**_GPT, rotary_dim=8, **options))
+        case "bert":
+            return BertLMHeadModel(BertConfig(**_SMALL, **options))
+        case "roberta":
+            return RobertaForCausalLM(RobertaConfig(**{**_SMALL, "is_decoder": True, **options}))
+        case "roformer":
+            return RoFormerForCausalLM(RoFormerConfig(**_SMALL, **options))
+        case "xmod":
+            languages = {"languages": ["en_XX", "de_DE"]}
+            return XmodForCausalLM(XmodConfig(**{**_SMALL, "pad_token_id": 1}, is_decoder=True, **languages, **options))
+        case "evolla":  # reads a protein beside the text
+            protein: dict[str, Any] = {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            }
+            resampler = {
+                "resampler_depth": 1,
+                "resampler_dim_head": 16,
+                "resampler_heads": 2,
+                "resampler_num_latents": 4,
+            }
+            aligner = {"resampler_ff_mult": 2, "aligner_ffn_mult": 2, "aligner_num_add_layers": 3}
+            parts = {"protein_encoder_config": {**protein, "vocab_size": 40, "pad_token_id": 1}, **resampler, **aligner}
+            return EvollaForProteinText2Text(EvollaConfig(**_SMALL, num_key_value_heads=2, **parts))
         case "mistral":
             return MistralForCausalLM(MistralConfig(**_SMALL, num_key_value_heads=2, sliding_window=32, **options))
         case _:
@@ -126,24 +188,11 @@ def make(
     models[model] = made.to(getattr(torch, dtype)).eval()
 
 
-class _Packed(torch.nn.Module):  # type: ignore[misc]  # torch is not installed where types are checked
-    """A linear layer as GPTQ and AWQ have them: its weights are buffers."""
-
-    def __init__(self, of: torch.nn.Linear) -> None:
-        super().__init__()
-        scale = of.weight.detach().abs().max() / 127
-        self.register_buffer("scales", scale)
-        self.register_buffer("qweight", (of.weight.detach() / scale).round().to(torch.int8))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(hidden, self.qweight * self.scales)
-
-
 def pack(model: str, *, seed: int) -> None:
     """Quantise one layer of a model, of which nothing else changes."""
     torch.manual_seed(seed)
     layer = models[model].model.layers[0].mlp
-    layer.down_proj = _Packed(torch.nn.Linear(layer.down_proj.in_features, layer.down_proj.out_features, bias=False))
+    layer.down_proj = Packed(torch.nn.Linear(layer.down_proj.in_features, layer.down_proj.out_features, bias=False))
 
 
 def take_text_part(model: str, *, of: str) -> None:
@@ -175,6 +224,14 @@ def save_and_load(model: str, *, directory: str) -> None:
     """Write a model down, and load it from there in its own place."""
     models[model].save_pretrained(directory)
     models[model] = type(models[model]).from_pretrained(directory, attn_implementation="eager").eval()
+
+
+def load_in(model: str, *, of: str, directory: str, dtype: str, cast: bool) -> None:
+    """Write a model down, and load it under another name: in this dtype, or cast to it after loading."""
+    models[of].save_pretrained(directory)
+    kind = type(models[of])
+    loaded = kind.from_pretrained(directory, dtype=torch.float32 if cast else getattr(torch, dtype))
+    models[model] = (loaded.to(getattr(torch, dtype)) if cast else loaded).eval()
 
 
 def open_store(store: str, *, model: str, settings: dict[str, Any], **options: Any) -> str:  # noqa: ANN401 - PrefixCache's
@@ -292,21 +349,9 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
 
 
 def change(*, model: str, how: str) -> None:
-    """Change a model that stores were made of: train it for a step, move it to another dtype, or write what is there already."""
-    made = models[model]
-    parameter = next(iter(made.parameters()))
+    """Change a model, which stores may have been made of (`transformers_changes`)."""
     with torch.no_grad():
-        match how:
-            case "train":
-                parameter.add_(0.25)
-            case "move":
-                made.to(torch.bfloat16)
-            case "shard":
-                made.model.layers[0].self_attn.k_proj.weight.mul_(2)
-            case "pack":
-                made.model.layers[0].mlp.down_proj.qweight.neg_()
-            case _:
-                parameter.copy_(parameter.clone())
+        CHANGES[how](models[model])
 
 
 def refused_since(*, store: str, tokens: list[int]) -> list[str]:
@@ -347,6 +392,7 @@ if __name__ == "__main__":
             "shard": shard,
             "save_share": save_share,
             "save_and_load": save_and_load,
+            "load_in": load_in,
             "open": open_store,
             "refused": refused,
             "plain": plain,
