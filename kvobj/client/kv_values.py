@@ -120,11 +120,9 @@ def check_layers(layers: tuple[int, int] | None) -> tuple[int, int] | None:
     in order; what the chunk has is the server's to know."""
     if layers is None:
         return None
-    if (
-        len(layers) != 2  # noqa: PLR2004 - a pair
-        or any(isinstance(each, bool) or not isinstance(each, int) for each in layers)
-        or not 0 <= layers[0] <= layers[1] < _LAYERS_MAX
-    ):
+    given: Sequence[object] = layers  # whatever the type says
+    first, last = given if len(given) == 2 else (None, None)  # noqa: PLR2004 - a pair
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last < _LAYERS_MAX:
         raise InvalidRequestError("layers are (A, B), both of the chunk, A not above B", layers=repr(layers)[:100])
     return layers
 
