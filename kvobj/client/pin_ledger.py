@@ -7,6 +7,8 @@ the oldest request under way began: every grant up to that one has been answered
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +32,8 @@ class Statement:
 
 
 class Ticket:
-    """A request that may pin, for as long as somebody has it: one that was interrupted is over without a word."""
+    """A request that may pin, for as long as somebody has it: one that was interrupted is over without a word. So are pins that are
+    held by it."""
 
     __slots__ = ("__weakref__", "seen")
 
@@ -41,13 +44,15 @@ class Ticket:
 class PinLedger:
     """The pins of one session, from grant to confirmed release."""
 
-    __slots__ = ("_held", "_leaving", "_seen", "_under_way")
+    __slots__ = ("_by_ticket", "_gone", "_held", "_leaving", "_seen", "_under_way")
 
     def __init__(self) -> None:
         self._held: dict[bytes, int] = {}
         self._leaving: dict[bytes, None] = {}
         self._seen = 0
         self._under_way: Loans[Ticket] = Loans()
+        self._by_ticket: dict[weakref.ref[Ticket], tuple[bytes, ...]] = {}
+        self._gone: deque[weakref.ref[Ticket]] = deque()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -55,6 +60,7 @@ class PinLedger:
     @property
     def leaving(self) -> int:
         """Pins that are to be released with the next renewals."""
+        self._release_gone()
         return len(self._leaving)
 
     def begin(self) -> Ticket:
@@ -63,8 +69,16 @@ class PinLedger:
         self._under_way.add(ticket)
         return ticket
 
-    def end(self, ticket: Ticket, *, grant: int = 0, pins: Iterable[bytes] = ()) -> None:
-        """The request is over: what it was granted, nothing where it failed or pinned nothing."""
+    def end(
+        self, ticket: Ticket, *, grant: int = 0, pins: Iterable[bytes] = (), is_held_by_ticket: bool = False
+    ) -> None:
+        """The request is over: what it was granted, nothing where it failed or pinned nothing. `is_held_by_ticket`: the pins are
+        released, if nobody does so before, once nobody has the ticket."""
+        pins = tuple(pins)
+        if is_held_by_ticket and pins:
+            # First: of pins that are held, and are nobody's, the server would never hear. What is called back is written in C, and
+            # so is sure to run (`loans`).
+            self._by_ticket[weakref.ref(ticket, self._gone.append)] = pins
         self._under_way.remove(ticket)
         self._seen = max(self._seen, grant)
         self._held.update(dict.fromkeys(pins, grant))
@@ -75,6 +89,7 @@ class PinLedger:
 
     def statement(self) -> Statement:
         """What to say now."""
+        self._release_gone()
         release = tuple(list(self._leaving)[:RELEASES_MAX])
         as_of = min([ticket.seen for ticket in self._under_way.alive()], default=self._seen)
         leaving = set(release)
@@ -86,6 +101,13 @@ class PinLedger:
         for pin in statement.release:
             self._held.pop(pin, None)
             self._leaving.pop(pin, None)
+
+    def _release_gone(self) -> None:
+        while self._gone:
+            reference = self._gone[0]
+            self.release(self._by_ticket.get(reference, ()))
+            self._by_ticket.pop(reference, None)
+            self._gone.popleft()  # last: who is interrupted before leaves it to the next
 
 
 def digest_of_pins(sorted_ids: Iterable[bytes]) -> bytes:

@@ -7,11 +7,14 @@ is pinned again; what is gone by then is a pin that is never valid again.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Final, Self, TypeVar
 
 from kvobj.client.call_scope import ends_by, wait_by
@@ -20,7 +23,7 @@ from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
 from kvobj.client.lease import Lease, boot_seconds
 from kvobj.client.loans import Places
-from kvobj.client.pin_ledger import PinLedger
+from kvobj.client.pin_ledger import PinLedger, Ticket
 from kvobj.client.views import ChunkView
 from kvobj.errors import (
     AccessDeniedError,
@@ -66,10 +69,12 @@ class _Epoch:
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """Ids of a pin, and with which session they live and die: one for all its names, or one for each, which `by_key` has then."""
+    """Ids of a pin, and with which session they live and die: one for all its names, or one for each, which `by_key` has then.
+    `ticket` is of the request that they were granted to: they are released once nobody has it."""
 
     epoch: _Epoch
     ids: tuple[bytes, ...]
+    ticket: Ticket
     by_key: Mapping[str, bytes] = field(default_factory=dict)
 
     def id_of(self, name: Name, namespace: Namespace) -> bytes:
@@ -111,6 +116,9 @@ class PinnedMatch:
 class Session:
     """A context manager: entering opens a session and starts to renew it, leaving ends both. Thread-safe.
 
+    It is renewed for as long as somebody has it, or a pin of it, and until its client is closed: then the thread that renews it
+    ends it, when the next renewal is due at the latest. Entering raises `UnavailableError` where no thread can be started.
+
     It is the process's that opened it: in a forked child it is closed, its pins are valid no more, and the server hears nothing.
 
     `now` is `lease.boot_seconds` but in tests. Without a thread (`is_automatic` False) its owner calls `renew` himself.
@@ -132,19 +140,20 @@ class Session:
         self._holder = holder
         self._ttl_ms = ttl_ms
         self._is_automatic = is_automatic
-        self._epoch: _Epoch | None = None
-        self._past: list[_Epoch] = []
+        self._epochs: list[_Epoch] = []  # those that the server may have, the present one last; the thread's, too
         self._pins: dict[Pin, object] = {}
         self._lock = threading.Lock()
         self._renewing = Places(1)
-        self._wake = threading.Event()
+        # A queue, and no event: putting takes no lock that an interrupt could leave held.
+        self._wake: SimpleQueue[object] = SimpleQueue()
+        self._is_woken = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
         forget_in_child(self)
 
     def forget(self) -> None:
         """See `ForgetsInChild`: the parent goes on to renew it, and releases what it holds."""
-        self._lock, self._renewing, self._wake = threading.Lock(), Places(1), threading.Event()
+        self._lock, self._renewing, self._wake = threading.Lock(), Places(1), SimpleQueue()
         self._thread = None
         self._is_closed = True
         self._lose_all()
@@ -152,13 +161,16 @@ class Session:
     def __enter__(self) -> Self:
         if self._is_closed:
             raise _closed()
-        self._epoch = epoch = self._open()
-        if self._is_automatic:
-            # Its first pause is handed over: the session may be closed before the thread begins.
-            self._thread = threading.Thread(
-                target=self._run, args=(epoch.renew_seconds,), name="kvobj-session", daemon=True
-            )
-            self._thread.start()
+        epoch = self._open()
+        try:
+            self._epochs.append(epoch)
+            if self._is_automatic:
+                self._start(epoch)
+        except KvobjError:
+            raise
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,8 +184,8 @@ class Session:
     @property
     def is_valid(self) -> bool:
         """Whether its lease holds at this moment."""
-        epoch = self._epoch
-        return epoch is not None and epoch.lease.is_valid(self.now())
+        epochs = self._epochs[-1:]
+        return bool(epochs) and epochs[0].lease.is_valid(self.now())
 
     @property
     def renew_seconds(self) -> float:
@@ -219,7 +231,8 @@ class Session:
             finally:
                 pin_ids = () if answer is None or answer.pin is None else (answer.pin,)
                 with self._lock:
-                    epoch.ledger.end(ticket, grant=0 if answer is None else answer.grant, pins=pin_ids)
+                    grant = 0 if answer is None else answer.grant
+                    epoch.ledger.end(ticket, grant=grant, pins=pin_ids, is_held_by_ticket=True)
             if answer.pin is None:
                 return PinnedMatch(answer, None)
             epoch.lease.extend(sent_at, answer.deadline_ms)
@@ -230,7 +243,10 @@ class Session:
                 answer.check(ids)
                 found = _found(answer, namespace, ids, tokens)
                 names = tuple(found[-1:] if chained else found)
-                return PinnedMatch(answer, self._keep(Pin(self, namespace, names, _Grant(epoch, pin_ids))))
+                pin = Pin(self, namespace, names, _Grant(epoch, pin_ids, ticket))
+                pinned = PinnedMatch(answer, pin)
+                self._keep([pin])
+                return pinned  # noqa: TRY300 - up to here an interrupt releases it
             except BaseException:  # whatever it was, nobody knows of the pin
                 with self._lock:
                     epoch.ledger.release(pin_ids)
@@ -341,8 +357,9 @@ class Session:
                 return
             grant.epoch.ledger.release(grant.ids)
             is_much = grant.epoch.ledger.leaving >= RELEASES_AT_ONCE
-        if is_much:
-            self._wake.set()
+        if is_much and not self._is_woken:
+            self._is_woken = True
+            self._wake.put(None)
 
     def renew(self) -> None:
         """Renew once: release what was let go of, extend the lease, and pin again what the server lost. A lost session is replaced;
@@ -360,31 +377,28 @@ class Session:
                 answer = self._client.renew_session(epoch.id, statement, timeout_seconds=_call_seconds(epoch))
             except (NoSuchSessionError, SessionExpiredError):
                 epoch.lease.lose()
-                epoch = self._replace(epoch)
+                epoch = self._replace()
             else:
                 epoch.lease.extend(sent_at, answer.ttl_ms)
                 with self._lock:
                     epoch.ledger.confirm(statement)
                 if answer.reclaim:
-                    epoch = self._replace(epoch)
+                    epoch = self._replace()
             self._reclaim(epoch)
         finally:
             place.leave()
 
     def abandon(self) -> None:
         """Stop to renew and tell nobody: what a holder's crash looks like to the server. Pins hold until their TTL."""
-        self._stop()
-        self._lose_all()
+        self._leave(is_told=False)
+        self._wait_for_thread()
 
     def close(self) -> None:
         """End the session and all its pins. Errors of the last calls are not told: the session then ends by its TTL. One that is
         being opened in the place of a lost one is closed once it is open. Idempotent."""
-        if self._is_closed:
-            return
-        self._stop()
-        with ends_by(time.monotonic() + _CLOSE_SECONDS):
-            for epoch in self._lose_all():
-                self._end(epoch)
+        self._leave(is_told=True)
+        self._wait_for_thread()
+        _end_all(self._client, self._lose_all())
 
     # -- inside --------------------------------------------------------------------------------------------------
     @property
@@ -399,18 +413,12 @@ class Session:
         return max(_CALL_SECONDS_MIN, grant.epoch.lease.left_seconds(self.now()))
 
     def _lose_all(self) -> list[_Epoch]:
-        """Rely on no pin any more. Those sessions that the server still has, as far as is known."""
+        """Rely on no pin any more. Those sessions that the server still has, as far as is known: each is told once."""
         with self._lock:
-            epochs = [each for each in (self._epoch, *self._past) if each is not None and not each.lease.is_lost]
-        for epoch in epochs:
-            epoch.lease.lose()
+            epochs = [each for each in self._epochs if not each.lease.is_lost]
+            for epoch in epochs:
+                epoch.lease.lose()
         return epochs
-
-    def _end(self, epoch: _Epoch, *, timeout_seconds: float | None = None) -> None:
-        """Close a session that nothing relies on. Where that fails it ends by its TTL."""
-        epoch.lease.lose()  # first: what is granted under it at this moment must not be relied on
-        with suppress(KvobjError):
-            self._client.close_session(epoch.id, timeout_seconds=timeout_seconds)
 
     def _stream(
         self,
@@ -436,9 +444,10 @@ class Session:
                     raise
 
     def _current(self) -> _Epoch:
-        if self._epoch is None or self._is_closed:
+        epochs = self._epochs[-1:]
+        if not epochs or self._is_closed:
             raise _closed()
-        return self._epoch
+        return epochs[0]
 
     def _open(self) -> _Epoch:
         sent_at = self.now()
@@ -447,10 +456,17 @@ class Session:
         epoch.lease.extend(sent_at, answer.ttl_ms)
         return epoch
 
-    def _keep(self, pin: Pin) -> Pin:
-        with self._lock:
-            self._pins[pin] = None
-        return pin
+    def _keep(self, pins: Sequence[Pin]) -> None:
+        """Note pins that are about to be handed out: all, or none where it is interrupted, and so nobody gets them."""
+        try:
+            noted = dict.fromkeys(pins)
+            with self._lock:
+                self._pins |= noted
+        except BaseException:
+            with self._lock:
+                for pin in pins:
+                    self._pins.pop(pin, None)
+            raise
 
     def _asked(self, ask: Callable[[_Epoch], _Answer]) -> _Answer:
         epoch = self._current()
@@ -469,17 +485,20 @@ class Session:
             return ask(self._current())
 
     def _pin(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[Pin | None]:
-        ids = self._granted(epoch, tails, namespace)
+        ids, ticket = self._granted(epoch, tails, namespace)
         if epoch.lease.is_lost:
             raise _lost()
-        return [
-            None if pin_id is None else self._keep(Pin(self, namespace, (tail,), _Grant(epoch, (pin_id,))))
+        pins = [
+            None if pin_id is None else Pin(self, namespace, (tail,), _Grant(epoch, (pin_id,), ticket))
             for tail, pin_id in zip(tails, ids, strict=True)
         ]
+        self._keep([pin for pin in pins if pin is not None])
+        return pins
 
     def _granted(
         self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace, *, timeout_seconds: float | None = None
-    ) -> list[bytes | None]:
+    ) -> tuple[list[bytes | None], Ticket]:
+        """The pins' ids, and what is kept for as long as they are to be held."""
         with self._lock:
             ticket = epoch.ledger.begin()
         answer = None
@@ -490,24 +509,24 @@ class Session:
             ids = [] if answer is None else [each.pin for each in answer.pins]
             with self._lock:
                 pins = [each for each in ids if each is not None]
-                epoch.ledger.end(ticket, grant=0 if answer is None or not pins else answer.grant, pins=pins)
+                grant = 0 if answer is None or not pins else answer.grant
+                epoch.ledger.end(ticket, grant=grant, pins=pins, is_held_by_ticket=True)
         if len(ids) != len(tails):
             with self._lock:
                 epoch.ledger.release(pins)
             raise UnavailableError("the server answers for other chunks", given=len(ids), wanted=len(tails))
         epoch.lease.extend(sent_at, answer.deadline_ms)
-        return ids
+        return ids, ticket
 
-    def _replace(self, old: _Epoch) -> _Epoch:
+    def _replace(self) -> _Epoch:
         """Open another session. `NoSuchSessionError` where this one was closed meanwhile: whoever did so knew of no other."""
         new = self._open()
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
-                self._epoch = new
-                self._past.append(old)
+                self._epochs.append(new)
         if is_closed:
-            self._end(new, timeout_seconds=_CLOSE_SECONDS)
+            _end(self._client, new, timeout_seconds=_CLOSE_SECONDS)
             raise _closed()
         self.reclaims += 1
         return new
@@ -526,19 +545,20 @@ class Session:
             names = _of_one_kind([name for pin, _ in group for name in pin.names])
             try:
                 seconds = _call_seconds(new)
-                ids = iter(self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds))
+                granted, ticket = self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds)
             except _NOT_PINNED_AGAIN:
-                ids = iter([None] * len(names))
+                granted, ticket = [None] * len(names), Ticket(0)
+            ids = iter(granted)
             for pin, grant in group:
-                self._move(pin, grant, new, [next(ids) for _ in pin.names])
+                self._move(pin, grant, new, [next(ids) for _ in pin.names], ticket)
         with self._lock:
-            past = [old for old in self._past if not old.lease.is_lost]
-            self._past = [old for old in past if old.is_needed and old.lease.is_valid(self.now())]
+            past = [old for old in self._epochs if old is not new and not old.lease.is_lost]
             unneeded = [old for old in past if not old.is_needed]
+            self._epochs[:] = [*[old for old in past if old.is_needed and old.lease.is_valid(self.now())], new]
         for old in unneeded:
-            self._end(old, timeout_seconds=_call_seconds(new))
+            _end(self._client, old, timeout_seconds=_call_seconds(new))
 
-    def _move(self, pin: Pin, old: _Grant, new: _Epoch, ids: Sequence[bytes | None]) -> None:
+    def _move(self, pin: Pin, old: _Grant, new: _Epoch, ids: Sequence[bytes | None], ticket: Ticket) -> None:
         granted = tuple([each for each in ids if each is not None])
         with self._lock:
             if pin._grant is not old or len(granted) < len(pin.names):  # noqa: SLF001 - a pin and its session are one
@@ -547,29 +567,50 @@ class Session:
                     old.epoch.is_needed = True
             else:
                 keys = [pin.namespace.key_of(name) for name in pin.names] if len(granted) > 1 else []
-                pin._grant = _Grant(new, granted, dict(zip(keys, granted, strict=False)))  # noqa: SLF001
+                pin._grant = _Grant(new, granted, ticket, dict(zip(keys, granted, strict=False)))  # noqa: SLF001
 
-    def _run(self, pause: float) -> None:
-        while True:
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._is_closed:
-                return
-            epoch = self._epoch
-            assert epoch is not None
-            try:
-                self.renew()
-                pause = self.renew_seconds
-            except KvobjError:
-                if self._is_closed:
-                    return
-                pause = epoch.renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what still holds
+    def _start(self, epoch: _Epoch) -> None:
+        """Start the thread that renews it. The thread has no reference to it but a weak one: it ends with it."""
+        wake = self._wake
+        # Its first pause is handed over: the session may be closed before the thread begins. The callback is written in C, and
+        # so is sure to run (`loans`).
+        arguments = (weakref.ref(self, wake.put), self._client, self._epochs, wake, epoch.renew_seconds)
+        thread = threading.Thread(target=_keep_renewed, args=arguments, name="kvobj-session", daemon=True)
+        handled = sys.exception()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            interrupt = error.__context__
+            if interrupt is not None and interrupt is not handled:
+                raise interrupt from None  # in the middle of the start, whose own locks then fail
+            self._epochs.remove(epoch)
+            _end(self._client, epoch, timeout_seconds=_CLOSE_SECONDS)
+            raise UnavailableError("no thread can be started to renew the session") from error
+        self._thread = thread
 
-    def _stop(self) -> None:
+    def _turn(self) -> float | None:
+        """What its thread does at each of its turns; in how many seconds the next one is due, None where this was the last."""
+        self._is_woken = False
+        if self._is_closed or self._client._leases._is_closed:  # noqa: SLF001 - a session and its client are one
+            self._leave(is_told=True)
+            _end_all(self._client, self._lose_all())
+            return None
+        pause = self._epochs[-1].renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what holds
+        with suppress(KvobjError):
+            self.renew()
+            pause = self.renew_seconds
+        return pause
+
+    def _leave(self, *, is_told: bool) -> None:
+        """Renew it no more; waits for nothing. `is_told`: the thread ends it where nobody does so before."""
         # A session that is opened at this moment is either known from here on, or closed by who opened it.
         with self._lock:
             self._is_closed = True
-        self._wake.set()
+            for epoch in self._epochs if not is_told else ():
+                epoch.lease.lose()
+        self._wake.put(None)
+
+    def _wait_for_thread(self) -> None:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
 
@@ -579,6 +620,38 @@ class Session:
 
             wait_by(time.monotonic() + _CLOSE_SECONDS, is_over)
             self._thread = None
+
+
+def _keep_renewed(
+    session: weakref.ref[Session],
+    client: KvClient,
+    epochs: list[_Epoch],
+    wake: SimpleQueue[object],
+    pause: float | None,
+) -> None:
+    """Renew a session until it is closed. One that nobody has any more is ended here: a destructor must not wait for a server."""
+    while pause is not None:
+        with suppress(Empty):
+            wake.get(timeout=pause)
+        held = session()
+        if held is None:
+            _end_all(client, [each for each in epochs if not each.lease.is_lost])
+            return
+        pause = held._turn()  # noqa: SLF001 - a session and its thread are one
+        del held
+
+
+def _end_all(client: KvClient, epochs: Iterable[_Epoch]) -> None:
+    with ends_by(time.monotonic() + _CLOSE_SECONDS):
+        for epoch in epochs:
+            _end(client, epoch)
+
+
+def _end(client: KvClient, epoch: _Epoch, *, timeout_seconds: float | None = None) -> None:
+    """Close a session that nothing relies on. Where that fails it ends by its TTL."""
+    epoch.lease.lose()  # first: what is granted under it at this moment must not be relied on
+    with suppress(KvobjError):
+        client.close_session(epoch.id, timeout_seconds=timeout_seconds)
 
 
 def _found(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from kvobj.client.aio.calls import OnThreads, awaited, streamed
 from kvobj.client.aio.kv import AsyncKvClient, let_go_view, let_go_views
 from kvobj.client.lease import boot_seconds
 from kvobj.client.session import DEFAULT_TTL_MS, Pin, PinnedMatch, Session
+from kvobj.errors import UnavailableError
 
 
 def _let_go(found: PinnedMatch) -> None:
@@ -21,6 +23,16 @@ def _let_go_all(pins: Sequence[Pin | None]) -> None:
     for pin in pins:
         if pin is not None:
             pin.release()
+
+
+def _leave(core: Session, *, is_told: bool) -> None:
+    """Have it renewed no more, before anything is waited for that may be cancelled."""
+    core._leave(is_told=is_told)  # noqa: SLF001 - both are one session
+
+
+def _leave_opened(core: Session) -> None:
+    """Of a session that a cancelled task had opened nobody would know."""
+    _leave(core, is_told=True)
 
 
 class AsyncSession(OnThreads[Session]):
@@ -68,6 +80,18 @@ class AsyncSession(OnThreads[Session]):
         """How often pins had to be pinned again."""
         return self.core.reclaims
 
+    async def abandon(self) -> None:
+        """See `Session.abandon`; all the same where it is cancelled."""
+        _leave(self.core, is_told=False)
+        await self._abandon()
+
+    async def close(self) -> None:
+        """See `Session.close`. Where it is cancelled, or no thread comes free in time, the thread that renews the session ends it;
+        one without such a thread ends by its TTL."""
+        _leave(self.core, is_told=True)
+        with suppress(UnavailableError):
+            await self._close()
+
     def now(self) -> float:
         """The holder's clock."""
         return self.core.now()
@@ -83,7 +107,7 @@ class AsyncSession(OnThreads[Session]):
     view_many = awaited(Session.view_many, undo=let_go_views)
     read_many = streamed(Session.read_many)
     renew = awaited(Session.renew, is_lease=True)
-    abandon = awaited(Session.abandon, is_lease=True)
-    close = awaited(Session.close, is_lease=True)
 
-    _enter = awaited(Session.__enter__, undo=Session.abandon, is_lease=True)
+    _enter = awaited(Session.__enter__, undo=_leave_opened, is_lease=True)
+    _abandon = awaited(Session.abandon, is_lease=True)
+    _close = awaited(Session.close, is_lease=True)
