@@ -16,7 +16,7 @@ from kvobj.app.log import LineWriter
 from kvobj.app.node import Node
 from kvobj.app.same_host import SameHost
 from kvobj.app.upstreams import Fronted
-from kvobj.app.worker_orders import S3Orders, WorkerOrders
+from kvobj.app.worker_orders import S3Orders, TlsPair, WorkerOrders
 from kvobj.app.worker_pool import WorkerPool
 from kvobj.catalog.rows import ObjectRow
 from kvobj.clock import Clock
@@ -41,10 +41,6 @@ class Front(Protocol):
     async def start(self, before_accepting: Callable[[], None]) -> None:
         """Returns when connections are accepted; by all processes, where there are several. `before_accepting` is called when
         nothing else can fail, so that nobody is answered before it."""
-        ...
-
-    async def reload(self) -> None:
-        """Read the TLS certificate again, but for this process's own context; returns when connections get the new one."""
         ...
 
     async def drain(self, timeout_seconds: float) -> bool:
@@ -110,9 +106,6 @@ class OneProcess:
         before_accepting()
         await self._http.start(self._listeners, self._context)
 
-    async def reload(self) -> None:
-        """See `Front.reload`."""
-
     async def drain(self, timeout_seconds: float) -> bool:
         """See `Front.drain`."""
         return await self._http.drain(timeout_seconds)
@@ -130,12 +123,13 @@ def worker_processes(
     *,
     upstreams: Fronted,
     same_host: SameHost | None,
+    tls: TlsPair | None,
     clock: Clock,
     metrics: Metrics,
     log: logging.Logger,
 ) -> WorkerPool:
     """A pool of `[server] workers` processes, which implements `Front`. `words` outlive it. `upstreams` are this
-    process's own: workers make theirs."""
+    process's own: workers make theirs. `tls` is a pair that was checked."""
     settings = node.settings
     workers = settings.server.workers
     look = node.catalog.on_settings_changed
@@ -151,7 +145,7 @@ def worker_processes(
         s3=S3Orders.of(s3_settings(settings, host_id=node.data.store_id.hex(), dram_bytes=node.arena.capacity_bytes)),
         http=http_settings(settings, "s3", workers=workers),
         log=settings.log,
-        tls=settings.server.tls,
+        tls=tls,
         arena=node.arena.directory,
         huge_pages=settings.dram.huge_pages,
         durable=durable,

@@ -3,7 +3,7 @@
 SIGTERM and SIGINT drain: no new connections, requests in flight finish, what is only in memory is written down, exit 0. A
 second interrupt from the keyboard ends at once (a second SIGTERM changes nothing); nothing that was acknowledged is lost
 then either, since a start adopts what is in memory. SIGUSR2 counts on that: it drains and ends, and the next start has it all,
-dram still warm. SIGHUP reads the TLS certificates and their keys again.
+dram still warm. SIGHUP reads the TLS certificates and their keys again; worker processes are given what was checked here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ from kvobj.app.same_host import start_same_host
 from kvobj.app.signals import ServerSignals
 from kvobj.app.upstream_state import upstream_statuses
 from kvobj.app.upstreams import Fronted, check_upstreams, make_upstreams
+from kvobj.app.worker_orders import TlsPair
 from kvobj.app.worker_pool import WorkerPool
+from kvobj.app.worker_view import WorkersView
 from kvobj.app.zmq_events import ZmqEvents, require_zmq
 from kvobj.clock import Clock, SystemClock
-from kvobj.config.settings import Settings
+from kvobj.config.settings import Settings, TlsSettings
 from kvobj.data_directory import DataDirectory
+from kvobj.errors import ConfigurationError
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
 from kvobj.tiers.remote.bucket import access_to
@@ -122,10 +125,12 @@ async def _serve(settings: Settings, data: DataDirectory, environment: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class _Certificates:
-    """Those of the two ports; None for one that speaks plain HTTP."""
+    """Those of the two ports; None for one that speaks plain HTTP. `for_workers`: the pair that worker processes are given, None
+    where there are none."""
 
     s3: ServedCertificate | None
     admin: ServedCertificate | None
+    for_workers: TlsPair | None
     log: logging.Logger
 
     @classmethod
@@ -133,13 +138,14 @@ class _Certificates:
         """Those that the configuration names. `ConfigurationError` where one cannot be used."""
         s3, admin = settings.server.tls, settings.admin.tls
         if s3 is None and admin is None:
-            return cls(None, None, log)
+            return cls(None, None, None, log)
         # Imported here: reading certificates takes 50 ms to load, which a start without TLS need not wait for.
         from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - see above
 
         return cls(
             None if s3 is None else ServedCertificate.load(s3, clock, metrics, log),
             None if admin is None else ServedCertificate.load(admin, clock, metrics, log, section="admin"),
+            None if s3 is None or settings.server.workers == 1 else _pair_for_workers(s3),
             log,
         )
 
@@ -150,6 +156,15 @@ class _Certificates:
                 each.reload()
         if self.admin is None and self.s3 is None:
             self.log.info("hangup: there is no TLS certificate to read again")
+
+
+def _pair_for_workers(settings: TlsSettings) -> TlsPair:
+    from kvobj.app.worker_tls import is_usable  # noqa: PLC0415 - as in `_Certificates.load`
+
+    pair = TlsPair.read(settings)
+    if not is_usable(pair):  # it was a moment ago
+        raise ConfigurationError([f"server.tls_certificate: {settings.certificate}: was replaced while it was read"])
+    return pair
 
 
 def _end_as_it_is(log: logging.Logger) -> NoReturn:
@@ -200,18 +215,19 @@ async def _serve_node(
                 words,
                 upstreams=upstreams,
                 same_host=same_host,
+                tls=tls.for_workers,
                 clock=clock,
                 metrics=metrics,
                 log=log,
             )
-            if tls.s3 is not None:
-                signals.on_hangup = _Reloads(pool, tls).begin
+            if settings.server.tls is not None:
+                signals.on_hangup = _Reloads(pool, tls, settings.server.tls).begin
         stack.push_async_callback(s3.aclose)
         if settings.events.zmq is not None:
             publisher = ZmqEvents.open(node.catalog.history, settings.events, clock=clock, log=log)
             stack.push_async_callback(publisher.aclose)
             publisher.start()
-        view = NodeView(
+        view = (NodeView if pool is None else WorkersView)(
             node,
             clock=clock,
             metrics=metrics,
@@ -287,11 +303,13 @@ def _with_upstreams(node: Node, *, clock: Clock, log: logging.Logger) -> Fronted
 
 
 class _Reloads:
-    """A new certificate, to the workers first: once this process says that it is read, it is in use."""
+    """A new certificate, to the workers first: once this process says that it is read, it is in use. They are told of none that
+    cannot be used."""
 
-    def __init__(self, pool: WorkerPool, tls: _Certificates) -> None:
+    def __init__(self, pool: WorkerPool, tls: _Certificates, settings: TlsSettings) -> None:
         self._pool = pool
         self._tls = tls
+        self._settings = settings
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
@@ -301,8 +319,14 @@ class _Reloads:
         task.add_done_callback(self._running.discard)
 
     async def _run(self) -> None:
-        await self._pool.reload()
-        self._tls.reload()
+        from kvobj.app.worker_tls import is_usable  # noqa: PLC0415 - as in `_Certificates.load`
+
+        read = None
+        while read != (pair := TlsPair.read(self._settings)):  # again where the files changed while workers were told
+            read = pair
+            if is_usable(pair):
+                await self._pool.reload(pair)
+            self._tls.reload()
 
 
 def _refreshed(handle: Handler, pool: WorkerPool) -> Handler:

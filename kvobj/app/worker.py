@@ -1,6 +1,9 @@
 """A worker process: `python -m kvobj.app.worker PARENT PAIR WORDS LISTENER...`, started by the store process (PARENT) with these
 descriptors. It waits until it is told what to do, and may wait long: one is always kept ready for the next that dies.
 
+One whose store process is of another version, or that cannot begin to serve, says so in one line of the log and ends with a status
+of its own (`worker_orders`).
+
 It serves HTTP over the store process's calls, its own reads of the catalog and its own mapping of the arena, until it is told to
 drain or the pair ends. It lives no longer than the store process: the kernel kills it with that (PR_SET_PDEATHSIG), and the
 end of the pair ends it at once. Signals are the store process's to answer: those that a terminal or a service manager sends to
@@ -35,10 +38,12 @@ from kvobj.api.service import S3Service
 from kvobj.app import cycles
 from kvobj.app.log import LineWriter, start_logging
 from kvobj.app.upstreams import make_upstreams
-from kvobj.app.worker_orders import WorkerOrders, receive_orders
+from kvobj.app.worker_orders import CANNOT_SERVE, OTHER_VERSION, TlsPair, WorkerOrders, receive_orders
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.clock import SystemClock
+from kvobj.config.settings import LogSettings
 from kvobj.database import ReadDatabase
+from kvobj.errors import KvobjError
 from kvobj.ids import new_request_id
 from kvobj.metrics import Metrics
 from kvobj.store.key_wrapping import KeyWrapper
@@ -52,9 +57,12 @@ from kvobj.workers.store import WorkerStore
 from kvobj.workers.wire import Failure, error_from
 
 if TYPE_CHECKING:
-    from kvobj.app.tls import ServedCertificate
+    from kvobj.app.worker_tls import GivenCertificate
 
 HASH_THREADS: Final = 2
+STORE_SILENT_SECONDS: Final = 60.0
+"""A store process asks every second how a worker is doing: one that says nothing for so long stands still, and nobody knows for how
+long. Requests are better answered with 503 then than left waiting."""
 _SET_PARENT_DEATH_SIGNAL: Final = 1
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _REQUESTS: Final = "kvobj_s3_requests_total"
@@ -72,13 +80,24 @@ def main(arguments: Sequence[str]) -> int:
         orders = receive_orders(pair)
     except ConnectionError:
         return 0  # never needed
+    if orders is None:
+        log = start_logging(LogSettings()).getChild("worker")
+        log.error("this worker process is of another version of kvobj than its store process: restart the server")
+        return OTHER_VERSION
     listeners = [socket.socket(fileno=listening[number]) for number in orders.listeners]
     for number, descriptor in enumerate(listening):
         if number not in orders.listeners:
             os.close(descriptor)
     log = start_logging(orders.log)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(orders, pair, SharedWords.of(words_descriptor), listeners, log))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(orders, pair, SharedWords.of(words_descriptor), listeners, log))
+    except (KvobjError, OSError) as error:
+        log.getChild("worker").error("a worker process cannot serve: %s", error)
+        return CANNOT_SERVE
+    except Exception:  # noqa: BLE001 - whatever it is, it goes to the log as all else
+        log.getChild("worker").exception("a worker process met a defect")
+        return 1
     return 0
 
 
@@ -108,7 +127,7 @@ class Worker(WorkerCalls):
         self._log = log
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
-        self._tls = _served_certificate(orders, clock)
+        self._tls = _given_certificate(orders)
         self._is_over = asyncio.Event()
         self.channel = Channel(
             serves=self,
@@ -116,6 +135,7 @@ class Worker(WorkerCalls):
             calls=StoreCalls,
             log=log.getChild("worker"),
             long_calls=LONG_STORE_CALLS,
+            silent_seconds=STORE_SILENT_SECONDS,
             on_unwanted=self._unwanted,
             on_answer=self._answered,
             on_lost=_end_at_once,
@@ -221,10 +241,10 @@ class Worker(WorkerCalls):
         await self._http.start(self._listeners, None if self._tls is None else self._tls.context)
         return str(self._http.receive_mode)
 
-    async def reload(self) -> None:
+    async def reload(self, certificate: bytes, key: bytes) -> None:
         """See `WorkerCalls.reload`."""
         if self._tls is not None:
-            self._tls.reload()
+            self._tls.replace(TlsPair(certificate, key))
 
     async def figures(self) -> WorkerFigures:
         """See `WorkerCalls.figures`."""
@@ -262,14 +282,12 @@ class Worker(WorkerCalls):
         self._store.unwanted(call, result)
 
 
-def _served_certificate(orders: WorkerOrders, clock: SystemClock) -> ServedCertificate | None:
-    """The certificate; what is to be said and counted of it the store process does, once for all."""
+def _given_certificate(orders: WorkerOrders) -> GivenCertificate | None:
     if orders.tls is None:
         return None
-    from kvobj.app.tls import ServedCertificate  # noqa: PLC0415 - 50 ms, which a start without TLS need not wait for
+    from kvobj.app.worker_tls import GivenCertificate  # noqa: PLC0415 - 50 ms, which a start without TLS need not wait for
 
-    quiet = logging.Logger("kvobj.tls", logging.CRITICAL + 1)  # noqa: LOG001 - none that anybody listens to
-    return ServedCertificate.load(orders.tls, clock, Metrics(), quiet)
+    return GivenCertificate(orders.tls)
 
 
 def _end_at_once() -> None:

@@ -1,8 +1,8 @@
 """The worker processes of a node, as the store process has them: started, watched, replaced, drained; and their figures.
 
 A worker that dies is replaced at once, one that dies again within seconds after a pause that doubles; one that answers nothing for
-`SILENT_SECONDS` is killed first. What it held is given back when its process is gone, so that nobody writes into memory that
-is given to others. Event-loop-only.
+`SILENT_SECONDS` is killed first. One process is kept idle for the next that dies. What a worker held is given back when its process
+is gone, so that nobody writes into memory that is given to others. Event-loop-only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from typing import Any, Final
 from msgspec.structs import replace as replace_struct
 
 from kvobj.api.admin_view import WorkerStatus
-from kvobj.app.worker_orders import WorkerOrders, send_orders
+from kvobj.app.worker_orders import ENDS, TlsPair, WorkerOrders, send_orders
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.metrics import Family, summed
 from kvobj.store.upstream.health import UpstreamHealth
 from kvobj.workers.calls import WorkerFigures
+from kvobj.workers.channel import Silence
 from kvobj.workers.desk import Desk, StoreParts
 from kvobj.workers.shared_words import SharedWords
 
 START_SECONDS: Final = 60.0
 SILENT_SECONDS: Final = 10.0
+REPLACING_SECONDS: Final = 2.0
+"""For so long after the last that served has ended, the next is taken to be on its way: the idle process takes a tenth of it, one
+that is started from nothing half."""
 _LOOK_SECONDS: Final = 1.0
 _FIGURES_SECONDS: Final = 2.0
 _END_SECONDS: Final = 5.0
@@ -52,24 +56,30 @@ class _Past:
 
 
 class _Process:
-    """One worker process, from its start until it is reaped."""
+    """One worker process, from when it was told what to do until it is reaped. `tls`: the pair that it was told to use."""
 
-    def __init__(self, desk: Desk, process: subprocess.Popen[bytes], can_accept: asyncio.Future[None]) -> None:
+    def __init__(self, desk: Desk, launched: _Launched, can_accept: asyncio.Future[None], tls: TlsPair | None) -> None:
         self.desk = desk
-        self.pid = process.pid
+        self.tls = tls
+        self.pid = launched.process.pid
         self.started_at = asyncio.get_running_loop().time()
         self.can_accept = can_accept
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.figures = WorkerFigures(0.0, 0, 0, [])
-        self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
+        self._process = launched.process
+        self._pidfd = launched.pidfd
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
 
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.ended.set_result(self._process.wait())
+
+    @property
+    def is_serving(self) -> bool:
+        """It was told to accept connections, and lives."""
+        return self.ready.done() and not self.ended.done()
 
     def kill(self) -> None:
         """SIGKILL, if it lives."""
@@ -86,10 +96,18 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A process and this end of its pair, before it is told what to do."""
+    """A process, this end of its pair, and what tells of its end, before it is told what to do."""
 
     process: subprocess.Popen[bytes]
     pair: socket.socket
+    pidfd: int
+
+    def end(self) -> None:
+        """It is not needed."""
+        self.pair.close()
+        os.close(self.pidfd)
+        self.process.kill()
+        self.process.wait()
 
 
 class _Place:
@@ -110,7 +128,10 @@ class _Place:
             self.past.requests + figures.requests,
             tuple(summed([*self.past.metrics, *_families(figures)], counters_only=True)),
         )
-        self.last_end = signal.Signals(-status).name if status < 0 else f"status {status}"
+        if status < 0:
+            self.last_end = signal.Signals(-status).name
+        else:
+            self.last_end = f"status {status}: {ENDS[status]}" if status in ENDS else f"status {status}"
 
     def status(self) -> WorkerStatus:
         """As `status` shows it."""
@@ -118,7 +139,7 @@ class _Place:
         figures = WorkerFigures(0.0, 0, 0, []) if process is None else process.figures
         return WorkerStatus(
             pid=0 if process is None else process.pid,
-            is_ready=process is not None and process.ready.done(),
+            is_ready=process is not None and process.is_serving,
             requests=self.past.requests + figures.requests,
             connections=figures.connections,
             cpu_seconds=self.past.cpu_seconds + figures.cpu_seconds,
@@ -153,6 +174,8 @@ class WorkerPool:
         self._is_stopping = False
         self._receive_mode = ""
         self._spare: _Launched | None = None
+        self._spare_due = 0.0
+        self._served_at = -REPLACING_SECONDS
         self._all_can: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._may_accept = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,6 +184,14 @@ class WorkerPool:
     def receive_mode(self) -> str:
         """How workers receive bodies (`HttpServer.receive_mode`)."""
         return self._receive_mode
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether connections are accepted, by one worker at least; still for a moment (`REPLACING_SECONDS`) after the last has
+        ended, in which the next takes its place."""
+        if any(process.is_serving for process in self._processes()):
+            return True
+        return asyncio.get_running_loop().time() - self._served_at < REPLACING_SECONDS
 
     async def start(self, before_accepting: Callable[[], None]) -> None:
         """See `Front.start`: all can accept before any does. `UnavailableError` where one ends before, or takes too long."""
@@ -189,6 +220,8 @@ class WorkerPool:
                 continue
             admitting = asyncio.create_task(self._admit(process), name=f"worker-{place.number}-admit")
             status = await self._watch(process)
+            if process.ready.done():
+                self._served_at = loop.time()
             admitting.cancel()
             lived_seconds = loop.time() - process.started_at
             await process.desk.aclose()
@@ -216,15 +249,16 @@ class WorkerPool:
     async def _spawn(self, number: int) -> _Process:
         spare, self._spare = self._spare, None
         if spare is not None and spare.process.poll() is not None:
-            spare.pair.close()
+            spare.end()
             spare = None
         launched = self._launch() if spare is None else spare
+        orders = replace_struct(self._orders, listeners=self._sockets_of(number))
         with suppress(OSError):  # it has died this moment: that shows when it is watched
-            send_orders(launched.pair, replace_struct(self._orders, listeners=self._sockets_of(number)))
+            send_orders(launched.pair, orders)
         launched.pair.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         can_accept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         desk = Desk(self._parts, log=self._log, on_ready=partial(_set, can_accept))
-        process = _Process(desk, launched.process, can_accept)
+        process = _Process(desk, launched, can_accept, orders.tls)
         await desk.connect(launched.pair)
         return process
 
@@ -235,19 +269,29 @@ class WorkerPool:
             _set(self._all_can)
         await self._may_accept.wait()
         with suppress(KvobjError):  # it has ended; or it met a defect, and is found not to have become ready in time
+            await _give(process, self._orders.tls)  # there may be a new pair since it had its orders
             self._receive_mode = await process.desk.worker.accept()
             _set(process.ready)
             self._note_ready()
 
     def _launch(self) -> _Launched:
-        """A process that waits for its orders."""
+        """A process that waits for its orders. `OSError` where there is no process or descriptor to be had."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            passed = [theirs.fileno(), self._words.descriptor, *(each.fileno() for each in self._listeners)]
-            arguments = [str(number) for number in (os.getpid(), *passed)]
-            command = [sys.executable, "-m", "kvobj.app.worker", *arguments]
-            process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)  # noqa: S603 - this program again
-        return _Launched(process, ours)
+        try:
+            with theirs:
+                passed = [theirs.fileno(), self._words.descriptor, *(each.fileno() for each in self._listeners)]
+                arguments = [str(number) for number in (os.getpid(), *passed)]
+                command = [sys.executable, "-m", "kvobj.app.worker", *arguments]
+                process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)  # noqa: S603 - this program again
+            try:
+                return _Launched(process, ours, os.pidfd_open(process.pid))
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
+        except OSError:
+            ours.close()
+            raise
 
     def _sockets_of(self, number: int) -> tuple[int, ...]:
         """A worker's share of the listening sockets; where they are fewer than workers, some of these share one. All stay open
@@ -260,13 +304,28 @@ class WorkerPool:
             place.process is not None and place.process.ready.done() for place in self._places
         ):
             self._first.set_result(None)
-        if self._first.done() and self._spare is None and not self._is_stopping:
-            self._spare = self._launch()  # for the next that dies: to start one from nothing takes a second
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        """Have an idle process for the next that dies: to start one from nothing takes a second. Where there is none to be had, or
+        it dies by itself, that is tried again after a while."""
+        now = asyncio.get_running_loop().time()
+        if self._spare is not None and self._spare.process.poll() is not None:
+            self._drop_spare()
+            self._spare_due = now + _LONGEST_PAUSE_SECONDS
+        if self._spare is not None or self._is_stopping or not self._first.done() or now < self._spare_due:
+            return
+        try:
+            self._spare = self._launch()
+        except OSError as error:
+            self._spare_due = now + _LONGEST_PAUSE_SECONDS
+            self._log.error("no idle worker process can be started, will retry: %s", error)
 
     async def _watch(self, process: _Process) -> int:
         """Its exit status, once it has ended: by itself, or because it said nothing for too long or closed the pair."""
         loop = asyncio.get_running_loop()
         channel = process.desk.channel
+        silence = Silence(loop.time())
         while not process.ended.done():
             either: list[asyncio.Future[Any]] = [process.ended, channel.lost]
             await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -278,19 +337,22 @@ class WorkerPool:
                 await process.ended
                 break
             since = channel.heard_at if process.ready.done() else process.started_at + START_SECONDS
-            if loop.time() - since > SILENT_SECONDS:
+            if silence.seconds(loop.time(), since) > SILENT_SECONDS:
                 self._log.error("worker process %d answers nothing and is killed", process.pid)
                 process.kill()
             elif process.ready.done():
+                self._keep_spare()
                 await process.look()
         return await process.ended
 
     # -- all of them ---------------------------------------------------------------------------------------------
-    async def reload(self) -> None:
-        """Let all read the TLS certificate again; returns when they have, or do not answer."""
+    async def reload(self, pair: TlsPair) -> None:
+        """Let all use this TLS certificate, and those that are started later; returns when they do, or do not answer. The pair was
+        checked."""
+        self._orders = replace_struct(self._orders, tls=pair)
         with suppress(TimeoutError):
             async with asyncio.timeout(SILENT_SECONDS):
-                calls = [process.desk.worker.reload() for process in self._processes()]
+                calls = [_give(process, pair) for process in self._processes()]
                 await asyncio.gather(*calls, return_exceptions=True)
 
     async def refresh(self) -> None:
@@ -306,7 +368,7 @@ class WorkerPool:
         return tuple(
             f"worker {place.number} ends at its start again and again ({place.last_end})"
             for place in self._places
-            if place.restarts and (place.process is None or not place.process.ready.done())
+            if place.restarts and (place.process is None or not place.process.is_serving)
         )
 
     def families(self) -> list[Family]:
@@ -355,9 +417,7 @@ class WorkerPool:
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
         if spare is not None:
-            spare.pair.close()
-            spare.process.kill()
-            spare.process.wait()
+            spare.end()
 
     def _processes(self) -> list[_Process]:
         return [place.process for place in self._places if place.process is not None]
@@ -366,6 +426,13 @@ class WorkerPool:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+async def _give(process: _Process, pair: TlsPair | None) -> None:
+    """Tell the process of the pair, unless it has it."""
+    if pair is not None and pair is not process.tls:
+        process.tls = pair
+        await process.desk.worker.reload(pair.certificate, pair.key)
 
 
 def _families(figures: WorkerFigures) -> Iterable[Family]:

@@ -576,8 +576,9 @@ class WorkerCalls:
         """Accept connections from here on; how bodies are received (`HttpServer.receive_mode`)."""
         raise NotImplementedError
 
-    async def reload(self) -> None:
-        """Read the TLS certificate again; returns when it is in use, or was refused."""
+    async def reload(self, certificate: bytes, key: bytes) -> None:
+        """Use this TLS certificate with its chain, and its key, which the store process has checked (PEM); returns when they are
+        in use."""
         raise NotImplementedError
 
     async def figures(self) -> WorkerFigures:

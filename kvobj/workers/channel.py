@@ -2,7 +2,8 @@
 
 Replies come in any order. What is sent in one turn of the event loop leaves in one system call. A call whose caller goes away is
 cancelled at the other end; if it had been answered by then, and the answer held something (`HOLDING_CALLS`), `on_unwanted` gives
-that back. When the pair ends, all that waits fails with `UnavailableError`. Event-loop-only.
+that back. When the pair ends, or an end that speaks all the time falls silent (`silent_seconds`), all that waits fails with
+`UnavailableError`. Event-loop-only.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ LONG_STORE_CALLS: Final = frozenset(
 HOLDING_CALLS: Final = frozenset({"open", "open_blob", "start_put", "put", "spare_rooms", "follow"})
 """Calls whose answers hold something in the store process."""
 _SWEEP_SECONDS: Final = 1.0
+_STOOD_STILL_SECONDS: Final = 5.0
+"""Nobody who looks every second or three is that late, unless it could not run."""
 # Plain numbers: to compare with a member of an enumeration costs ten times as much.
 _TELL: Final = int(Kind.TELL)
 _RESULT: Final = int(Kind.RESULT)
@@ -62,6 +65,24 @@ _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 LATER: Final = object()
 """What a handler for the moment (`at_once`) returns where it cannot answer yet: the method itself is then run."""
+
+
+class Silence:
+    """For how long the other end has said nothing while this process was there to hear it. One that stood still itself (SIGSTOP, a
+    paused machine) comes to its timers before it has read what was sent meanwhile, so that by the clock alone all others would have
+    been silent; from such a standstill on the time is counted anew."""
+
+    __slots__ = ("_looked_at", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._looked_at = self._since = now
+
+    def seconds(self, now: float, heard_at: float) -> float:
+        """The silence at a look, of which there is one every few seconds. `heard_at`: when anything came the last time."""
+        if now - self._looked_at > _STOOD_STILL_SECONDS:
+            self._since = now
+        self._looked_at = now
+        return now - max(heard_at, self._since)
 
 
 class _Pending:
@@ -89,11 +110,13 @@ class Channel(asyncio.Protocol):
         log: logging.Logger,
         at_once: Mapping[str, Callable[..., object]] | None = None,
         long_calls: frozenset[str] = frozenset(),
+        silent_seconds: float | None = None,
         on_unwanted: Callable[[str, Any], None] | None = None,
         on_answer: Callable[[Any], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`on_answer` is given what a holding call is answered with, before any later message is looked at."""
+        """`on_answer` is given what a holding call is answered with, before any later message is looked at. `silent_seconds`: what
+        waits fails where nothing at all has come for so long, of an end that says something every second."""
         self._log = log
         self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
@@ -110,6 +133,7 @@ class Channel(asyncio.Protocol):
         ]
         self._methods = {name: (number, each) for number, (name, each) in enumerate(signatures_of(calls).items())}
         self._long_calls = long_calls
+        self._silent_seconds = silent_seconds
         self._on_unwanted = on_unwanted
         self._on_lost = on_lost
         self._reader = FrameReader()
@@ -124,6 +148,7 @@ class Channel(asyncio.Protocol):
         self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         self.on_flush: list[Callable[[], None]] = []
         """Called when messages leave: what can wait for others to leave with is told now."""
+        self._silence = Silence(self._loop.time())
         self.heard_at = self._loop.time()
         """When anything came from the other end the last time, on the loop's clock."""
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -295,12 +320,15 @@ class Channel(asyncio.Protocol):
     def _sweep(self) -> None:
         self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         now = self._loop.time()
+        silence = self._silence.seconds(now, self.heard_at)
+        is_silent = self._silent_seconds is not None and silence > self._silent_seconds
         for number, pending in list(self._pending.items()):
-            if pending.deadline <= now and not pending.future.done():
+            if (is_silent or pending.deadline <= now) and not pending.future.done():
                 name = pending.signature.name
                 self._unwanted[number] = name, pending.signature
                 self._send(frame(Kind.CANCEL, number, 0, None))
-                pending.future.set_exception(UnavailableError("a call was not answered in time", call=name))
+                why = "the other process says nothing" if is_silent else "a call was not answered in time"
+                pending.future.set_exception(UnavailableError(why, call=name))
 
     # -- the end -------------------------------------------------------------------------------------------------
     def connection_lost(self, error: Exception | None) -> None:

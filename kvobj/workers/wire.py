@@ -1,15 +1,18 @@
 """Messages between the store process and a worker process: length-prefixed msgpack arrays, and errors as values.
 
-Both ends are kvobj of one start, so there are no versions; still nothing is ever executed or built but the declared types. A
-message is `[kind, number, method, body]`; `number` names the call that a reply is for, and is 0 where nobody waits.
+Both ends are kvobj of one version, which they compare before the first message (`agreement`); still nothing is ever executed or
+built but the declared types. A message is `[kind, number, method, body]`; `number` names the call that a reply is for, and is 0
+where nobody waits.
 """
 
 from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, IntEnum
+from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import GenericAlias
@@ -210,5 +213,39 @@ class Signature:
 
 def signatures_of(interface: type) -> dict[str, Signature]:
     """The public methods of a class that says what can be called, by name, in their order: the method's number is its place."""
-    methods = {name: value for name, value in vars(interface).items() if inspect.isfunction(value) and name[0] != "_"}
-    return {name: Signature(name, method) for name, method in methods.items()}
+    return {name: Signature(name, method) for name, method in _methods_of(interface).items()}
+
+
+def _methods_of(interface: type) -> dict[str, Callable[..., object]]:
+    return {name: value for name, value in vars(interface).items() if inspect.isfunction(value) and name[0] != "_"}
+
+
+def agreement(version: str, interfaces: Sequence[type], message: type) -> bytes:
+    """A digest of a program's version, the methods of these interfaces with their parameters, and the fields of this message and of
+    every type that one of them names. Two programs of which it is equal understand each other: methods are numbered by their order
+    and values are encoded as arrays, so that neither would notice by itself."""
+    lines: list[str] = [version]
+    seen: set[type] = set()
+    for interface in interfaces:
+        for name, method in _methods_of(interface).items():
+            hints = typing.get_type_hints(method)
+            lines.append(f"{interface.__name__}.{name} {list(hints.items())}")
+            for hint in hints.values():
+                _describe(hint, lines, seen)
+    _describe(message, lines, seen)
+    return sha256("\n".join(lines).encode()).digest()
+
+
+def _describe(kind: object, lines: list[str], seen: set[type]) -> None:
+    for argument in typing.get_args(kind):
+        _describe(argument, lines, seen)
+    if not isinstance(kind, type) or kind in seen or kind.__module__.partition(".")[0] != "kvobj":
+        return
+    seen.add(kind)
+    if issubclass(kind, Enum):
+        lines.append(f"{kind!r} {[(each.name, each.value) for each in kind]}")
+        return
+    hints = typing.get_type_hints(kind)
+    lines.append(f"{kind!r} {list(hints.items())}")
+    for hint in hints.values():
+        _describe(hint, lines, seen)

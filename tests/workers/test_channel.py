@@ -19,7 +19,7 @@ from kvobj.catalog.rows import BucketKind, BucketRow, Durability
 from kvobj.errors import BucketExistsError, KvobjError, LayoutMismatchError, NoSuchKeyError, UnavailableError
 from kvobj.ids import BlobId
 from kvobj.workers import channel as channel_module
-from kvobj.workers.channel import LATER, Channel
+from kvobj.workers.channel import LATER, Channel, Silence
 from kvobj.workers.wire import Failure, FrameReader, Kind, error_from, failure_of, frame
 
 LOG = logging.getLogger("test.workers")
@@ -79,7 +79,7 @@ class Server(Calls):
 
 @asynccontextmanager
 async def pair(
-    *, at_once: dict[str, Any] | None = None
+    *, at_once: dict[str, Any] | None = None, silent_seconds: float | None = None
 ) -> AsyncIterator[tuple[Server, Channel, Calls, list[tuple[str, Any]]]]:
     server, unwanted = Server(), list[tuple[str, Any]]()
     ours, theirs = socket.socketpair()
@@ -88,6 +88,7 @@ async def pair(
         interface=type("Nothing", (), {}),
         calls=Calls,
         log=LOG,
+        silent_seconds=silent_seconds,
         on_unwanted=lambda name, result: unwanted.append((name, result)),
     )
     far = Channel(serves=server, interface=Calls, calls=type("Nothing", (), {}), log=LOG, at_once=at_once)
@@ -172,6 +173,31 @@ async def test_a_call_that_nobody_answers_fails_in_time(monkeypatch: pytest.Monk
         with pytest.raises(UnavailableError, match="not answered in time"):
             await calls.wait("slow")
         await until(lambda: server.cancelled == ["slow"])
+
+
+async def test_calls_that_may_take_long_fail_where_the_other_end_says_nothing_at_all() -> None:
+    async with pair(silent_seconds=0.5) as (server, _, calls, _):
+        with pytest.raises(UnavailableError, match="says nothing"):
+            await calls.wait("slow")
+        await until(lambda: server.cancelled == ["slow"])
+
+
+def test_a_silence_counts_from_what_came_last() -> None:
+    silence = Silence(0.0)
+    assert [silence.seconds(now, heard_at) for now, heard_at in ((1.0, 0.5), (4.0, 0.5), (7.0, 0.5), (8.0, 7.5))] == [
+        0.5,
+        3.5,
+        6.5,
+        0.5,
+    ]
+
+
+def test_a_silence_counts_anew_where_this_process_stood_still() -> None:
+    silence = Silence(0.0)
+    assert silence.seconds(3.0, 2.5) == 0.5
+    assert silence.seconds(16.0, 2.5) == 0.0
+    assert silence.seconds(19.0, 2.5) == 3.0  # it is silent indeed
+    assert silence.seconds(22.0, 21.0) == 1.0
 
 
 async def test_the_end_of_the_pair_fails_what_waits_and_what_is_asked_afterwards() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import threading
 import time
@@ -17,12 +18,14 @@ import pytest
 from module_paths import ModulePaths
 from raw_http import RawConnection
 from server_process import MIB, ServerProcess, wait_until
-from worker_server import lives, pid_behind, pids_of, wait_for_workers, worker_server, workers_of
+from worker_server import children_of, idle_of, lives, pid_behind, pids_of, wait_for_workers, worker_server, workers_of
 
+from kvobj.app.worker_pool import SILENT_SECONDS
 from kvobj.client import Credentials, KvClient
 
 REPLACED_SECONDS = 10.0
 """Of a loaded machine; alone it takes a fifth of a second."""
+STANDSTILL_SECONDS = SILENT_SECONDS + 2.0
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +371,40 @@ def test_a_worker_that_answers_nothing_is_killed_and_replaced(server: ServerProc
         for _ in range(8):
             assert raw.request("GET", "/plain").status == 200
             raw.close()
+
+
+def test_workers_outlive_a_standstill_of_the_store_process(server: ServerProcess) -> None:
+    """Longer than one of theirs is suffered."""
+    workers = pids_of(server)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        time.sleep(STANDSTILL_SECONDS)  # it is what this is about
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert [worker["pid"] for worker in workers_of(server)] == workers  # asked of both, so both were looked at
+    with server.raw() as raw:
+        assert raw.request("GET", "/plain").status == 200
+    assert [(worker["pid"], worker["restarts"]) for worker in workers_of(server)] == [(pid, 0) for pid in workers]
+    assert "answers nothing" not in server.log_path.read_text()
+
+
+def test_the_idle_process_is_there_again_after_a_shortage_of_descriptors(server: ServerProcess) -> None:
+    idle, workers = idle_of(server), pids_of(server)
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, limits[1]))  # no more than it has
+    try:
+        os.kill(idle, signal.SIGKILL)
+        wait_until(
+            lambda: "no idle worker process can be started" in server.log_path.read_text(),
+            timeout_seconds=30,
+            what="the shortage to be told of",
+        )
+        assert children_of(server.pid) == set(workers)
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+    assert idle_of(server) != idle
+    assert pids_of(server) == workers  # none of them had to die for it
+    assert "never retrieved" not in server.log_path.read_text()
 
 
 def test_workers_that_die_at_once_are_started_after_growing_pauses_and_status_says_so(server: ServerProcess) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,13 @@ BUCKETS = (BucketSetting("plain"), BucketSetting("cache", "kv", "memory"), Bucke
 
 
 @contextmanager
-def worker_server(directory: Path, *, dram_bytes: int = 96 * MIB) -> Iterator[ServerProcess]:
+def worker_server(
+    directory: Path, *, dram_bytes: int = 96 * MIB, sections: Mapping[str, Mapping[str, str]] | None = None
+) -> Iterator[ServerProcess]:
     """A running server of two workers with a bucket of each kind."""
-    settings = ServerSettings(dram_bytes=dram_bytes, nvme_bytes=512 * MIB, buckets=BUCKETS, workers=WORKERS)
+    settings = ServerSettings(
+        dram_bytes=dram_bytes, nvme_bytes=512 * MIB, buckets=BUCKETS, workers=WORKERS, sections=sections or {}
+    )
     with ServerProcess(directory, settings) as server:
         yield server
 
@@ -31,6 +37,49 @@ def workers_of(server: ServerProcess) -> list[dict[str, Any]]:
 def pids_of(server: ServerProcess) -> list[int]:
     """Process ids of the workers."""
     return [int(worker["pid"]) for worker in workers_of(server)]
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes that a process has started, and that live: of a store process its workers and the idle one."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:  # ended since it was listed
+                continue
+            if int(parent) == pid and state != "Z":
+                found.add(int(entry.name))
+    return found
+
+
+def idle_of(server: ServerProcess) -> int:
+    """The process that is kept for the next worker that dies, once there is one."""
+    found: set[int] = set()
+
+    def is_there() -> bool:
+        found.clear()
+        found.update(children_of(server.pid) - set(pids_of(server)))
+        return len(found) == 1
+
+    wait_until(is_there, timeout_seconds=20, what="the idle process")
+    return found.pop()
+
+
+def kill_all_workers(server: ServerProcess) -> set[int]:
+    """Kill the workers and the idle process, so that the next are started from nothing; who they were."""
+    idle_of(server)
+    victims = children_of(server.pid)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    return victims
+
+
+def is_ready(server: ServerProcess) -> bool:
+    """What the admin port tells a load balancer."""
+    with RawConnection(server.host, server.admin_port) as admin:
+        admin.send(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return admin.read_reply().status == 200
 
 
 def wait_for_workers(server: ServerProcess, *, without: set[int] | None = None, timeout_seconds: float = 30.0) -> None:
