@@ -267,6 +267,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         log=log,
     )
     collector, reaper = collection.collector, collection.reaper
+    catalog.on_queued = reaper.kick
     dram_transcoding = DramTranscoding(
         memory=dram, arena=arena, transcoder=transcoder, rules=rules, catalog=catalog, clock=clock, log=log
     )
@@ -421,6 +422,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
     )
     await check_wrapping_key(kv.book, catalog)
     register_events(metrics, catalog.history, kv.events)
+    metrics.gauge_of("kvobj_upload_followers", "readers that follow an upload now", lambda: store.following.followers)
 
     async def compact() -> None:
         if catalog.log_needs_compaction():

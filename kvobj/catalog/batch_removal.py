@@ -176,6 +176,8 @@ class BatchRemoval:
             self._view.put_many(DELETE_QUEUE, items)
         if volatile_items:
             self._view.put_many(DELETE_QUEUE_VOLATILE, volatile_items)
+        if items or volatile_items:
+            self._objects.on_queued()
 
     def _queue(self, items: _Items, row: ObjectRow, queued: set[bytes] | tuple[()], *, volatile: bool) -> None:
         for blob_id in row.blob_ids:

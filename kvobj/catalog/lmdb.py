@@ -7,6 +7,7 @@ thread of its own. Does not own the database: tiers keep their directories in it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,6 +40,7 @@ from kvobj.catalog.encoding import (
     decode_user,
 )
 from kvobj.catalog.flight_keys import bucket_key, reliance_key, removal_key, row_key, upload_key
+from kvobj.catalog.followed import followed
 from kvobj.catalog.history_protocol import History
 from kvobj.catalog.key_tree import is_pointer
 from kvobj.catalog.lease_protocol import LeaseLimits, Leases
@@ -62,6 +64,7 @@ from kvobj.catalog.object_changes import (
     UpdateObject,
 )
 from kvobj.catalog.queue_batches import blobs_of
+from kvobj.catalog.queue_watch import QueueWatch
 from kvobj.catalog.remote_protocol import Outbox, RemoteQueue
 from kvobj.catalog.rows import (
     BucketRow,
@@ -137,6 +140,7 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         await catalog._leases.open(now_boot_ms=now)
         await catalog._name_uploads()
         catalog._count_unfinished()
+        QueueWatch(database, catalog._objects, catalog._tell_queued)
         catalog._history = await LmdbHistory.open(
             database, catalog._tables.history, numbers, executor=catalog._readers, max_events=max_events
         )
@@ -166,6 +170,9 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     def remote_queue(self) -> RemoteQueue:
         """See `Catalog.remote_queue`."""
         return self._remote_queue
+
+    def _tell_queued(self) -> None:
+        self.on_queued()
 
     def _note_change(self) -> None:
         self.on_settings_changed()
@@ -236,22 +243,27 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
     async def update_bucket(self, name: str, update: BucketUpdate, *, made_ms: int | None = None) -> BucketRow:
         """See `Catalog.update_bucket`."""
         self._outbox.require_room()
-        try:
-            return await self._database.write(UpdateBucket(name, update, made_ms), [bucket_key(name)])
-        finally:
+
+        def over(_: asyncio.Future[BucketRow]) -> None:
             self._buckets.pop(name, None)
             self.on_settings_changed()
 
+        change = UpdateBucket(name, update, made_ms)
+        return await followed(self._database.submit(change, [bucket_key(name)]), over)
+
     async def delete_bucket(self, name: str, *, made_ms: int | None = None) -> None:
         """See `Catalog.delete_bucket`."""
-        try:
-            await self._database.write(DeleteBucket(name, self._tables, made_ms), [bucket_key(name)])
-            self.unfinished.bucket_ended(name)
-        finally:
+
+        def over(change: asyncio.Future[None]) -> None:
+            if not change.cancelled() and change.exception() is None:
+                self.unfinished.bucket_ended(name)
             self._buckets.pop(name, None)
             self._roots.pop(name, None)
             self._namespaces.forget_bucket(name)
             self.on_settings_changed()
+
+        change = DeleteBucket(name, self._tables, made_ms)
+        await followed(self._database.submit(change, [bucket_key(name)]), over)
 
     async def bucket_usage(self, name: str) -> BucketUsage:
         """See `Catalog.bucket_usage`."""
@@ -329,21 +341,30 @@ class LmdbCatalog(LmdbUploads, LmdbRemovals, LmdbGc):
         self._marks.forget(row.bucket, (row.key, row.parent) if row.parent else (row.key,))
         in_memory = row.durability is Durability.MEMORY
         outcome: CommitOutcome | Refusal | None = None
+        then: Callable[[CommitOutcome | Refusal], None] | None = None
+        if upload_id is not None:
+            then = partial(self._note_ended, upload_id)
         if in_memory and self._database.is_idle:
             with suppress(NeedsDurableError):
                 outcome = self._database.write_volatile(change(durable=False))
+            if outcome is not None and then is not None:
+                then(outcome)
         if outcome is None:
             keys, shared = _commit_keys(row, condition, upload_id)
             if in_memory:
                 synced = upload_id is not None
-                outcome = await self._write_fast(change, keys, shared=shared, bucket=row.bucket, synced=synced)
+                outcome = await self._write_fast(
+                    change, keys, shared=shared, bucket=row.bucket, synced=synced, then=then
+                )
             else:
-                outcome = await self._database.write(change(durable=True), keys)
+                outcome = await self._write(change(durable=True), keys, then=then)
         if isinstance(outcome, Refusal):
             raise outcome.error
-        if upload_id is not None:
-            self.unfinished.ended(upload_id)
         return outcome
+
+    def _note_ended(self, upload_id: str, outcome: CommitOutcome | Refusal) -> None:
+        if not isinstance(outcome, Refusal):
+            self.unfinished.ended(upload_id)
 
     def commit_at_once(
         self,

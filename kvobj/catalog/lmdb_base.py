@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from kvobj.catalog.catalog_rows import CatalogRows
 from kvobj.catalog.flight_keys import bucket_key
+from kvobj.catalog.followed import followed, on_success
 from kvobj.catalog.marks import Marks
 from kvobj.catalog.numbers import NumberLine
 from kvobj.catalog.object_changes import NeedsDurableError
@@ -45,17 +46,35 @@ class LmdbBase:
         shared: Collection[bytes] = (),
         bucket: str | None = None,
         synced: bool = True,
+        then: Callable[[T], None] | None = None,
     ) -> T:
         """Try inline; where the change meets something durable, or a key is in flight, hand it to the durable writer.
 
         `keys` are held there, `shared` ones and the bucket's are only waited for. `synced=False`: the change makes nothing
-        durable go or come unless it meets something durable.
+        durable go or come unless it meets something durable. `then` is called with the outcome, before who waits here goes on and
+        also where they have been cancelled.
         """
         database = self._database
         waits_for = [*shared, bucket_key(bucket)] if bucket is not None else shared
         if database.is_in_flight(keys) or database.is_in_flight(waits_for):
-            return await database.write(change(durable=True), keys, synced=synced)
+            return await self._write(change(durable=True), keys, synced=synced, then=then)
         try:
-            return database.write_volatile(change(durable=False))
+            outcome = database.write_volatile(change(durable=False))
         except NeedsDurableError:
-            return await database.write(change(durable=True), keys)
+            return await self._write(change(durable=True), keys, then=then)
+        if then is not None:
+            then(outcome)
+        return outcome
+
+    async def _write(
+        self,
+        change: Callable[[WriteView], T],
+        keys: Collection[bytes],
+        *,
+        synced: bool = True,
+        then: Callable[[T], None] | None = None,
+    ) -> T:
+        """`Database.write`, and `then` as of `_write_fast`."""
+        if then is None:
+            return await self._database.write(change, keys, synced=synced)
+        return await followed(self._database.submit(change, keys, synced=synced), on_success(then))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, compress, islice
 from typing import Final
@@ -30,6 +30,8 @@ class LmdbGc(LmdbBase):
     def __init__(self, database: Database, numbers: NumberLine) -> None:
         super().__init__(database, numbers)
         self._hidden_after = b""
+        self.on_queued: Callable[[], None] = _nothing
+        """Called when blobs were queued for deletion, by whatever change, once `due` tells of them: for who deletes them."""
 
     # -- chunks --------------------------------------------------------------------------------------------------
 
@@ -165,3 +167,7 @@ class LmdbGc(LmdbBase):
                 self._database.write_volatile(change)
             elif gone:
                 await self._database.write(change, synced=False)
+
+
+def _nothing() -> None:
+    """Nobody deletes."""

@@ -16,6 +16,7 @@ from kvobj.catalog.catalog_rows import require_root, root_of
 from kvobj.catalog.chunk_heads import ChunkHead, stored_head
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.flight_keys import bucket_key, reliance_key, removal_key, session_key
+from kvobj.catalog.followed import followed, on_success
 from kvobj.catalog.lease_changes import (
     EXPIRY_SLACK_MS,
     ID_BYTES,
@@ -129,8 +130,7 @@ class LmdbLeases:
         if ttl_ms > self._marked_ttl_ms:
             with self._database.read() as view:
                 require_root(view, bucket)
-            marked = await self._database.write(MarkSessions(ttl_ms))
-            self._marked_ttl_ms = max(self._marked_ttl_ms, marked)
+            await followed(self._database.submit(MarkSessions(ttl_ms)), on_success(self._note_marked))
         session = SessionRow(
             id=self._random_bytes(ID_BYTES),
             epoch=self._allocate(),
@@ -147,6 +147,9 @@ class LmdbLeases:
             due_ms = session.expires_boot_ms + EXPIRY_SLACK_MS
             self._none_due_before_ms = min(self._none_due_before_ms, due_ms)
         return session
+
+    def _note_marked(self, ttl_ms: int) -> None:
+        self._marked_ttl_ms = max(self._marked_ttl_ms, ttl_ms)
 
     async def renew(
         self,
@@ -272,8 +275,12 @@ class LmdbLeases:
         if self._guard.quiet or not self._marked_ttl_ms:
             return
         before, self._marked_ttl_ms = self._marked_ttl_ms, 0
-        if not await self._database.write(unmark_sessions):
-            self._marked_ttl_ms = max(self._marked_ttl_ms, before)
+
+        def over(change: asyncio.Future[bool]) -> None:
+            if change.cancelled() or change.exception() is not None or not change.result():
+                self._note_marked(before)
+
+        await followed(self._database.submit(unmark_sessions), over)
 
     def end_quiet(self, *, now_boot_ms: int) -> bool:
         """See `Leases.end_quiet`."""

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from kvobj.catalog.catalog_rows import require_root, root_of
 from kvobj.catalog.flight_keys import bucket_key
+from kvobj.catalog.followed import followed
 from kvobj.catalog.namespace_changes import (
     ChangeSettings,
     DeclareNamespace,
@@ -99,15 +100,8 @@ class LmdbNamespaces:
     async def _write(self, change: Callable[[WriteView], T], bucket: str, name: str, keys: Collection[bytes] = ()) -> T:
         """Run a change; what was remembered is forgotten when the change is over, also where the caller has been cancelled."""
 
-        def over(task: asyncio.Task[T]) -> None:
+        def over(_: asyncio.Future[T]) -> None:
             self._known.pop((bucket, name), None)
             self._on_changed()
-            if not task.cancelled():
-                task.exception()  # looked at, for a caller that is gone
 
-        task = asyncio.ensure_future(self._run(change, keys))
-        task.add_done_callback(over)
-        return await asyncio.shield(task)
-
-    async def _run(self, change: Callable[[WriteView], T], keys: Collection[bytes]) -> T:
-        return await self._database.write(change, keys)
+        return await followed(self._database.submit(change, keys), over)

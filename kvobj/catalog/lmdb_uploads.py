@@ -22,7 +22,7 @@ from kvobj.catalog.listing import list_page
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.object_changes import Refusal
 from kvobj.catalog.rows import Durability, PartRow, UploadPage, UploadRow
-from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, NameUploads, PutPart, begun_unnamed
+from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, NameUploads, PlacedPart, PutPart, begun_unnamed
 from kvobj.errors import NoSuchUploadError
 
 
@@ -68,15 +68,23 @@ class LmdbUploads(LmdbBase):
             made_ms=made_ms,
             namespace_root=namespace_root,
         )
-        outcome = await self._write_fast(change, [flight_keys.upload_key(part.upload_id)], bucket=bucket)
+
+        def then(outcome: PlacedPart | Refusal) -> None:
+            if isinstance(outcome, PlacedPart):
+                self._note_placed(bucket, key, part.upload_id, outcome)
+
+        keys = [flight_keys.upload_key(part.upload_id)]
+        outcome = await self._write_fast(change, keys, bucket=bucket, then=then)
         if isinstance(outcome, Refusal):
             raise outcome.error
+        return outcome.part
+
+    def _note_placed(self, bucket: str, key: str, upload_id: str, placed: PlacedPart) -> None:
         with self._database.read() as view:
             root = root_of(view, bucket)
-            stands = None if root is None else self._uploads.find(view, root, key.encode(), part.upload_id)
+            stands = None if root is None else self._uploads.find(view, root, key.encode(), upload_id)
         if stands is not None:  # else it has ended meanwhile, and nobody would tell so again
-            self.unfinished.placed(part.upload_id, outcome.owner, bucket, outcome.added_bytes)
-        return outcome.part
+            self.unfinished.placed(upload_id, placed.owner, bucket, placed.added_bytes)
 
     async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
         """See `Catalog.parts`."""
@@ -114,8 +122,12 @@ class LmdbUploads(LmdbBase):
             namespace_root=namespace_root,
             if_empty=if_empty,
         )
-        if await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket):
-            self.unfinished.ended(upload_id)
+
+        def then(has_ended: bool) -> None:  # noqa: FBT001 - the change's outcome
+            if has_ended:
+                self.unfinished.ended(upload_id)
+
+        await self._write_fast(change, [flight_keys.upload_key(upload_id)], bucket=bucket, then=then)
 
     async def _name_uploads(self) -> None:
         """Write down of which namespaces uploads of an older version are: when the catalog is opened."""

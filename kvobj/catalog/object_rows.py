@@ -71,7 +71,7 @@ class ObjectRows:
     """The object tables. `remote`: the queue that rows may wait in. Every call works on
     the given view."""
 
-    __slots__ = ("_decoded", "allocate", "durable", "guard", "remote", "volatile")
+    __slots__ = ("_decoded", "allocate", "durable", "guard", "on_queued", "remote", "volatile")
 
     def __init__(
         self, allocate: Callable[[], int], guard: PinGuard | None = None, remote: RemoteRows | None = None
@@ -81,6 +81,8 @@ class ObjectRows:
         self.remote = remote
         self.durable = KeyTree(OBJECTS, allocate)
         self.volatile = KeyTree(OBJECTS_VOLATILE, allocate)
+        # Called inside every change that queues blobs for deletion, on whatever thread it runs.
+        self.on_queued: Callable[[], None] = _nothing
         # By what they are encoded as, so that none is ever out of date. What is read again is the same object, too.
         self._decoded: dict[bytes, ObjectRow] = {}
 
@@ -262,10 +264,14 @@ class ObjectRows:
         """Queue blobs for deletion; `waits_for`: not before this blob is no longer pinned. Takes from the headroom: what makes
         room must work in a full store."""
         table = DELETE_QUEUE_VOLATILE if volatile else DELETE_QUEUE
+        has_queued = False
         for blob_id in blob_ids:
             position = self.allocate()
             entry = QueueEntry(blob_id, now_ms, bucket, key, position, volatile, bool(waits_for), waits_for)
             view.put(table, number_key(position), encode_row(entry), headroom=True)
+            has_queued = True
+        if has_queued:
+            self.on_queued()
 
 
 def tell_removed(view: WriteView, row: ObjectRow) -> None:
@@ -312,3 +318,7 @@ def _count(view: WriteView, usage: Table, namespaces: Table, root: bytes, shares
                 view.add(namespaces, root + namespace.encode(), amounts)
     if objects or size_bytes:
         view.add(usage, root, (objects, size_bytes))
+
+
+def _nothing() -> None:
+    """Nobody waits for what is queued."""

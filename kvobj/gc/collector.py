@@ -382,15 +382,39 @@ class Collector(BackgroundWorker):
         return await self._claims.claim()
 
     async def make_room(self, needed_bytes: int) -> int:
-        """Somebody waits for room in the home tier: remove chunks until so much fits below the watermark; bytes removed.
+        """Somebody waits for room in the home tier: reap what is queued for deletion, and where that is not enough remove chunks
+        until so much fits below the watermark; bytes that went. 0: nothing could go, and nothing did since this was called.
 
-        No grace time, but what is held is left alone. 0: nothing could be removed. What the remote has goes first, and stays there.
+        No grace time, but what is held is left alone. Of what is live, what the remote has goes first, and stays there.
         """
+        used_bytes, reaped_blobs = (await self._home.usage()).used_bytes, self._reaper.reaped_blobs
         async with self._making_room:
-            wanted_bytes = await self._excess(needed_bytes)
-            removed_bytes = evicted_bytes = await self._evict(wanted_bytes, is_waited_for=True)
-            if self.is_quiet:
-                return evicted_bytes
+            freed_bytes = await self._reap_queued(used_bytes, needed_bytes)
+            if freed_bytes >= needed_bytes > 0:
+                return freed_bytes
+            removed_bytes = await self._remove_for_room(max(0, needed_bytes - freed_bytes))
+            # Another writer may have taken already what was reaped: this one is to try again all the same.
+            has_reaped = self._reaper.reaped_blobs > reaped_blobs
+            return max(freed_bytes + removed_bytes, 1 if has_reaped else 0)
+
+    async def _reap_queued(self, used_bytes: int, needed_bytes: int) -> int:
+        """Reap until so much has been freed, or nothing is left; how much that is, also what the reaper's own turn has freed since
+        so many bytes were used. No row names these bytes: they go before anything that somebody may ask for."""
+        freed_bytes, may_follow = 0, True
+        while may_follow and freed_bytes < max(1, needed_bytes):
+            try:
+                may_follow = bool(await self._reaper.reap_batch())
+            except KvobjError as error:
+                self._log.warning("what is queued for deletion could not be reaped: %s", error)
+                may_follow = False
+            freed_bytes = max(0, used_bytes - (await self._home.usage()).used_bytes)
+        return freed_bytes
+
+    async def _remove_for_room(self, needed_bytes: int) -> int:
+        """Let copies and chunks go; bytes that went."""
+        wanted_bytes = await self._excess(needed_bytes)
+        removed_bytes = evicted_bytes = await self._evict(wanted_bytes, is_waited_for=True)
+        if not self.is_quiet:
             while removed_bytes < wanted_bytes:
                 chunks = await self._claims.take_later(BATCH_MAX)
                 chunks = chunks or self._take(self._for_space(wanted_bytes - removed_bytes, BATCH_MAX))
@@ -402,7 +426,7 @@ class Collector(BackgroundWorker):
                 while await self._reaper.reap_batch():
                     pass
             self.counts.pressed_bytes += removed_bytes - evicted_bytes
-            return removed_bytes
+        return removed_bytes
 
     async def _evict(self, wanted_bytes: int, *, is_waited_for: bool) -> int:
         """Let copies go that the remote has; how many bytes that were."""

@@ -213,7 +213,8 @@ async def test_room_is_never_made_by_removing_a_chunk_that_was_stored_anew(node:
     await driver.request("DELETE", "/chunks/a")
     await driver.put("/chunks/a", content(2, MIB))  # class memory: nothing of it is in the home tier
     await node.collector.written(row)  # as if the removal had not been noticed
-    assert await node.collector.make_room(512 * MIB) == 0
+    assert await node.collector.make_room(512 * MIB) < 2 * MIB  # what the first one left, if nobody has reaped it yet
+    assert node.collector.counts.claimed == 0
     assert (await driver.get("/chunks/a")).body == content(2, MIB)
 
 

@@ -17,11 +17,12 @@ from fakes import ManualClock
 from gc_world import CHUNK, GRACE_SECONDS, GcWorld, open_catalog
 
 from kvobj.catalog.namespace_protocol import NamespaceRow
-from kvobj.catalog.rows import ChunkName, NamespaceQuota, ObjectRow
+from kvobj.catalog.rows import ChunkName, NamespaceQuota, ObjectRow, QueueEntry
 from kvobj.clock import boot_ms
-from kvobj.errors import StoreFullError
+from kvobj.errors import StoreFullError, TierUnavailableError
 from kvobj.gc.pacing import FEW
 from kvobj.gc.plan import Reason
+from kvobj.ids import BlobId
 from kvobj.policy.chunk_policy import CacheTier, chunk_name
 
 USER = "root"
@@ -158,6 +159,72 @@ async def test_who_waits_for_room_waits_for_no_grace_time(world: GcWorld) -> Non
     assert "a0" in await world.live()
 
 
+async def overwritten(world: GcWorld, times: int) -> None:
+    """An object that leaves so many blobs behind, which nobody has reaped."""
+    for _ in range(times + 1):
+        await world.put("o", bucket="objects")
+
+
+async def test_what_nobody_names_any_more_goes_before_any_chunk(world: GcWorld) -> None:
+    await world.chain("a", 5)
+    await overwritten(world, 4)
+    assert await world.collector.make_room(3 * CHUNK) >= 3 * CHUNK
+    assert len(await world.live()) == 5
+    assert world.collector.counts.pressed_bytes == 0
+
+
+async def test_room_is_made_of_what_nobody_names_where_no_chunk_is(world: GcWorld) -> None:
+    await overwritten(world, 9)
+    assert await world.collector.make_room(CHUNK) >= CHUNK
+    assert await world.collector.make_room(CHUNK) == 0
+    assert len(world.home.sizes) == 1
+
+
+async def test_where_what_nobody_names_is_not_enough_chunks_make_up_for_it(world: GcWorld) -> None:
+    await world.chain("a", 7)
+    await overwritten(world, 2)
+    assert await world.collector.make_room(4 * CHUNK) >= 4 * CHUNK
+    assert len(world.home.sizes) <= 6
+    assert await world.live() >= {f"a{number}" for number in range(4)}  # no more of them than were needed besides
+
+
+async def test_who_waited_while_room_was_made_for_another_tries_again(
+    world: GcWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await overwritten(world, 2)
+    reap = world.catalog.reap
+
+    async def in_two_steps(entries: Sequence[QueueEntry]) -> None:
+        await asyncio.sleep(0)  # the other writer comes
+        await reap(entries)
+
+    monkeypatch.setattr(world.catalog, "reap", in_two_steps)
+
+    async def write(key: str) -> int:
+        made = await world.collector.make_room(CHUNK)
+        await world.put(key, bucket="objects")  # which takes what was made, and as much again
+        await world.put(f"{key}2", bucket="objects")
+        return made
+
+    assert all(await asyncio.gather(write("p"), write("q")))
+
+
+async def test_a_failure_to_reap_does_not_keep_chunks_from_making_room(
+    world: GcWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.chain("a", 8)
+    await overwritten(world, 1)
+    delete, failures = world.home.delete, [TierUnavailableError("the disk does not answer")]
+
+    async def failing_once(blob_ids: Sequence[BlobId]) -> None:
+        if failures:
+            raise failures.pop()
+        await delete(blob_ids)
+
+    monkeypatch.setattr(world.home, "delete", failing_once)
+    assert await world.collector.make_room(2 * CHUNK) >= 2 * CHUNK
+
+
 async def test_room_is_made_of_what_is_condemned_already(world: GcWorld) -> None:
     await world.chain("a", 5)
     await world.chain("b", 5)
@@ -208,7 +275,7 @@ async def test_a_chunk_stored_anew_under_its_key_is_not_removed_for_the_old_one(
     await world.catalog.delete("cache", ["a"], now_ms=world.clock.now_ms())
     again = await world.commit("a")  # the collector has heard of neither
     assert again.blobs != row.blobs
-    assert await world.collector.make_room(5 * CHUNK) == 0
+    assert await world.collector.make_room(5 * CHUNK) == CHUNK  # what the old one left
     assert await world.live() == {"a"}
 
 
