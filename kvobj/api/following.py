@@ -12,8 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from kvobj.api.accepting import parse_accept
 from kvobj.api.chunk_access import ChunkAccess
-from kvobj.api.chunk_headers import SIZE_HEADER, place_headers
+from kvobj.api.chunk_headers import ACCEPT_HEADER, SIZE_HEADER, place_headers
+from kvobj.api.errors import S3Error
 from kvobj.api.exchange import Exchange, Header
 from kvobj.api.message import Reply
 from kvobj.api.object_headers import DEFAULT_CONTENT_TYPE
@@ -23,9 +25,11 @@ from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.errors import BusyError, KvobjError
 from kvobj.store.following import Followed, Span
 from kvobj.store.places import ChunkPlace, expected_bytes, layer_span_of, name_of_parent, part_sizes
+from kvobj.store.representation import plain_only
 
 CHUNK_FOLLOWERS_MAX: Final = 64
-USER_FOLLOWERS_MAX: Final = 1024
+USER_FOLLOWERS_MAX: Final = 256
+"""A quarter of the connections that one server has: the others are left to who reads and writes."""
 FOLLOW_HEADER: Final = "x-kvobj-follow"
 
 T = TypeVar("T")
@@ -64,7 +68,8 @@ class FollowedReads:
     async def get(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply | None:
         """The reply; None where nobody uploads the chunk, or the user may not read what is written there.
 
-        `BusyError` where too many follow already; `InvalidRequestError` for layers that the chunk will not have.
+        `BusyError` where too many follow already; `InvalidRequestError` for layers that the chunk will not have. What is on its way
+        is sent raw: to who does not take that it is not there, and layers are refused, as of a stored chunk.
         """
         followed = await self._store.following.find(access.bucket, operation.key)
         if followed is None or not await access.may_read(followed.namespace):
@@ -72,6 +77,11 @@ class FollowedReads:
         namespace = await access.namespace(followed.namespace)
         if namespace is None:  # it was removed since the upload began, which will fail
             return None
+        accepts = parse_accept(exchange.fields)
+        if accepts is not None and not plain_only(accepts):
+            if operation.layers is None:
+                return None
+            raise S3Error("InvalidRequest", "Layers and parts are sent raw.", ArgumentName=ACCEPT_HEADER)
         asked = asked_of(followed, namespace, operation.layers)
         headers: list[Header] = [
             ("content-type", DEFAULT_CONTENT_TYPE),
@@ -104,9 +114,10 @@ class FollowedReads:
 
 
 class FollowedStream:
-    """Implements `message.BodyStream`."""
+    """Implements `message.BodyStream`, and `reply_writer.LiveStream`."""
 
     length = None
+    is_live = True
 
     def __init__(self, followed: Followed, asked: FollowedSpan, leave: Callable[[], None]) -> None:
         self._followed = followed

@@ -11,8 +11,8 @@ Event-loop-only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Final, Protocol, cast
 
 from kvobj.catalog.protocol import Catalog
@@ -97,6 +97,8 @@ class Following:
         self.open_blobs = open_blobs
         self.progress_seconds = progress_seconds
         self.is_stopping = False
+        self.followers = 0
+        """How many are given bytes now, or wait for them."""
 
     async def find(self, bucket: BucketRow, key: str) -> Followed | None:
         """What somebody uploads under the key: the PUT that has come furthest, else parts, else the oldest multipart upload.
@@ -131,6 +133,15 @@ class Following:
         standing = await self._catalog.namespaces.namespace(bucket, name)
         return standing is not None and standing.root == namespace_root
 
+    @contextmanager
+    def follower(self) -> Iterator[None]:
+        """One more of `followers` while it lasts."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
+
     def stop(self) -> None:
         """Let nobody wait any more for parts that are not on their way: the server drains. Idempotent."""
         self.is_stopping = True
@@ -159,8 +170,14 @@ class FollowedPut:
         part_sizes: Sequence[int] | None = None,  # noqa: ARG002 - it has none
     ) -> AsyncGenerator[memoryview, None]:
         """See `Followed.views`."""
+        start, stop = (0, self._arrival.request.size_bytes) if span is None else span
+        with self._following.follower():
+            async with aclosing(self._views(start, stop)) as views:
+                async for view in views:
+                    yield view
+
+    async def _views(self, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
         arrival = self._arrival
-        start, stop = (0, arrival.request.size_bytes) if span is None else span
         await self._until(lambda: arrival.is_seen)
         shared = arrival.share()
         if shared is not None:
@@ -224,33 +241,41 @@ class FollowedParts:
         self, span: Span | None, *, part_sizes: Sequence[int] | None = None
     ) -> AsyncGenerator[memoryview, None]:
         """See `Followed.views`. Of S3's parts number 1 is first, then 2: who leaves numbers out is followed after Complete."""
-        start, stop = (0, None) if span is None else span
         watch = self._following.arriving.watch(self._upload.bucket, self._upload.key)
         try:
-            offset, number, row = 0, 1, None
-            while row is None and (stop is None or offset < stop) and not 0 < self.group_parts < number:
-                if part_sizes is not None and offset + part_sizes[number - 1] <= start:
-                    offset, number = offset + part_sizes[number - 1], number + 1
-                    continue
-                found = await self._next(watch, number)
-                if isinstance(found, ObjectRow):
-                    row = found
-                    break
-                low = max(start - offset, 0)
-                high = found.size_bytes if stop is None else min(stop - offset, found.size_bytes)
-                self._seen[number] = offset, found
-                if low < high:
-                    async with aclosing(self._views_of(found, low, high)) as views:
-                        async for view in views:
-                            yield view
-                offset, number = offset + found.size_bytes, number + 1
-            if row is None and span is not None and self.group_parts:
-                return
-            async with aclosing(self._rest(watch, row, max(offset, start), stop)) as rest:
-                async for view in rest:
-                    yield view
+            with self._following.follower():
+                async with aclosing(self._sent(watch, span, part_sizes)) as views:
+                    async for view in views:
+                        yield view
         finally:
             self._following.arriving.unwatch(watch)
+
+    async def _sent(
+        self, watch: KeyWatch, span: Span | None, part_sizes: Sequence[int] | None
+    ) -> AsyncGenerator[memoryview, None]:
+        start, stop = (0, None) if span is None else span
+        offset, number, row = 0, 1, None
+        while row is None and (stop is None or offset < stop) and not 0 < self.group_parts < number:
+            if part_sizes is not None and offset + part_sizes[number - 1] <= start:
+                offset, number = offset + part_sizes[number - 1], number + 1
+                continue
+            found = await self._next(watch, number)
+            if isinstance(found, ObjectRow):
+                row = found
+                break
+            low = max(start - offset, 0)
+            high = found.size_bytes if stop is None else min(stop - offset, found.size_bytes)
+            self._seen[number] = offset, found
+            if low < high:
+                async with aclosing(self._views_of(found, low, high)) as views:
+                    async for view in views:
+                        yield view
+            offset, number = offset + found.size_bytes, number + 1
+        if row is None and span is not None and self.group_parts:
+            return
+        async with aclosing(self._rest(watch, row, max(offset, start), stop)) as rest:
+            async for view in rest:
+                yield view
 
     def _views_of(self, part: PartRow, low: int, high: int) -> AsyncGenerator[memoryview, None]:
         following = self._following
@@ -322,13 +347,20 @@ class FollowedParts:
     async def _parts(self) -> tuple[PartRow, ...] | None:
         """The parts that are stored; None where the upload is over. Another of the same name is another upload."""
         upload = self._upload
-        now = await self._catalog.upload(upload.bucket, upload.key, upload.upload_id)
-        if now is None or now.initiated_ms != upload.initiated_ms or now.group_parts != upload.group_parts:
+        if not await self._is_on():
             return None
         try:
-            return await self._catalog.parts(upload.bucket, upload.key, upload.upload_id)
+            parts = await self._catalog.parts(upload.bucket, upload.key, upload.upload_id)
         except NoSuchUploadError:
             return None
+        # Once more: it may have become the chunk in between, and another writer have begun the next under its id.
+        return parts if await self._is_on() else None
+
+    async def _is_on(self) -> bool:
+        """Whether what its id names is the same upload still."""
+        upload = self._upload
+        now = await self._catalog.upload(upload.bucket, upload.key, upload.upload_id)
+        return now is not None and (now.initiated_ms, now.group_parts) == (upload.initiated_ms, upload.group_parts)
 
     async def _prove(self, watch: KeyWatch, row: ObjectRow) -> None:
         """Raise `UnavailableError` unless the chunk begins with the parts that were sent."""

@@ -80,7 +80,8 @@ def check_same_group(upload: UploadRow, place: ChunkPlace, group: GroupPart) -> 
         if first != other
     ]
     if differs:
-        raise LayoutMismatchError(f"the chunk's other parts have another {differs[0]}", differs=tuple(differs))
+        what = "number of parts" if differs[0] == "part" else differs[0]
+        raise LayoutMismatchError(f"the chunk's other parts have another {what}", differs=tuple(differs))
 
 
 def check_same_part(row: ObjectRow, group: GroupPart, size_bytes: int) -> None:

@@ -46,7 +46,7 @@ from kvobj.store.group_writers import GroupWriters
 from kvobj.store.groups import GroupStart, GroupState, check_same_group, check_same_part, group_upload, group_upload_id
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag, part_infos
-from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace
+from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, GroupPart, check_size, default_namespace
 from kvobj.store.reader import ObjectReader, ReaderSource
 from kvobj.store.remote_class import SharedWrites, Sharing
 from kvobj.store.requests import PartTarget, PutRequest, PutResult, UploadEnd
@@ -132,12 +132,14 @@ class UploadEnds:
 
     async def start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
         """The group's upload, begun if this is its first part. `LayoutMismatchError` where the writers do not agree."""
-        writer = await self.writers.enter(request)
+        writer = await self.writers.begin(request)
         start = GroupStart()
         try:
             start = await self._start_part(request, durability)
         finally:
-            await writer.leave(is_stored=start.part is not None, goes_on=start.request is not None)
+            # One that is of a part already has entered for its body, and does not do so again.
+            goes_on = start.request is not None and request.part is None
+            await writer.leave(is_stored=start.part is not None, goes_on=goes_on)
         return start
 
     async def _start_part(self, request: PutRequest, durability: Durability) -> GroupStart:
@@ -149,10 +151,13 @@ class UploadEnds:
         for _ in range(_ATTEMPTS):
             upload = await self._catalog.upload(bucket, key, upload_id)
             if upload is None:
-                # An upload that another writer began a moment ago stands: it is looked up again.
-                begun = group_upload(request, place, group, durability, self._clock.now_ms())
-                await self._catalog.create_upload(begun, made_ms=request.bucket.created_ms)
-                upload = await self._catalog.upload(bucket, key, upload_id)
+                # Who follows would take what is begun beside a live chunk for what that is made of. But who comes for a body needs
+                # somewhere to take it in; the chunk answers for it then (`end_part`).
+                if request.part is None:
+                    existing = await self.live_or_coming(bucket, key, place, durability)
+                    if existing is not None:
+                        return GroupStart(existing=existing)
+                upload = await self._begun(request, place, group, durability)
             existing = await self.live_or_coming(bucket, key, place, upload.durability if upload else durability)
             if existing is not None:
                 return GroupStart(existing=existing)
@@ -167,17 +172,28 @@ class UploadEnds:
             except NoSuchUploadError:
                 continue
             number = group.index + 1
-            for part in parts:
-                if part.number == number:
-                    return GroupStart(part=part)
+            stored = next((part for part in parts if part.number == number), None)
+            if stored is not None:
+                return GroupStart(part=stored)
             target = msgspec.structs.replace(request, condition=None, part=PartTarget(upload_id, number))
             return GroupStart(request=target)
         raise BusyError("the chunk's parts come and go", bucket=bucket, key=key)
 
+    async def _begun(
+        self, request: PutRequest, place: ChunkPlace, group: GroupPart, durability: Durability
+    ) -> UploadRow | None:
+        """The upload that this writer begins; where another began it a moment ago, that one stands."""
+        begun = group_upload(request, place, group, durability, self._clock.now_ms())
+        await self._catalog.create_upload(begun, made_ms=request.bucket.created_ms)
+        return await self._catalog.upload(begun.bucket, begun.key, begun.upload_id)
+
     async def end_part(
         self, request: PutRequest, transfer: ReceivedPart, checksums: tuple[Checksum, ...]
     ) -> GroupState:
-        """Commit a received part, then the chunk if it was the last."""
+        """Commit a received part, then the chunk if it was the last. Where that has become whole meanwhile, the part is left."""
+        durability = request.bucket.durability if request.durability is None else request.durability
+        if await self._live_chunk(request.bucket.name, request.key, None, durability) is not None:
+            return await self._whole(request)
         try:
             result = await transfer.commit(checksums=checksums)
             existed = result.existed
@@ -194,7 +210,7 @@ class UploadEnds:
         place = request.place
         assert place is not None
         assert place.group is not None
-        bucket, key, group = request.bucket, request.key, place.group
+        bucket, key = request.bucket, request.key
         upload_id = group_upload_id(bucket.name, key)
         upload = await self._catalog.upload(bucket.name, key, upload_id)
         if upload is not None:
@@ -208,6 +224,14 @@ class UploadEnds:
                 return GroupState(upload.group_parts, upload.group_parts, result, existed=result.existed)
             except NoSuchUploadError:
                 pass
+        return await self._whole(request)
+
+    async def _whole(self, request: PutRequest) -> GroupState:
+        """What the live chunk answers to who brings a part of it."""
+        place, bucket, key = request.place, request.bucket, request.key
+        assert place is not None
+        assert place.group is not None
+        group = place.group
         row = await self._live_chunk(bucket.name, key, None, Durability.MEMORY)
         await self._require_same_bucket(bucket)
         await self._require_same_namespace(place.namespace)

@@ -37,6 +37,7 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
 
     __slots__ = (
         "_at_once",
+        "_departs_at_end",
         "_fill_waiter",
         "_held",
         "_held_from",
@@ -45,6 +46,7 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
         "_needed",
         "_on_bytes",
         "_on_connected",
+        "_on_departure",
         "_on_request",
         "_pauses_after",
         "_read_waiter",
@@ -88,6 +90,8 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
         self._on_request: Callable[[bytes], bool] | None = None
         self._sleeper: tuple[asyncio.Future[None], Callable[[], bool]] | None = None
         self._reads_on = False
+        self._on_departure: Callable[[], None] | None = None
+        self._departs_at_end = False
         self._fill_waiter: asyncio.Future[None] | None = None
         self._receivers = receivers
         self._receiving: Moving | None = None
@@ -187,6 +191,8 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
         """See `asyncio.BufferedProtocol`. The sending half stays open: a client may shut its own and still await the reply."""
         self._eof = True
         self._wake_readers()
+        if self._departs_at_end:
+            self._tell_departure()
         return not self._is_tls
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,6 +202,34 @@ class Wire(SendingHalf, asyncio.BufferedProtocol):
             self._receiving = None  # what nobody was told of counts as not received
         super().connection_lost(exc)
         self._wake_readers()
+        self._tell_departure()
+
+    # Departures.
+
+    def watch_for_departure(self, on_departure: Callable[[], None], *, at_end_of_sending: bool) -> None:
+        """Have it called, once, when the connection is lost, or was before; `at_end_of_sending`: also when the client has ended its
+        half. For who has nothing to write, and so would not see it; until `watch_no_more`."""
+        self._on_departure, self._departs_at_end = on_departure, at_end_of_sending
+        if self._lost or (self._eof and at_end_of_sending):
+            self._tell_departure()
+        elif not self._eof and len(self._held) < len(self._shared):
+            self._resume_reading()  # the event loop tells of either only where it reads
+
+    def watch_no_more(self) -> None:
+        """Whoever goes now is found by who next writes or reads. Idempotent."""
+        self._on_departure, self._departs_at_end = None, False
+
+    def look_for_departure(self) -> None:
+        """Tell of a departure that the event loop does not see, since a client that sent far ahead is not read from."""
+        is_unseen = self._on_departure is not None and not self._is_reading
+        if is_unseen and self._kernel_saw_end(or_end_of_sending=self._departs_at_end):
+            self._tell_departure()
+
+    def _tell_departure(self) -> None:
+        on_departure = self._on_departure
+        self.watch_no_more()
+        if on_departure is not None:
+            on_departure()
 
     # Reading.
 

@@ -15,6 +15,10 @@ from contextlib import suppress
 from typing import cast
 
 _TCP_INFO_SEGMENTS = struct.Struct("20xI60xI")  # rcv_mss and advmss of linux/tcp.h, struct tcp_info
+_TCP_CLOSED, _TCP_CLOSE_WAIT = (
+    7,
+    8,
+)  # its first byte, tcpi_state: the client has reset the connection; has ended its half
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _INT_BYTES = struct.calcsize("i")
 
@@ -146,6 +150,17 @@ class ConnectedSocket(asyncio.BaseProtocol):
         if self._transport is None or self._lost or self._transport.is_closing():
             raise ConnectionResetError("connection lost")
         return self._transport
+
+    def _kernel_saw_end(self, *, or_end_of_sending: bool) -> bool:
+        """Whether the client has reset the connection, by the kernel's word, which nobody has read yet. `or_end_of_sending`: or has
+        ended its half of it."""
+        if self._transport is None or self._lost or self._transport.is_closing():
+            return False
+        try:
+            told = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except OSError:  # no TCP
+            return False
+        return told[0] == _TCP_CLOSED or (or_end_of_sending and told[0] == _TCP_CLOSE_WAIT)
 
     def finish_sending(self) -> None:
         """Shut the sending half once all is sent, so that the client sees the end while its own bytes still drain."""

@@ -566,7 +566,7 @@ async def test_a_part_that_is_refused_takes_nothing_from_one_that_is_on_its_way(
     assert (await chunks.get(A)).body == body("a")
 
 
-async def test_a_part_between_its_look_and_its_body_begins_the_upload_anew_that_another_took_away(
+async def test_a_part_that_nobody_expected_any_more_begins_the_upload_anew_that_was_taken_away(
     chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await chunks.declare("parted", axis="layer")
@@ -575,17 +575,37 @@ async def test_a_part_between_its_look_and_its_body_begins_the_upload_anew_that_
 
     async def start_late(request: PutRequest) -> PutTransfer:
         monkeypatch.undo()
-        assert await begun(chunks) == 1
+        async with asyncio.timeout(20):
+            while await begun(chunks):  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0)
+        return await start_put(request)
+
+    monkeypatch.setattr(store, "start_put", start_late)
+    monkeypatch.setattr(store._uploads.writers, "_expected_seconds", 0.01)
+    first = await put_part(chunks, A, 0, 2, halves[0], durability="local")
+    assert first.headers["x-kvobj-parts"] == "1/2"
+    assert (await put_part(chunks, A, 1, 2, halves[1])).headers["x-kvobj-parts"] == "2/2"
+    assert (await chunks.get(A)).body == body("a")
+
+
+async def test_a_part_that_is_refused_leaves_the_upload_to_one_between_its_look_and_its_body(
+    chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chunks.declare("parted", axis="layer")
+    halves, store = cut(body("a"), 2), chunks.node.store
+    start_put = store.start_put
+
+    async def start_late(request: PutRequest) -> PutTransfer:
+        monkeypatch.undo()
         refused = await put_part(chunks, A, 1, 2, halves[1], durability="memory", is_wrong=True)
         assert detail(refused) == (400, "BadDigest")
-        assert await begun(chunks) == 0
+        assert await begun(chunks) == 1
         return await start_put(request)
 
     monkeypatch.setattr(store, "start_put", start_late)
     first = await put_part(chunks, A, 0, 2, halves[0], durability="local")
     assert first.headers["x-kvobj-parts"] == "1/2"
     assert (await put_part(chunks, A, 1, 2, halves[1])).headers["x-kvobj-parts"] == "2/2"
-    assert (await chunks.get(A)).body == body("a")
 
 
 @pytest.mark.parametrize("durability", ["memory", "local"])

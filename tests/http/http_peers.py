@@ -7,6 +7,7 @@ import itertools
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,6 +80,12 @@ class Peer:
     def vanish(self) -> None:
         """Go without a word."""
         self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """The same, with a reset: nothing says that the client has ended its side."""
+        linger = struct.pack("ii", 1, 0)
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.vanish()
 
     async def aclose(self) -> None:
         self.writer.close()

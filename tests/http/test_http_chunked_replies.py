@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
-from http_peers import TIMEOUT_SECONDS, Peer, pattern, serving
+from certificates import Authority
+from http_peers import TIMEOUT_SECONDS, Peer, Served, pattern, serving, until
 
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
+from kvobj.errors import BusyError
 
 
 class Unmeasured:
@@ -135,3 +140,152 @@ async def test_to_http_10_the_end_of_the_connection_is_the_end_of_an_unmeasured_
         assert b"transfer-encoding" not in head
         assert b"connection: close" in head
         assert body == b"onetwo"
+
+
+# -- clients that go while nothing comes -------------------------------------------------------------------------------
+
+
+class Live(Unmeasured):
+    """Has sent its first view, and waits for others to bring the second."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        super().__init__([b"first", b"second"])
+        self.go_on.clear()
+
+
+async def begun(served: Served, ending: bytes = b" HTTP/1.1\r\nHost: h\r\n\r\n") -> Peer:
+    peer = await served.connect()
+    await peer.send(b"GET /" + ending)
+    await asyncio.wait_for(peer.reader.readuntil(b"first"), TIMEOUT_SECONDS)
+    return peer
+
+
+async def is_over(served: Served, stream: Unmeasured) -> None:
+    """The stream is closed, its connection gone, and it was no error."""
+    await until(lambda: stream.closed == 1 and not served.server._connections)
+    assert [line for line in served.lines if not line.startswith("{")] == []
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("way", ["close", "reset", "end of sending"])
+async def test_a_live_stream_is_closed_when_its_client_goes_though_nothing_comes(way: str, version: bytes) -> None:
+    before = asyncio.all_tasks()
+    stream = Live()
+    async with serving(answering(stream)) as served:
+        peer = await begun(served, b" HTTP/%s\r\nHost: h\r\n\r\n" % version)
+        if way == "close":
+            await peer.aclose()
+        elif way == "reset":
+            peer.reset()
+        else:
+            peer.writer.write_eof()
+        await is_over(served, stream)
+    assert asyncio.all_tasks() <= before
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_over_tls_too_a_live_stream_is_closed_when_its_client_goes(way: str, tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    authority.sign().write(tmp_path / "tls.pem", tmp_path / "tls.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.pem", tmp_path / "tls.key")
+    stream = Live()
+    async with serving(answering(stream), server_context=context, client_context=authority.client_context()) as served:
+        peer = await begun(served)
+        if way == "close":
+            await peer.aclose()
+        else:
+            peer.reset()
+        await is_over(served, stream)
+
+
+async def test_of_a_client_that_only_ended_its_sending_a_stream_of_what_is_there_goes_on_and_of_one_that_reset_ends() -> (
+    None
+):
+    stream = Unmeasured([b"first", b"second"])
+    stream.go_on.clear()
+    async with serving(answering(stream)) as served:
+        peer, gone = await begun(served), await begun(served)
+        peer.writer.write_eof()
+        await until(lambda: any(each.wire.is_at_end for each in served.server._connections))
+        gone.reset()
+        await until(lambda: stream.closed == 1)
+        stream.go_on.set()
+        assert (await peer.rest()).endswith(b"second\r\n0\r\n\r\n")
+        await until(lambda: stream.closed == 2)
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_client_that_sent_far_ahead_is_found_gone_though_it_is_not_read_from(way: str) -> None:
+    stream = Live()
+    async with serving(answering(stream)) as served:
+        ahead = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 4000  # more than a connection may have unread
+        peer = await begun(served, b" HTTP/1.1\r\nHost: h\r\n\r\n" + ahead)
+        (connection,) = served.server._connections
+        await until(lambda: not connection.wire._is_reading)
+        if way == "close":
+            await peer.aclose()
+        else:
+            peer.reset()
+        served.server.sweep()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while not stream.closed:
+                await asyncio.sleep(0)
+                served.server.sweep()
+        await is_over(served, stream)
+
+
+async def test_a_client_that_has_gone_before_the_first_view_is_found_gone() -> None:
+    stream, may_answer = Live(), asyncio.Event()
+
+    async def handle(_head: RequestHead, _body: RequestBody) -> Reply:
+        await may_answer.wait()
+        return Reply(200, (), stream)
+
+    async with serving(handle) as served:
+        peer = await served.connect()
+        await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await until(lambda: any(each.is_in_flight for each in served.server._connections))
+        (connection,) = served.server._connections
+        await peer.aclose()
+        await until(lambda: connection.wire.is_at_end)
+        may_answer.set()
+        await is_over(served, stream)
+
+
+class Records(logging.Handler):
+    """Keeps records as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class Crowded(Unmeasured):
+    """There is no room for its second view."""
+
+    async def views(self) -> AsyncIterator[memoryview]:
+        yield memoryview(b"first")
+        raise BusyError("no room came free in time")
+
+
+async def test_a_reply_that_is_cut_off_for_want_of_room_is_one_line_of_warning() -> None:
+    stream, kept = Crowded([b"first"]), Records()
+    log = logging.getLogger("kvobj-test-http.errors")
+    log.addHandler(kept)
+    try:
+        async with serving(answering(stream)) as served:
+            peer = await served.connect()
+            await peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert await peer.is_cut()
+    finally:
+        log.removeHandler(kept)
+    assert stream.closed == 1
+    (record,) = kept.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.getMessage() == "a reply was cut off: no room came free in time"

@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from history_contract import BUCKET, chunk
 from http_peers import TIMEOUT_SECONDS, Peer, serving, until
 from memory_teller import MemoryTeller, memory_teller
@@ -103,6 +104,24 @@ async def test_a_reader_that_went_is_noticed_by_the_next_sign_of_life() -> None:
         assert await chunk_of_life(peer) == b"\n"
         await peer.aclose()
         await until(lambda: feed.open == 0)
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_reader_that_went_is_noticed_before_there_is_anything_to_tell(way: str) -> None:
+    feed = Feed(await memory_teller(), heartbeat_seconds=3600.0)
+    async with serving(feed.handle) as served:
+        peer, other = await served.connect(), await served.connect()
+        for each in (peer, other):
+            await each.send(GET)
+            await head_of(each)
+        assert feed.open == 2
+        if way == "close":
+            await peer.aclose()
+        else:
+            peer.reset()
+        await until(lambda: feed.open == 1)
+        await feed.teller.stored([chunk("a")])
+        assert json.loads(await chunk_of(other))["ids"] == ["a"]
 
 
 async def chunk_of_life(peer: Peer) -> bytes:

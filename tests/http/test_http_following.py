@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from following_world import DATA, KEY, SECONDS, World
-from http_peers import Peer, serving
-from kv_driver import CHUNK_BYTES, kv_node
+import pytest
+from following_world import DATA, KEY, SECONDS, World, layer
+from http_peers import Peer, Served, serving, until
+from kv_driver import CHUNK_BYTES, LAYERS, kv_node
 from s3_driver import sign
+
+from kvobj.api.following import CHUNK_FOLLOWERS_MAX
 
 
 async def followed_over(peer: Peer, key: str) -> None:
@@ -43,3 +46,42 @@ async def ended_and_reset(world: World) -> None:
             await put
             assert await peer.is_cut()
         assert not [line for line in served.lines if "could not be completed" in line]
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+@pytest.mark.parametrize("kind", ["part", "put"])
+async def test_followers_that_go_leave_their_places_though_nothing_comes(
+    kind: str, way: str, tmp_path: Path, shm_path: Path
+) -> None:
+    async with kv_node(tmp_path, shm_path) as kv:
+        world = World(kv, await kv.declare("plain"), await kv.declare("parted", part_axis="layer"))
+        async with serving(kv.driver.service.handle) as served:
+            if kind == "part":
+                await world.part(0, LAYERS, layer(0))
+                await gone_and_replaced(served, world, way)
+            else:
+                async with world.putting() as (body, _):
+                    body.send(layer(0))
+                    await gone_and_replaced(served, world, way)
+
+
+async def gone_and_replaced(served: Served, world: World, way: str) -> None:
+    """As many as may follow do, and go; then one more does."""
+    following = world.kv.node.store.following
+    peers = [await served.connect() for _ in range(CHUNK_FOLLOWERS_MAX)]
+    for peer in peers:
+        await followed_over(peer, KEY)
+        await asyncio.wait_for(peer.reader.readuntil(layer(0)), SECONDS)
+    assert following.followers == CHUNK_FOLLOWERS_MAX
+    for peer in peers:
+        if way == "close":
+            await peer.aclose()
+        else:
+            peer.reset()
+    await until(lambda: not served.server._connections)
+    assert following.followers == 0
+    another = await served.connect()
+    await followed_over(another, KEY)
+    await asyncio.wait_for(another.reader.readuntil(layer(0)), SECONDS)
+    await another.aclose()
+    await until(lambda: following.followers == 0 and not world.kv.node.store.arriving.is_watched)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from kv_driver import CHUNK_BYTES, LAYERS, kv_node, payload, stream
 from s3_driver import BOB, ROOT, Answer, FakeBody
 
-from kvobj.api.following import FollowedReads
+from kvobj.api.following import USER_FOLLOWERS_MAX, FollowedReads
+from kvobj.api.http import HttpSettings
 from kvobj.api.message import BodyStream
 from kvobj.api.object_store import ObjectStore
+from kvobj.catalog.protocol import Catalog
+from kvobj.catalog.rows import Durability, PartRow
 from kvobj.errors import BusyError
+from kvobj.store.groups import GroupState, group_upload
+from kvobj.store.places import ChunkPlace, GroupPart
+from kvobj.store.requests import PutRequest
 
 
 @pytest.fixture
@@ -407,6 +413,106 @@ async def test_what_is_on_its_way_into_a_namespace_is_not_followed_in_the_next_o
         assert (await follower.end())[0] is False
 
 
+# -- writers of parts who do not agree, or come late -------------------------------------------------------------------
+
+
+async def part_request(world: World, index: int, count: int) -> PutRequest:
+    """A writer's part, of which it has told nobody yet."""
+    (bucket,) = [each for each in await world.kv.node.catalog.buckets() if each.name == "cache"]
+    namespace = await world.kv.node.catalog.namespaces.namespace("cache", "parted")
+    assert namespace is not None
+    place = ChunkPlace(namespace, "", namespace.chunk_tokens, GroupPart(index, count))
+    return PutRequest(bucket, KEY, CHUNK_BYTES // count, bucket.owner, place=place)
+
+
+async def store_part(world: World, request: PutRequest, data: bytes) -> GroupState:
+    async with await world.kv.node.store.start_put(request) as transfer:
+        await transfer.receive(FakeBody(data))
+        return await world.kv.node.store.end_group(request, transfer)
+
+
+async def test_a_writer_that_is_refused_leaves_what_another_has_begun_to_that_and_its_followers(world: World) -> None:
+    store = world.kv.node.store
+    begun = await store.start_group_part(await part_request(world, 0, LAYERS))
+    assert begun.request is not None
+    follower = await world.follow()
+    refused = await world.part(0, 2, DATA[: CHUNK_BYTES // 2])
+    assert (refused.status, refused.code) == (409, "LayoutMismatch")
+    assert b"another number of parts" in refused.body
+    await turns(20)
+    assert follower.ended is None
+    await store_part(world, begun.request, layer(0))
+    for index in range(1, LAYERS):
+        await world.part(index, LAYERS, layer(index))
+    assert await follower.end() == (True, DATA)
+
+
+async def test_a_writer_that_begins_and_never_comes_for_its_body_speaks_for_no_other(world: World) -> None:
+    store = world.kv.node.store
+    store._uploads.writers._expected_seconds = 0.01
+    assert (await store.start_group_part(await part_request(world, 0, LAYERS))).request is not None
+    await turns_until(lambda: not store._uploads.writers._inside and not store._uploads.writers._ending)
+    half = CHUNK_BYTES // 2
+    assert (await world.part(0, 2, DATA[:half])).status == 200
+    assert (await world.part(1, 2, DATA[half:])).status == 200
+
+
+class Interrupted:
+    """A catalog, and what others do to it while somebody's look at an upload's parts has begun, once they are told to."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._catalog, name)
+
+    async def parts(self, bucket: str, key: str, upload_id: str) -> tuple[PartRow, ...]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await self._catalog.parts(bucket, key, upload_id)
+
+
+async def test_parts_of_the_next_upload_are_not_taken_for_those_of_the_one_that_became_the_chunk(world: World) -> None:
+    catalog, following = world.kv.node.catalog, world.kv.node.store.following
+    request = await part_request(world, 0, LAYERS)
+    assert request.place is not None
+    assert request.place.group is not None
+    following_upload = group_upload(request, request.place, request.place.group, Durability.MEMORY, 1)
+    seen = Interrupted(catalog)
+    following._catalog = cast("Catalog", seen)
+
+    async def completed_and_begun_anew() -> None:
+        """The chunk is made, and a writer who has not seen that yet begins another upload."""
+        await world.part(LAYERS - 1, LAYERS, layer(LAYERS - 1))
+        await catalog.create_upload(following_upload, made_ms=request.bucket.created_ms)
+
+    for index in range(LAYERS - 2):
+        await world.part(index, LAYERS, layer(index))
+    follower = await world.follow()
+    await follower.has(LAYER_BYTES * (LAYERS - 2))
+    await turns(20)
+    seen.meanwhile = completed_and_begun_anew
+    await world.part(LAYERS - 2, LAYERS, layer(LAYERS - 2))
+    assert await follower.end() == (True, DATA)
+    await catalog.abort_upload("cache", KEY, following_upload.upload_id, now_ms=1)
+
+
+async def test_a_writer_that_comes_for_its_body_when_the_chunk_is_whole_is_told_so_and_leaves_no_upload(
+    world: World,
+) -> None:
+    store = world.kv.node.store
+    begun = await store.start_group_part(await part_request(world, 0, LAYERS))
+    assert begun.request is not None
+    for index in range(LAYERS):
+        await world.part(index, LAYERS, layer(index))
+    state = await store_part(world, begun.request, layer(0, payload(b"other")))
+    assert (state.have, state.count, state.existed) == (LAYERS, LAYERS, True)
+    assert not (await world.kv.node.catalog.list_uploads("cache", limit=1)).rows
+    assert (await world.kv.driver.get(f"/cache/{KEY}")).body == DATA
+
+
 # -- multipart uploads -------------------------------------------------------------------------------------------------
 
 
@@ -521,6 +627,26 @@ async def test_followers_are_bounded_by_chunk_and_by_user(world: World) -> None:
     for each in leave:
         each()
     assert (reads.followers, len(reads._of_chunk), len(reads._of_user)) == (0, 0, 0)
+
+
+def test_all_that_one_user_may_follow_leaves_most_connections_to_others() -> None:
+    assert HttpSettings().connections >= 4 * USER_FOLLOWERS_MAX
+
+
+async def test_what_is_on_its_way_is_sent_raw_and_to_who_takes_no_raw_bytes_it_is_not_there(world: World) -> None:
+    await world.part(0, LAYERS, layer(0))
+
+    async def asked(query: str, accept: str) -> tuple[int, str | None]:
+        answer = await world.kv.driver.request("GET", f"/cache/{KEY}?{query}", headers={"x-kvobj-accept": accept})
+        return answer.status, answer.code if answer.status >= 400 else None
+
+    assert await asked("follow&layers=0-0", "x3") == (400, "InvalidRequest")
+    assert await asked("follow", "zz") == (404, "NoSuchKey")
+    assert await asked("follow&layers=0-0", "x3, raw") == (206, None)
+    for index in range(1, LAYERS):
+        await world.part(index, LAYERS, layer(index))
+    assert await asked("follow&layers=0-0", "x3") == (400, "InvalidRequest")  # stored, it is answered alike
+    assert await asked("follow", "zz") == (404, "NoSuchKey")
 
 
 async def test_one_more_follower_than_the_bound_is_told_to_come_later(world: World) -> None:

@@ -150,6 +150,7 @@ class Connection:
         wire = self.wire
         # What a client that is slow, or pauses, has sent of a long body would else lie there unread, and count as nothing.
         wire.await_any()
+        wire.look_for_departure()
         stage, progress = self._present()
         if stage != self._stage:
             self._stage, self._since, self._mark = stage, now, progress

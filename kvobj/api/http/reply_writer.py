@@ -2,18 +2,23 @@
 
 A view is asked for only when the former one has left the process. A stream that fails after the head was sent resets the
 connection: a client never takes half an object for a whole one. Head fields are checked against response splitting.
+A stream whose end nobody knows may wait long for its next view: it is ended as soon as its client has gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from email.utils import formatdate
 from http import HTTPStatus
 from itertools import chain
+from typing import Protocol
 
 from kvobj.api.message import BodyStream, Reply, whole_of
 from kvobj.clock import Clock
+from kvobj.errors import CapacityError
 from kvobj.wire.body_handover import Wire
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -21,6 +26,13 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _JOINED_BYTES = 64 * 1024
 _JOINED_CHUNK_BYTES = 16 * 1024
 _BODILESS = frozenset({204, 304})
+
+
+class LiveStream(BodyStream, Protocol):
+    """A body of unknown length that waits for what others do, for as long as its reader stays. A client that has shut its sending
+    half, and could only wait, is taken to have gone: of most that closed their connection nothing else is seen."""
+
+    is_live: bool
 
 
 class ReplyWriter:
@@ -77,12 +89,16 @@ class ReplyWriter:
                 await wire.flush()
             elif whole is not None:
                 await wire.send(head, whole)
-            elif body.length is None and not is_http_10:
-                await _send_chunks(wire, head, body)
+            elif body.length is None:
+                async with _until_departure(wire, body):
+                    await (_send_views if is_http_10 else _send_chunks)(wire, head, body)
             else:
                 await _send_views(wire, head, body)
             is_whole = True
         except ConnectionError:
+            return False
+        except CapacityError as error:  # no defect: there is much to do
+            self._log.warning("a reply was cut off: %s", error)
             return False
         except Exception:  # noqa: BLE001 - whatever the store failed with, the reply is cut and the connection reset
             self._log.exception("a reply could not be completed")
@@ -119,6 +135,26 @@ def content_length(reply: Reply) -> int | None:
         return reply.content_length
     body = reply.body
     return len(body) if isinstance(body, bytes) else body.length
+
+
+@asynccontextmanager
+async def _until_departure(wire: Wire, stream: BodyStream) -> AsyncIterator[None]:
+    """End what is done within, wherever it waits, once the client has gone: `ConnectionResetError`. No task of its own for that:
+    what waits is cancelled as by a deadline that is set at that moment."""
+    loop, stay = asyncio.get_running_loop(), asyncio.timeout(None)
+    try:
+        async with stay:
+            wire.watch_for_departure(
+                lambda: stay.reschedule(loop.time()), at_end_of_sending=getattr(stream, "is_live", False)
+            )
+            try:
+                yield
+            finally:
+                wire.watch_no_more()
+    except TimeoutError as error:
+        if stay.expired():
+            raise ConnectionResetError("the client has gone") from error
+        raise
 
 
 async def _send_views(wire: Wire, head: bytes, stream: BodyStream) -> None:

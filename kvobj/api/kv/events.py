@@ -2,7 +2,7 @@
 
 A reader is given pages of the log as fast as it takes them: nothing is buffered for it, and one that stays behind for longer than
 the log is kept is told of the gap. While there is nothing to tell an empty line goes out every few seconds (white space between
-values, as JSON lines allow), so that both ends notice when the other is gone.
+values, as JSON lines allow), so that both ends notice when the other has vanished without a word.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ class EventStream:
         self._heartbeat_seconds = heartbeat_seconds
         self._on_close = on_close
         self._told_gap = 0
+        self.is_live = until is None
+        """See `reply_writer.LiveStream`."""
 
     @property
     def length(self) -> None:
