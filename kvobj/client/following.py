@@ -10,7 +10,7 @@ from typing import Final
 from blake3 import blake3
 
 from kvobj.client.call_scope import pause
-from kvobj.client.http_chunks import new_room
+from kvobj.client.http_chunks import REQUEST_ID, new_room
 from kvobj.client.incoming import Incoming
 from kvobj.client.kv_values import StoredPart
 from kvobj.client.transport import Transport
@@ -43,8 +43,9 @@ def follow(
             with transport.open("GET", path, query=query, timeout_seconds=timeout_seconds) as answer:
                 if layers is not None:
                     yield from _by_layer(answer, layers[1] - layers[0] + 1, timeout_seconds)
-                elif answer.status != _OK:
-                    raise UnavailableError("the answer is no chunk", status=answer.status)
+                elif answer.status != _OK or REQUEST_ID not in answer.headers:
+                    content_type = answer.headers.get("content-type")
+                    raise UnavailableError("the answer is no chunk", status=answer.status, content_type=content_type)
                 else:
                     yield from _by_piece(answer, timeout_seconds, verify=verify)
                 return

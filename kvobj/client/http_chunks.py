@@ -30,6 +30,9 @@ from kvobj.ids.chunk_ids import CHUNK_ID_BYTES
 
 _OK: Final = 200
 _PARTIAL: Final = 206
+REQUEST_ID: Final = "x-amz-request-id"
+"""What every answer to a GET of a key has, of a chunk or of an ordinary object, whole or in part, from wherever its bytes come. A
+page that a proxy answers instead has a status, a length and often an ETag, but not this."""
 _DIGITS: Final = Context(prec=13, rounding=ROUND_CEILING)
 
 Rooms = Callable[[int, int | None, int], memoryview | None]
@@ -315,11 +318,14 @@ def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview
 
 
 def _size_of(answer: Incoming, *statuses: int) -> int:
-    """How many bytes of a chunk an answer of one of these statuses has. `UnavailableError` for another, a redirect for one, and
-    where it does not tell: then this is not the server it was taken for."""
-    length = answer.headers.get("content-length")
-    if length is None or answer.status not in statuses:
-        raise UnavailableError("the answer is no chunk", status=answer.status, length=length)
+    """How many bytes of a chunk an answer of one of these statuses has. `UnavailableError` for another, a redirect for one, for a
+    page, and where it does not tell: then this is not the server it was taken for."""
+    told = answer.headers
+    length = told.get("content-length")
+    if length is None or answer.status not in statuses or REQUEST_ID not in told:
+        raise UnavailableError(
+            "the answer is no chunk", status=answer.status, length=length, content_type=told.get("content-type")
+        )
     return int(length)
 
 

@@ -136,8 +136,9 @@ class Held:
     def release(self, *indexes: int) -> None:
         """Let go of some; of all where none are named. Idempotent."""
         chosen = self._left.intersection(indexes) if indexes else set(self._left)
-        self._left -= chosen
+        # In this order: what an interrupt keeps from being queued is still here, and the server passes over what comes twice.
         self._path.release(self.lane, [extent.handle for i in chosen if (extent := self.extents[i]) is not None])
+        self._left -= chosen
 
 
 class SameHost:
@@ -499,8 +500,15 @@ class SameHost:
                 self._rest(REFUSED_SECONDS if is_no else None, is_hurried=seconds < HURRIED_SECONDS)
             return None
         self._is_refused = False
+        try:
+            self._start_keeper(lane.grant.lease_ms / 1000)
+        except BaseException as error:
+            lane.close()  # without renewals it would be revoked in the midst of something
+            if not isinstance(error, RuntimeError):
+                raise
+            self._rest(None)  # the process can have no thread now, or is ending
+            return None
         self._rest_seconds = REST_SECONDS
-        self._start_keeper(lane.grant.lease_ms / 1000)
         return lane
 
     def _rest(self, seconds: float | None, *, is_hurried: bool = False) -> None:
@@ -556,8 +564,9 @@ class SameHost:
             if self._keeper is None or not self._keeper.is_alive():
                 pause = lease_seconds / RENEWALS_A_LEASE
                 arguments = (weakref.ref(self), self._wake, pause)
-                self._keeper = threading.Thread(target=_keep, args=arguments, name="kvobj-same-host", daemon=True)
-                self._keeper.start()
+                keeper = threading.Thread(target=_keep, args=arguments, name="kvobj-same-host", daemon=True)
+                keeper.start()
+                self._keeper = keeper
 
     def renew(self) -> bool:
         """Have the server decide again for every lane, and drop those that may not go on, or are gone; whether it was reached."""

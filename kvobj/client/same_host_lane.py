@@ -11,8 +11,14 @@ import select
 import socket
 import struct
 import time
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from io import FileIO
+from itertools import chain, tee
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -59,6 +65,9 @@ _ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the
 _DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: an enum's operators cost more than the call
 _QUICK_KEYS: Final = 8
 """So few are opened while their client waits awake; more take longer than it would."""
+_second: Final = itemgetter(1)
+_third: Final = itemgetter(2)
+_numbers_of: Final = partial(array, "i")
 _GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | _ENDED
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -85,7 +94,8 @@ class Lane:
         self._process = os.getpid()
         self._native = NativeExchange.made()
         self._unframer = Unframer(REPLY_BYTES_MAX)
-        self._descriptors: deque[int] = deque()
+        self._descriptors: deque[FileIO] = deque()
+        """Those that came and were not needed yet. As files, which close themselves, since an interrupt may leave one to nobody."""
         self._regions: dict[int, Mapping] = {}
         self._control: memoryview | None = None
         self._leaving: deque[int] = deque()
@@ -112,9 +122,12 @@ class Lane:
     @classmethod
     def connect(cls, grant: GrantAnswer, *, deadline: float) -> Lane:
         """Use a grant. `UnavailableError` where the socket is not there, or nobody who knows the token is behind it."""
-        with unforked():
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            lane = cls(connection, grant)
+        try:
+            with unforked():
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                lane = cls(connection, grant)
+        except OSError as error:  # no descriptor is left, for one
+            raise UnavailableError("no same-host socket", path=grant.socket, reason=str(error)) from error
         try:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
@@ -210,13 +223,10 @@ class Lane:
         if self.staging is None or self.staging.size_bytes < size_bytes:
             self.staging = None
             staged = self.call(Stage(size_bytes), Staged, deadline=deadline)
-            descriptor = self._take_descriptor()
-            try:
+            with self._descriptor() as descriptor:
                 if not is_sealed_in_size(descriptor):
                     raise UnavailableError("a staging room whose size may change")
                 self.staging = Mapping(descriptor, staged.size_bytes, is_writable=True)
-            finally:
-                os.close(descriptor)
         return self.staging
 
     def release_later(self, handles: Sequence[int]) -> None:
@@ -259,7 +269,7 @@ class Lane:
         self._is_closed = True
         self._socket.close()
         while self._descriptors:
-            os.close(self._descriptors.popleft())
+            self._descriptors.popleft().close()
 
     def forget(self) -> None:
         """See `ForgetsInChild`: the connection is the parent's."""
@@ -305,7 +315,9 @@ class Lane:
             return
         came = self._native(self._socket, message)
         if came is not None:
-            self._take_in(*came)
+            data, descriptors, flags = came
+            self._descriptors.extend(map(FileIO, descriptors))
+            self._take_in(data, flags)
 
     def _next_reply(self, deadline: float, *, for_rooms: bool) -> Reply | None:
         """The next answer; None, `for_rooms`, once none of them is under way."""
@@ -332,16 +344,15 @@ class Lane:
 
     def _receive(self, deadline: float) -> None:
         self._allow(deadline)
-        data, ancillary, flags, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        descriptors: list[int] = []
-        for level, kind, raw in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                count = len(raw) // 4
-                descriptors += memoryview(raw[: count * 4]).cast("i").tolist()
-        self._take_in(data, descriptors, flags)
+        # `recvmsg`, and a file of every descriptor that comes along, in one step that no signal's handler comes into: numbers that
+        # an interrupt leaves to nobody stay open. Nothing else comes along on a Unix socket that was not asked for it.
+        came, told = tee(map(self._socket.recvmsg, (READ_BYTES,), (_ANCILLARY_BYTES,), (socket.MSG_CMSG_CLOEXEC,)))
+        numbers = map(_numbers_of, map(_third, chain.from_iterable(map(_second, came))))
+        self._descriptors.extend(map(FileIO, chain.from_iterable(numbers)))
+        data, _, flags, _ = next(told)
+        self._take_in(data, flags)
 
-    def _take_in(self, data: bytes | memoryview, descriptors: Sequence[int], flags: int) -> None:
-        self._descriptors.extend(descriptors)
+    def _take_in(self, data: bytes | memoryview, flags: int) -> None:
         if flags & _DESCRIPTORS_LOST:
             raise EOFError("descriptors were lost on the way")
         if not data:
@@ -359,13 +370,10 @@ class Lane:
 
     def _map(self, told: Regions) -> None:
         for region in told.regions:
-            descriptor = self._take_descriptor()
-            try:
+            with self._descriptor() as descriptor:
                 self._regions[region.number] = mapped(
                     descriptor, region.size_bytes, is_writable=self.grant.is_trusted, life=region.life
                 )
-            finally:
-                os.close(descriptor)
 
     def _note_rooms(self, told: Prepared) -> None:
         self._preparing -= 1
@@ -374,16 +382,21 @@ class Lane:
             self.has_rooms = bool(told.rooms)
 
     def _take_control(self) -> memoryview:
-        descriptor = self._take_descriptor()
-        try:
+        with self._descriptor() as descriptor:
             return Mapping(descriptor, CONTROL_BYTES, is_writable=False).room
-        finally:
-            os.close(descriptor)
 
-    def _take_descriptor(self) -> int:
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """The oldest of those that came, closed at the block's end. Until then `forget` finds it in a forked child."""
         if not self._descriptors:
             raise UnavailableError("a descriptor is missing")
-        return self._descriptors.popleft()
+        oldest = self._descriptors[0]
+        try:
+            yield oldest.fileno()
+        finally:
+            oldest.close()
+            if self._descriptors:
+                self._descriptors.popleft()
 
     def _behind(self, message: bytes) -> bytes:
         """A message behind all that has to be sent before it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Never, Self, SupportsIndex
 
 from blake3 import blake3
 
@@ -19,8 +19,10 @@ class ChunkView:
     nothing else may be put there before the release, unless this process stalls past its lease, loses the server, or loses the
     connection that the view came by: a call that waits for its answer there, and is ended by its deadline or from outside, ends
     it. So who has used the bytes asks `is_valid` afterwards, and takes them for nothing where that is False. `data` and all that
-    was made of it without a copy is not to be touched after the release: other bytes may be there. `digest` is BLAKE3 of the
-    bytes, None where it is not known yet.
+    was made of it without a copy is not to be touched after the release: other bytes may be there, and nothing says so. That the
+    view is collected is a release, too: an array made of `data` does not keep the view, so whoever keeps such an array keeps the
+    view beside it. A view is not copied nor pickled (TypeError): one release would be of both. `digest` is BLAKE3 of the bytes,
+    None where it is not known yet.
     """
 
     __slots__ = ("_data", "_is_released", "_lane", "_on_release", "digest", "tier")
@@ -79,9 +81,11 @@ class ChunkView:
         if self._is_released:
             return
         self._is_released = True
-        with suppress(BufferError):  # somebody has made something of it, and was told what that means
-            self._data.release()
-        self._on_release()
+        try:
+            with suppress(BufferError):  # somebody has made something of it, and was told what that means
+                self._data.release()
+        finally:
+            self._on_release()
 
     def __len__(self) -> int:
         return self.size_bytes
@@ -92,5 +96,9 @@ class ChunkView:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> Never:  # what `copy` and `pickle` ask for
+        raise TypeError("a view is of memory that is pinned once: copy its data")
+
     def __del__(self) -> None:
-        self.release()
+        if not getattr(self, "_is_released", True):  # it was made to its end
+            self.release()

@@ -1,8 +1,8 @@
 /* A whole GET in one call: signed, sent, its answer received into the caller's memory. See kvobj/client/native_fetch.py, the one user.
  *
- * Only the plain case ends here: HTTP/1.1 200 with one Content-Length that fits the memory. Every other answer is handed back as
- * it came, for the reader that knows all of them; nothing is guessed at, and a head that this one takes is one that the other
- * would read alike (kvobj/wire/response_head.py).
+ * Only the plain case ends here: HTTP/1.1 200 of a kvobj server, with one Content-Length that fits the memory. Every other answer is
+ * handed back as it came, for the reader that knows all of them; nothing is guessed at, and a head that this one takes is one that
+ * the other would read alike (kvobj/wire/response_head.py).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -165,6 +165,7 @@ typedef struct {
     /* The call's own. */
     int fd;
     bool is_begun; /* the head has been read */
+    bool is_told;  /* it has the field that every answer of a kvobj server has (http_chunks.py): it is no other's page */
     int64_t deadline_ns, patience_ns;
     unsigned char *stash, *room;
     uint64_t stash_bytes, room_bytes, filled, length, request_bytes, sent;
@@ -215,6 +216,8 @@ static bool take_field(fetch_t *f, const unsigned char *name, size_t name_bytes,
             if (!is_hex(value[i])) return false;
         }
         f->digest_at = (uint64_t)(value - f->stash);
+    } else if (is_named(name, name_bytes, "x-amz-request-id")) {
+        f->is_told = true;
     } else {
         return !is_named(name, name_bytes, "transfer-encoding") && !is_named(name, name_bytes, "connection");
     }
@@ -226,7 +229,7 @@ static bool take_head(fetch_t *f, const unsigned char *end) {
     static const char OK[] = "HTTP/1.1 200";
     const unsigned char *at = f->stash;
     bool has_length = false;
-    f->length = f->digest_at = 0;
+    f->length = f->digest_at = 0, f->is_told = false;
     for (int number = 0; at < end; number++) {
         const unsigned char *stop = at, *colon = NULL;
         for (; *stop != '\r'; stop++) {
@@ -246,7 +249,7 @@ static bool take_head(fetch_t *f, const unsigned char *end) {
         }
         at = stop + 2;
     }
-    return has_length;
+    return has_length && f->is_told;
 }
 
 /* What a call ends with that failed: `broken` unless it can go on or took too long. */

@@ -162,7 +162,7 @@ class Copiers:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._made = 0
+        self._helpers: list[threading.Thread] = []
 
     def forget(self) -> None:
         """In a forked child: the threads are the parent's."""
@@ -186,21 +186,29 @@ class Copiers:
         self._share(job, wanted)
 
     def _share(self, job: _Job, helpers: int) -> None:
-        self._make(helpers)
+        made = self._make(helpers)
         try:
-            for _ in range(helpers):
+            for _ in range(made):
                 self._jobs.put(job)
             job.finish()
         except BaseException:
             job.leave()
             raise
 
-    def _make(self, wanted: int) -> None:
+    def _make(self, wanted: int) -> int:
+        """Have so many helpers, or as many as threads can be started; how many of them there are."""
         with self._lock:
-            while self._made < wanted:
-                self._made += 1
-                name = f"kvobj-copier-{self._made}"
-                threading.Thread(target=_help, args=(self._jobs,), name=name, daemon=True).start()
+            helpers = self._helpers = [each for each in self._helpers if each.is_alive()]
+            while len(helpers) < wanted:
+                name = f"kvobj-copier-{len(helpers) + 1}"
+                helper = threading.Thread(target=_help, args=(self._jobs,), name=name, daemon=True)
+                helpers.append(helper)
+                try:
+                    helper.start()
+                except RuntimeError:  # none can be started now
+                    helpers.pop()
+                    break
+            return min(wanted, len(helpers))
 
 
 def _helpers_for(cores: int) -> int:

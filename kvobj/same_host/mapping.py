@@ -2,6 +2,7 @@
 
 A region is mapped once in a process, however many connections were handed it; the mapping goes with the last view of it. After a
 restart of the server one that is written through is mapped anew: the old mapping tells the server that somebody may write still.
+A forked child maps anew, too: pages that its parent had made ready are not ready there.
 """
 
 from __future__ import annotations
@@ -89,8 +90,20 @@ class Mapping:
             block = stop
 
 
-_known: Final[weakref.WeakValueDictionary[_Identity, Mapping]] = weakref.WeakValueDictionary()
-_lock: Final = threading.Lock()
+class _Known:
+    """The mappings of a process. The lock is held while one is made."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the thread that had the lock is the parent's."""
+        self.lock = threading.Lock()
+        self.mappings: weakref.WeakValueDictionary[_Identity, Mapping] = weakref.WeakValueDictionary()
+
+
+_known: Final = _Known()
+os.register_at_fork(after_in_child=_known.forget)
 
 
 def mapped(descriptor: int, size_bytes: int, *, is_writable: bool, life: int = 0) -> Mapping:
@@ -98,10 +111,10 @@ def mapped(descriptor: int, size_bytes: int, *, is_writable: bool, life: int = 0
     caller's to close. Its pages are made ready in the background."""
     told = os.fstat(descriptor)
     identity = (told.st_dev, told.st_ino, is_writable, life)
-    with _lock:
-        known = _known.get(identity)
+    with _known.lock:
+        known = _known.mappings.get(identity)
         if known is None or known.size_bytes != size_bytes:
             known = Mapping(descriptor, size_bytes, is_writable=is_writable)
-            _known[identity] = known
+            _known.mappings[identity] = known
             toucher.add(known)
         return known

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Toucher:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[weakref.ref[Mapping]] = deque()
-        self._is_running = False
+        self._thread: threading.Thread | None = None
         self._copied_at = float("-inf")
 
     def forget(self) -> None:
@@ -48,19 +49,20 @@ class Toucher:
         self._copied_at = time.monotonic()
 
     def add(self, mapping: Mapping) -> None:
-        """Have all of a mapping's pages ready soon."""
+        """Have all of a mapping's pages ready soon, or once a thread can be started again."""
         with self._lock:
             self._waiting.append(weakref.ref(mapping))
-            if self._is_running:
+            if self._thread is not None and self._thread.is_alive():
                 return
-            self._is_running = True
-        threading.Thread(target=self._run, name="kvobj-pages", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="kvobj-pages", daemon=True)
+            with suppress(RuntimeError):  # no thread can be started: the next mapping's turn, and copies until then
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._is_running = False
+                    self._thread = None
                     return
                 known = self._waiting.popleft()
             offset = 0

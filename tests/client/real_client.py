@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,3 +80,13 @@ def put_chain(client: KvClient, namespace: Namespace, ids: list[bytes]) -> None:
     for chunk_id in ids:
         client.put_chunk(chunk_id, payload(chunk_id), namespace=namespace, parent=parent)
         parent = chunk_id
+
+
+def held_handles(server: ServerProcess) -> int:
+    """How many extents all clients hold on the same-host path."""
+    connection = socket.create_connection(("127.0.0.1", server.admin_port), 10)
+    with connection, connection.makefile("rwb") as stream:
+        stream.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        stream.flush()
+        lines = stream.read().decode().splitlines()
+    return next(int(float(line.split()[1])) for line in lines if line.startswith("kvobj_same_host_handles "))

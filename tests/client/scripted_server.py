@@ -12,6 +12,8 @@ from typing import Final, Self
 from kvobj.client import Credentials, Endpoint, SignedConnection
 
 CREDENTIALS: Final = Credentials("a", "s")
+REQUEST_ID: Final = "x-amz-request-id: 1A2B"
+"""What every answer of a kvobj server has, and a page of another does not."""
 
 Serving = Callable[[socket.socket, int], None]
 
@@ -90,8 +92,8 @@ def answering(*answers: bytes) -> Serving:
 
 
 def ok(body: bytes, *fields: str) -> bytes:
-    """A whole answer of status 200."""
-    lines = ["HTTP/1.1 200 OK", f"content-length: {len(body)}", *fields, "", ""]
+    """A whole answer of status 200 of a kvobj server."""
+    lines = ["HTTP/1.1 200 OK", f"content-length: {len(body)}", REQUEST_ID, *fields, "", ""]
     return "\r\n".join(lines).encode() + body
 
 

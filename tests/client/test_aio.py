@@ -26,7 +26,7 @@ from real_client import (
     payload,
     put_chain,
 )
-from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
+from scripted_server import CREDENTIALS, REQUEST_ID, ScriptedServer, ok, read_request
 from server_process import ServerProcess, wait_until
 
 from kvobj.client import Event, KvClient, Namespace, NewChunk, Session
@@ -241,7 +241,7 @@ async def test_a_buffer_is_the_callers_again_when_a_cancelled_call_has_ended() -
 
     def trickle(connection: socket.socket, _: int) -> None:
         read_request(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n%b\r\n\r\n" % REQUEST_ID.encode())
         for _ in range(900):
             connection.sendall(b"x" * 1000)
             going_on.set()

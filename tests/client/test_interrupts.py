@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from module_paths import ModulePaths
-from real_client import BUCKET, bytes_of, credentials_of, kv_server, payload
-from server_process import ServerProcess
+from real_client import BUCKET, bytes_of, credentials_of, held_handles, kv_server, payload
+from server_process import ServerProcess, wait_until
 
 import kvobj.client
 import kvobj.same_host
-from kvobj.client import KvClient, NewChunk, Session
+from kvobj.client import KvClient, NewChunk, Session, same_host_lane
 from kvobj.client.call_scope import ends_by
 from kvobj.client.loans import Bell, Loans, Places
+from kvobj.same_host import mapping
 
 FOLLOWED = (*kvobj.client.__path__, *kvobj.same_host.__path__, threading.__file__)
 LOOKS_BEHIND = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
@@ -37,14 +41,15 @@ class Interrupt:
     """Raises at the n-th place where CPython looks for signals: at a function's beginning, and behind a call of what is written in
     C or a jump backwards. (A tracer is asked before every step, but a signal is not looked for between all of them.)"""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, followed: tuple[str, ...] = FOLLOWED) -> None:
         self._left = number
+        self._followed = followed
         self._before: tuple[FrameType, str] | None = None
         self.has_come = False
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Interrupt | None:
         if event == "call":
-            if not frame.f_code.co_filename.startswith(FOLLOWED) or frame.f_code.co_name == "__del__":
+            if not frame.f_code.co_filename.startswith(self._followed) or frame.f_code.co_name == "__del__":
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             self._look()
@@ -64,10 +69,10 @@ class Interrupt:
             raise Interrupted
 
 
-def interrupted_everywhere(call: Callable[[], object]) -> Iterator[int]:
+def interrupted_everywhere(call: Callable[[], object], followed: tuple[str, ...] = FOLLOWED) -> Iterator[int]:
     """The call is made again and again, each time interrupted at another place, until it comes to its end."""
     for number in range(1, 100_000):
-        interrupt = Interrupt(number)
+        interrupt = Interrupt(number, followed)
         before = sys.gettrace()
         try:
             sys.settrace(interrupt)
@@ -223,3 +228,54 @@ def test_what_an_interrupted_call_had_opened_is_let_go_of(server: ServerProcess)
         lane = held.lane
         del held
         assert lane.has_releases
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda client: client.get_chunk("a"), lambda client: client.view_chunk("a").release()],
+    ids=["get_chunk", "view_chunk and its release"],
+)
+def test_whoever_is_interrupted_has_let_go_of_what_was_opened(
+    server: ServerProcess, call: Callable[[KvClient], object]
+) -> None:
+    with KvClient(server.endpoint, credentials_of(server), BUCKET, timeout_seconds=10) as client:
+        client.mput([NewChunk("a", payload(b"a", SIZE))])
+        path = client._same_host
+        for place in interrupted_everywhere(lambda: call(client)):
+            path._rest_until = 0.0  # as if the rest were over that a lane's end begins
+            assert client.is_same_host
+            path.flush()
+            what = f"the handles to go that an interrupt at place {place} left"
+            wait_until(lambda: held_handles(server) == 0, timeout_seconds=10, what=what)
+
+
+def shown_descriptors() -> set[tuple[str, str]]:
+    """What this process has open of the memory that servers show."""
+    links: set[tuple[str, str]] = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them
+            links.add((descriptor.name, str(descriptor.readlink())))
+    return {(name, link) for name, link in links if "region-" in link or "kvobj-control" in link}
+
+
+def test_whoever_is_interrupted_while_it_connects_leaves_no_descriptor_open(server: ServerProcess) -> None:
+    with KvClient(server.endpoint, credentials_of(server), BUCKET, timeout_seconds=10) as client:
+        path = client._same_host
+
+        def connect() -> None:
+            assert client.is_same_host
+
+        def disconnect() -> None:
+            path.flush()  # closes what was lost
+            for lane in list(path._idle):
+                path._retire(lane)
+            path._rest_until = 0.0  # as if the rest were over that a lane's end begins
+
+        disconnect()
+        gc.collect()
+        before = shown_descriptors()  # of clients that other tests have left
+        places = 0
+        for places in interrupted_everywhere(connect, (same_host_lane.__file__, mapping.__file__)):
+            disconnect()
+            assert shown_descriptors() <= before, f"after an interrupt at place {places}"
+        assert places > 100

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_server import CREDENTIALS, ScriptedServer, ok, read_request
+from scripted_server import CREDENTIALS, REQUEST_ID, ScriptedServer, ok, read_request
 
 from kvobj.client import KvClient, NewChunk, RetryRule
 from kvobj.client.errors import answer_error
@@ -91,7 +91,7 @@ ODD: dict[str, tuple[Callable[[KvClient], object], bytes]] = {
     "an mget of half a layer": (got_by_layer, ok(chunk(0, layer=0) + chunk(1, layer=0) + chunk(0, layer=1) + end(3))),
     "a chunk of more than there is memory": (
         lambda client: client.get_chunk("a"),
-        head("HTTP/1.1 200 OK", f"content-length: {HUGE}"),
+        head("HTTP/1.1 200 OK", f"content-length: {HUGE}", REQUEST_ID),
     ),
     "events that are a page": (events, ok(b"<html>\n")),
     "events that are none": (events, ok(b'{"seq":"x"}\n')),

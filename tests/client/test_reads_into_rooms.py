@@ -20,7 +20,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scripted_server import CREDENTIALS, ScriptedServer, Serving, answering, ok, read_request
+from scripted_server import CREDENTIALS, REQUEST_ID, ScriptedServer, Serving, answering, ok, read_request
 
 from kvobj.buffers import address_of
 from kvobj.client import KvClient
@@ -41,6 +41,7 @@ PROMPT_SECONDS = 2.0
 DIGEST = bytes(range(32))
 BODY = bytes(range(256)) * 150
 ROOM_BYTES = len(BODY) + 100
+ID = REQUEST_ID.encode()
 
 both_ways = pytest.mark.parametrize("is_native", [True, False])
 
@@ -124,7 +125,7 @@ def outcome_of(*answers: bytes, is_native: bool, cuts: Sequence[int] = ()) -> Ou
 
 
 def head(*lines: str) -> bytes:
-    return "\r\n".join(["HTTP/1.1 200 OK", *lines, "", ""]).encode("latin-1")
+    return "\r\n".join(["HTTP/1.1 200 OK", *lines, REQUEST_ID, "", ""]).encode("latin-1")
 
 
 @both_ways
@@ -143,12 +144,12 @@ KEEPING = [
     b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%b" % (len(MISS), MISS),
     b"HTTP/1.1 500 Wrong\r\ncontent-length: 0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"abc"),
-    b"HTTP/1.1 200\r\ncontent-length: 3\r\n\r\nabc",
-    b"HTTP/1.1 200 \r\ncontent-length: 3\r\n\r\nabc",
+    b"HTTP/1.1 200\r\ncontent-length: 3\r\n%b\r\n\r\nabc" % ID,
+    b"HTTP/1.1 200 \r\ncontent-length: 3\r\n%b\r\n\r\nabc" % ID,
     ok(b"abc", "connection: keep-alive"),
     ok(b"abc", f"X-KVOBJ-Digest:\t {DIGEST.hex().upper()} \t"),
     ok(b"abc", *[f"field-{number}: {'a' * 100}" for number in range(200)]),
-    ok(b"abc", *[f"f{number}: a" for number in range(254)]),
+    ok(b"abc", *[f"f{number}: a" for number in range(253)]),
     ok(b"abc", f"x-kvobj-digest: {'z' * 64}"),
     head("content-length: 3", f"x-kvobj-digest: {chr(0xE9) * 64}") + b"abc",
     ok(bytes(ROOM_BYTES)),
@@ -156,28 +157,28 @@ KEEPING = [
 ]
 NO_CHUNKS = [
     *[
-        b"HTTP/1.1 %d X\r\nlocation: /x\r\ncontent-length: 3\r\n\r\nabc" % status
+        b"HTTP/1.1 %d X\r\nlocation: /x\r\ncontent-length: 3\r\n%b\r\n\r\nabc" % (status, ID)
         for status in (201, 202, 203, 206, 299, 300, 301, 302, 307)
     ],
-    b"HTTP/1.1 204 No Content\r\n\r\n",
-    b"HTTP/1.1 304 Not Modified\r\ncontent-length: 3\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\n\r\nto the end",
+    b"HTTP/1.1 204 No Content\r\n%b\r\n\r\n" % ID,
+    b"HTTP/1.1 304 Not Modified\r\ncontent-length: 3\r\n%b\r\n\r\n" % ID,
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n%b\r\n\r\n3\r\nabc\r\n0\r\n\r\n" % ID,
+    b"HTTP/1.1 200 OK\r\n%b\r\n\r\nto the end" % ID,
 ]
 ENDING = [
     *NO_CHUNKS,
     b"",
     b"SSH-2.0-x\r\n\r\n",
     b"x" * 70_000,
-    b"HTTP/1.1 200 OK\ncontent-length: 3\n\nabc",
-    b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\nabc",
-    b"HTTP/1.1 2000 OK\r\ncontent-length: 3\r\n\r\nabc",
+    b"HTTP/1.1 200 OK\ncontent-length: 3\n%b\n\nabc" % ID,
+    b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n%b\r\n\r\nabc" % ID,
+    b"HTTP/1.1 2000 OK\r\ncontent-length: 3\r\n%b\r\n\r\nabc" % ID,
     ok(b"abc", "connection: close"),
     ok(b"abc", "content-length: 3"),
     ok(b"abc", f"x-kvobj-digest: {DIGEST.hex()[:-1]}"),
     ok(b"abc", f"x-kvobj-digest: {DIGEST.hex()}", f"x-kvobj-digest: {DIGEST.hex()}"),
+    ok(b"abc", *[f"f{number}: a" for number in range(254)]),
     ok(b"abc", *[f"f{number}: a" for number in range(255)]),
-    ok(b"abc", *[f"f{number}: a" for number in range(256)]),
     ok(bytes(ROOM_BYTES + 1)),
     ok(b"abc") + b"d",
     ok(b"abc")[:-1],
@@ -221,9 +222,40 @@ def test_only_a_200_that_tells_its_length_is_a_chunk(is_native: bool, answer: by
         reads.chunks.get_stored("key", accept=["raw"], max_error=None, pin=None, timeout_seconds=None)
 
 
+PAGE = b'HTTP/1.1 200 OK\r\ncontent-type: text/html\r\netag: "1"\r\ncontent-length: 6\r\n\r\n<html>'
+READS: dict[str, Callable[[KvClient], object]] = {
+    "get_chunk": lambda client: client.get_chunk("key"),
+    "get_chunk into a room": lambda client: client.get_chunk("key", into=bytearray(10)),
+    "layers": lambda client: client.get_chunk("key", layers=(0, 1)),
+    "view_chunk": lambda client: client.view_chunk("key"),
+    "get_stored": lambda client: client.get_stored("key", accept=["raw"]),
+    "follow_chunk": lambda client: list(client.follow_chunk("key")),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_page_that_another_server_answers_is_no_chunk(read: str) -> None:
+    with (
+        ScriptedServer(answering(PAGE)) as server,
+        KvClient(server.endpoint, CREDENTIALS, "cache", same_host=False, retry=RetryRule(tries=1)) as client,
+        pytest.raises(UnavailableError, match="no chunk") as caught,
+    ):
+        READS[read](client)
+    assert (caught.value.data["status"], caught.value.data["content_type"]) == (200, "text/html")
+
+
+@both_ways
+def test_a_page_on_a_kept_connection_is_no_chunk_and_is_not_put_into_the_room(is_native: bool) -> None:  # noqa: FBT001
+    room = bytearray(10)
+    with reads_from(then(PAGE), is_native=is_native) as (reads, _):
+        with pytest.raises(UnavailableError, match="no chunk"):
+            reads.get(room)
+        assert not any(room)
+
+
 @pytest.mark.parametrize("status", [200, 206])
 def test_layers_of_a_chunk_come_with_either_status(status: int) -> None:
-    answer = b"HTTP/1.1 %d X\r\ncontent-length: 3\r\n\r\nabc" % status
+    answer = b"HTTP/1.1 %d X\r\ncontent-length: 3\r\n%b\r\n\r\nabc" % (status, ID)
     with reads_from(then(answer), is_native=True) as (reads, _):
         found = reads.chunks.get(
             "key", layers=(0, 1), pin=None, into=bytearray(10), timeout_seconds=None, wants_digest=False
@@ -307,7 +339,10 @@ def test_a_view_of_corrupt_bytes_tells_so_when_it_is_checked(verify: bool) -> No
 
 
 _names = st.sampled_from(
-    ["content-length", "Content-Length", "x-kvobj-digest", "etag", "connection", "transfer-encoding", "a b", ""]
+    [
+        *("content-length", "Content-Length", "x-kvobj-digest", "etag", "connection", "transfer-encoding"),
+        *("x-amz-request-id", "X-Amz-Request-Id", "a b", ""),
+    ]
 )
 _values = st.sampled_from(
     ["3", "0", " 3\t", "03", "three", "", "close", "chunked", DIGEST.hex(), DIGEST.hex().upper(), "a:b", "\x7f"]
@@ -320,6 +355,7 @@ _status_lines = st.sampled_from(
 
 @given(_status_lines, _lines)
 @example("HTTP/1.1 200 OK", ["content-length:3"])
+@example("HTTP/1.1 200 OK", ["content-length:3", "X-Amz-Request-Id:"])
 def test_heads_of_any_kind_are_taken_alike(status_line: str, lines: list[str]) -> None:
     answer = "\r\n".join([status_line, *lines, "", ""]).encode("latin-1") + b"abc"
     assert outcome_of(answer, is_native=True) == outcome_of(answer, is_native=False)
@@ -429,7 +465,7 @@ def test_a_server_that_sends_a_little_all_the_time_is_not_waited_for_either(is_n
         connection.sendall(ok(b""))
         read_request(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n%b\r\n\r\n" % ID)
         while not is_over.wait(0.01):
             connection.sendall(b"a")
 

@@ -3,6 +3,7 @@ first of them runs."""
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Final
 
@@ -12,8 +13,22 @@ _WARPS: Final = 128
 """One for each table of the two alphabets."""
 _EQ_COST_ROWS: Final = 65
 """One for each two |q| to 127, and one for the escape."""
-_lock: Final = threading.Lock()
 _prepared: set[Launcher] = set()
+
+
+class _Preparing:
+    """The lock is held while a launcher's tables are made."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the thread that had the lock is the parent's. Tables that it had only begun are made anew."""
+        self.lock = threading.Lock()
+
+
+_preparing: Final = _Preparing()
+os.register_at_fork(after_in_child=_preparing.forget)
 
 
 def prepare(launcher: Launcher) -> None:
@@ -21,7 +36,7 @@ def prepare(launcher: Launcher) -> None:
     others cost nothing."""
     if launcher in _prepared:
         return
-    with _lock:
+    with _preparing.lock:
         if launcher in _prepared:
             return
         launcher.launch("rans_prepare", _WARPS, 0)
