@@ -297,7 +297,7 @@ class Arena:
         return None if hold is None else Pin(hold)
 
     async def reserve(self, length: int, *, timeout_seconds: float, bucket: NamedBucket | None = None) -> Pin:
-        """An extent of at least `length` bytes, in turn. The caller releases the pin.
+        """An extent of at least `length` bytes, in turn, as `queue` has it. The caller releases the pin.
 
         Calls the reclaimer where there is no room. `BusyError` after the deadline, `StoreFullError` if it could never fit,
         `UnavailableError` once the arena is closed, or where it cannot be noted whom a region serves. Cancel-safe.

@@ -39,6 +39,15 @@ OPENED_AT_ONCE: Final = 64
 _Layers = tuple[int, int] | None
 
 
+class PartlyReadError(UnavailableError):
+    """The server is not there, or not in time, for the rest of a call's chunks: `sizes` are as `KvClient.get_chunks` has them, of
+    those that had come."""
+
+    def __init__(self, error: UnavailableError, sizes: list[int | None]) -> None:
+        super().__init__(error.message, **error.data)
+        self.sizes = sizes
+
+
 class ChunkBytes:
     """See the module's text. Thread-safe."""
 
@@ -164,10 +173,24 @@ class ChunkBytes:
     def get_many(
         self, names: Sequence[Name], rooms: Sequence[memoryview], namespace: Namespace, *, pin: bytes | None
     ) -> list[int | None]:
-        """See `KvClient.get_chunks`."""
+        """See `KvClient.get_chunks`. `PartlyReadError` where that has `UnavailableError`."""
         if len(names) != len(rooms):
             raise ValueError(f"{len(names)} chunks and {len(rooms)} rooms")
         sizes: list[int | None] = [None] * len(names)
+        try:
+            self._get_many(names, rooms, namespace, pin, sizes)
+        except UnavailableError as error:
+            raise PartlyReadError(error, sizes) from error
+        return sizes
+
+    def _get_many(
+        self,
+        names: Sequence[Name],
+        rooms: Sequence[memoryview],
+        namespace: Namespace,
+        pin: bytes | None,
+        sizes: list[int | None],
+    ) -> None:
         left = list(range(len(names)))
         until = self._until(None)
         while left:
@@ -188,7 +211,6 @@ class ChunkBytes:
             left, names, namespace, _pins(pin), until, lambda place: rooms[place], None, wants_digest=self._verify
         ):
             sizes[place] = len(data)
-        return sizes
 
     def open_ahead(self, names: Sequence[Name], namespace: Namespace, *, seconds: float) -> None:
         """See `KvClient.open_ahead`."""

@@ -57,8 +57,10 @@ class Incoming:
         self._is_closed = False
 
     def allow(self, seconds: float) -> None:
-        """Set another deadline, from now: what is read next of a long answer may take so long."""
+        """Set another deadline, from now: what is read next of a long answer may take so long, within the call's own."""
         self._deadline = time.monotonic() + seconds
+        if self._scope is not None:
+            self._deadline = min(self._deadline, self._scope.deadline)
 
     def read(self) -> bytes:
         """All that is left."""

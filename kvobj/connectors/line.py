@@ -17,6 +17,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, TypeVar
 
+from kvobj.client.call_scope import ends_by
 from kvobj.client.credentials import Credentials
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewChunk, StoredChunk
@@ -69,7 +70,8 @@ _SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
 RIGHTS_SECONDS: Final = 60.0
 """Who may only read asks again after so long whether it may store."""
 CHECKED_SECONDS: Final = 1.0
-"""A server that answers nothing else for so long is not there."""
+"""A server that answers nothing else for so long is not there. Of a call's time that is kept back for asking, but half of it at
+most."""
 _RETRY: Final = RetryRule(tries=2, burst=4.0)
 """One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
 
@@ -237,8 +239,21 @@ class Line:
         if len(rooms) != len(names) or any(room.readonly or not room.c_contiguous for room in rooms):
             raise InvalidRequestError("each chunk needs a room of its own, writable and in one piece")
         views = [room.cast("B") for room in rooms]
+        deadline = self._deadline(sum(map(len, views)))
+        with ends_by(deadline):
+            self._load(names, rooms, views, found, deadline, exact=exact)
+
+    def _load(
+        self,
+        names: Sequence[Name],
+        rooms: Sequence[memoryview],
+        views: Sequence[memoryview],
+        found: list[memoryview | None],
+        deadline: float,
+        *,
+        exact: bool,
+    ) -> None:
         sizes = [len(view) for view in views]
-        deadline = self._deadline(sum(sizes))
 
         def came(index: int, data: memoryview) -> None:
             if len(data) == sizes[index]:
@@ -277,21 +292,28 @@ class Line:
     def read(self, names: Sequence[Name], found: list[memoryview | None]) -> None:
         """See `StoreLink.read`; sets `found[i]` once all bytes of that chunk are right."""
         for start in range(0, len(names), MOVED_AT_ONCE):
-            wanted = Wanted(names, self._space(), None, found.__setitem__, self._deadline(LOADED_BYTES_AT_ONCE))
-            self._reader.read(wanted, start, min(len(names), start + MOVED_AT_ONCE))
-        for index, data in enumerate(found):
-            pin = None if data is not None else self._holds.pin_of(names[index])
+            deadline = self._deadline(LOADED_BYTES_AT_ONCE)
+            with ends_by(deadline):
+                self._read(names, found, start, min(len(names), start + MOVED_AT_ONCE), deadline)
+
+    def _read(
+        self, names: Sequence[Name], found: list[memoryview | None], start: int, stop: int, deadline: float
+    ) -> None:
+        wanted = Wanted(names, self._space(), None, found.__setitem__, deadline)
+        self._reader.read(wanted, start, stop)
+        for index in range(start, stop):
+            pin = None if found[index] is not None else self._holds.pin_of(names[index])
             if pin is not None:
                 found[index] = self._read_pinned(pin, names[index], None)
 
     def store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
         """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored. `NotGrantedError` for who may only read."""
-        self._check_may_write()
-        self._granted(lambda: self._store(chunks, outcomes))
-
-    def _store(self, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
+        with ends_by(self._deadline(sum(sizes))):
+            self._check_may_write()
+            self._granted(lambda: self._store(chunks, sizes, outcomes))
 
+    def _store(self, chunks: Sequence[NewChunk], sizes: Sequence[int], outcomes: list[Outcome]) -> None:
         def put(start: int, stop: int) -> None:
             note(start, self._put_piece(chunks[start:stop]))
 
@@ -365,8 +387,8 @@ class Line:
         return True
 
     def is_answered(self) -> bool:
-        """Whether the server answers at this moment, asked for `CHECKED_SECONDS` at most."""
-        return self._client.is_answered(timeout_seconds=min(CHECKED_SECONDS, self._settings.timeout_seconds))
+        """Whether the server answers at this moment. A call that moved chunks and asks this behind them is over by its deadline."""
+        return self._client.is_answered(timeout_seconds=self._checked_seconds)
 
     def forget_namespace(self) -> None:
         """Ask again which namespace this is: somebody may have removed or declared it."""
@@ -388,8 +410,14 @@ class Line:
         self._bucket.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
+    @property
+    def _checked_seconds(self) -> float:
+        return min(CHECKED_SECONDS, self._settings.timeout_seconds / 2)
+
     def _deadline(self, size_bytes: int) -> float:
-        return time.monotonic() + self._settings.timeout_seconds + size_bytes * SECONDS_PER_BYTE
+        """By when so many bytes are moved, if it is to be asked behind them whether the server answers at all (`is_answered`)."""
+        seconds = self._settings.timeout_seconds + size_bytes * SECONDS_PER_BYTE
+        return time.monotonic() + seconds - self._checked_seconds
 
     def _space(self) -> Namespace:
         space = self._namespace

@@ -155,7 +155,7 @@ class StoreLink:
         refuses, failed, and is counted as a disagreement in `report`."""
         outcomes = [Outcome.FAILED] * len(chunks)
         if chunks:
-            self._asked(lambda line: self._stored(line, chunks, outcomes), None)
+            self._asked(lambda line: self._moved(line, lambda: line.store(chunks, outcomes)), None)
         self._tally.stored([outcome is not Outcome.FAILED for outcome in outcomes], chunks)
         return outcomes
 
@@ -168,7 +168,7 @@ class StoreLink:
         """Chunks of any size, in memory of their own; None as `load` answers False."""
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(lambda line: line.read(names, found), None)
+            self._asked(lambda line: self._moved(line, lambda: line.read(names, found)), None)
         self._tally.read(found)
         return found
 
@@ -229,19 +229,19 @@ class StoreLink:
     def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(lambda line: line.load(names, rooms, found, exact=exact), None)
+            self._asked(lambda line: self._moved(line, lambda: line.load(names, rooms, found, exact=exact)), None)
         self._tally.read(found)
         return found
 
-    def _stored(self, line: Line, chunks: Sequence[NewChunk], outcomes: list[Outcome]) -> None:
-        """Store, or not. Where there is no room the server lets who would store wait, perhaps for longer than the link does: it is
-        full then, and not away, and what it has goes on being loaded."""
+    def _moved(self, line: Line, move: Callable[[], None]) -> None:
+        """Move chunks, or not. Where there is no room the server lets who would store or read wait, perhaps for longer than the
+        link does: it is full then, and not away, and what it has in memory goes on being loaded."""
         try:
-            line.store(chunks, outcomes)
+            move()
         except UnavailableError as error:
             if self._is_closed or not line.is_answered():
                 raise
-            raise BusyError("the store took nothing within the deadline", reason=str(error)) from error
+            raise BusyError("the chunks were not moved, and the server answers", reason=str(error)) from error
 
     def _looked_up(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
         """A call that moves no bytes: all that it asks for (also the namespace and a session, where they are not known yet) in the

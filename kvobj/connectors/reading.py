@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.client.chunk_bytes import PartlyReadError
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import Name, Namespace
 from kvobj.connectors.tally import Tally
@@ -57,13 +58,21 @@ class ChunkReader:
             sizes = self._client.get_chunks(wanted.names[start:stop], rooms, namespace=wanted.namespace)
         except (InvalidRequestError, CorruptionError):
             return False  # one is larger than its room, or damaged: which one, the stream tells
+        except PartlyReadError as error:
+            self._tell(wanted, start, rooms, error.sizes)
+            raise
         are_right = [size is None or size == len(room) for size, room in zip(sizes, rooms, strict=True)]
         if not wanted.is_exact and not all(are_right):
             return False
+        self._tell(wanted, start, rooms, sizes)
+        return True
+
+    @staticmethod
+    def _tell(wanted: Wanted, start: int, rooms: Sequence[memoryview], sizes: Sequence[int | None]) -> None:
+        """Of the chunks that fill their rooms."""
         for index, (size, room) in enumerate(zip(sizes, rooms, strict=True), start=start):
             if size == len(room):
                 wanted.came(index, room)
-        return True
 
     def _streamed(self, wanted: Wanted, start: int, stop: int) -> int:
         """Read until the end or until a chunk breaks the stream off: where to go on, behind that one."""
@@ -72,8 +81,7 @@ class ChunkReader:
         def room_for(index: int, _layer: int | None, size_bytes: int) -> memoryview | None:
             nonlocal reading
             reading = start + index
-            if time.monotonic() >= wanted.deadline:
-                raise UnavailableError("the chunks did not come within the deadline")
+            _check_time(wanted)
             view = None if wanted.views is None else wanted.views[reading]
             return view if view is not None and len(view) == size_bytes else None
 
@@ -86,6 +94,8 @@ class ChunkReader:
             ):
                 if item.data is not None:
                     wanted.came(start + item.index, memoryview(item.data))
+                else:
+                    _check_time(wanted)  # one for which there was no room was waited for
         except CorruptionError:
             self._tally.corrupt()
         except UnavailableError:
@@ -94,3 +104,9 @@ class ChunkReader:
         else:
             return stop
         return max(reading, start) + 1
+
+
+def _check_time(wanted: Wanted) -> None:
+    """`UnavailableError` once the deadline is over."""
+    if time.monotonic() >= wanted.deadline:
+        raise UnavailableError("the chunks did not come within the deadline")

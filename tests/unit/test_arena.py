@@ -105,7 +105,8 @@ async def test_no_room_in_time_is_busy_and_leaves_nothing_behind(open_arena: Ope
     pin.release()
 
 
-async def test_small_requests_do_not_overtake_a_large_one(open_arena: Open) -> None:
+async def test_small_requests_do_not_overtake_a_large_one(open_arena: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvobj.arena.queue.ALONE_SECONDS", 60.0)  # after which they may: see test_arena_queue
     arena = await open_arena(capacity_bytes=MIB)
     first = await arena.reserve(512 * KIB, timeout_seconds=0)
     second = await arena.reserve(256 * KIB, timeout_seconds=0)

@@ -37,6 +37,13 @@ it."""
 _GATHERED_VIEW_BYTES: Final = 16 * 1024
 _GATHERED_BYTES: Final = 64 * 1024
 _NOTHING: Final = memoryview(b"")
+_OK: Final = 200
+_MISS: Final = 404
+_NO_ROOM: Final = 503
+"""An item of these two has no bytes: to who reads the stream it is a miss either way, and the other items come."""
+SHORT_SECONDS: Final = 0.1
+"""Once there was no room for one item the next are waited for no longer than this, until one finds some: else who reads a long list
+would give up before what lies in memory further on is sent."""
 _ITEMS_A_TURN: Final = 64
 """Items after which others run, where neither a tier nor the client makes the stream wait."""
 
@@ -79,7 +86,15 @@ class Span:
 _Opened = tuple[Reader | None, Span]
 """What a span was opened as: of another representation than plain bytes the span is another too."""
 
-_Opening = asyncio.Task[_Opened] | Reader | None
+
+@dataclass(frozen=True, slots=True)
+class _NoRoom:
+    """What a span was not opened for; `closed` counts the readers that its stream had closed by then."""
+
+    closed: int
+
+
+_Opening = asyncio.Task[_Opened | _NoRoom] | Reader | None
 _Pieces = list[tuple[bytes, memoryview]]
 
 
@@ -92,7 +107,8 @@ class BatchReads:
         self._bursts = bursts
 
     async def get(self, exchange: Exchange, operation: GetChunks) -> Reply:
-        """Stream the chunks in the order of the list, or layer by layer; a miss is an item with status 404."""
+        """Stream the chunks in the order of the list, or layer by layer; a miss is an item with status 404, and one for which no
+        room came free in time an item with 503."""
         call = await begin(exchange, operation, self._store, self._chunks)
         request: GetJson | GetMsgpack = await call.read(GetJson, GetMsgpack)
         session = session_of(request.session) if request.pin else None
@@ -223,6 +239,10 @@ class ChunkStream:
         """Of what is in the burst that is made, or was taken last; `_sent_bytes` of it count in the budget."""
         self._sent_bytes = 0
         self._items = 0
+        self._closed = 0
+        """Readers that were closed: each gives back room, or may."""
+        self._is_short = False
+        """Whether the last item that was waited for found no room."""
 
     async def views(self) -> AsyncIterator[memoryview]:
         """See `BodyStream.views`."""
@@ -242,27 +262,27 @@ class ChunkStream:
             if not (burst.is_empty or _is_open(opening)):
                 yield burst.take()  # nobody knows how long the next one takes, which may need the room of these
                 await self._close_sent()
-            reader, span = await self._opened(span, opening)
+            reader, span, status = await self._opened(span, opening)
             self._ahead.popleft()
             self._current = reader
             whole = None if reader is None else whole_of(reader)
             if reader is not None and whole is None and not burst.is_empty:
                 yield burst.take()  # its bytes are still to come, and nobody knows when
                 await self._close_sent()
-            burst.gathered += await self._header(span, is_there=reader is not None or span.start == span.stop)
+            burst.gathered += await self._header(span, status)
             if reader is not None:
                 if whole is not None:
                     if burst.add(whole):
                         self._keep(reader, len(whole))
                     else:
-                        await reader.aclose()
+                        await self._close(reader)
                 else:
                     async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
                         async for view in views:
                             if burst.add(view):
                                 yield burst.take()
                                 await self._close_sent()
-                    await reader.aclose()
+                    await self._close(reader)
                 self._current = None
             if burst.is_full(self._bursts.burst_bytes):
                 yield burst.take()
@@ -287,32 +307,43 @@ class ChunkStream:
         self._sent_bytes += size_bytes
         self._bursts.held_bytes += size_bytes
 
+    async def _close(self, reader: Reader) -> None:
+        await reader.aclose()
+        self._closed += 1
+
     async def _close_sent(self) -> None:
+        self._closed += len(self._sent)
         self._bursts.held_bytes -= self._sent_bytes
         self._sent_bytes = 0
         async with AsyncExitStack() as closing:
             while self._sent:
                 closing.push_async_callback(self._sent.pop().aclose)
 
-    async def _header(self, span: Span, *, is_there: bool) -> bytes:
+    async def _header(self, span: Span, status: int) -> bytes:
         header: dict[str, object] = {"i": span.index, "layer": span.layer, "codec": "raw"}
         row = span.row
-        if row is None or not is_there:
-            return framed(header | {"size_bytes": 0, "digest": None, "status": 404})
+        if row is None or status != _OK:
+            return framed(header | {"size_bytes": 0, "digest": None, "status": status})
         size_bytes = span.stop - span.start
         if self._accepts is not None:
             header |= _representation(row)
         elif row.digest is None:
             row = await self._store.settled(row, wait=False)
         digest = row.digest if size_bytes == row.size_bytes and "lossy" not in header else None
-        return framed(header | {"size_bytes": size_bytes, "digest": digest, "status": 200})
+        return framed(header | {"size_bytes": size_bytes, "digest": digest, "status": status})
 
     def _open(self, span: Span) -> _Opening:
         """The reader where its bytes lie in memory, or the task that opens it; None where there is nothing to open."""
         if span.row is None or span.start == span.stop:
             return None
         hot = self._store.open_hot(span.row, span.start, span.stop) if self._accepts is None else None
-        return hot or asyncio.create_task(self._open_row(span, span.row))
+        return hot or asyncio.create_task(self._open_ahead(span, span.row))
+
+    async def _open_ahead(self, span: Span, row: ObjectRow) -> _Opened | _NoRoom:
+        try:
+            return await self._open_row(span, row)
+        except BusyError:
+            return _NoRoom(self._closed)
 
     async def _open_row(self, span: Span, row: ObjectRow) -> _Opened:
         if self._accepts is not None:
@@ -323,15 +354,33 @@ class ChunkStream:
             row, span = found, Span(span.index, span.layer, found, span.start, stop)
         return await self._store.open(row, span.start, span.stop), span
 
-    async def _opened(self, span: Span, opening: _Opening) -> _Opened:
-        if not isinstance(opening, asyncio.Task):
-            return opening, span
-        try:
-            return await opening
-        except BusyError:
-            # There was no room to read ahead into. What this stream held is free by now.
-            assert span.row is not None
-            return await self._open_row(span, span.row)
+    async def _opened(self, span: Span, opening: _Opening) -> tuple[Reader | None, Span, int]:
+        """With the item's status."""
+        reader: Reader | None
+        if isinstance(opening, asyncio.Task):
+            opened = await self._in_turn(span, opening)
+            self._is_short = isinstance(opened, _NoRoom)
+            if isinstance(opened, _NoRoom):
+                return None, span, _NO_ROOM
+            reader, span = opened
+        else:
+            reader = opening
+        is_there = span.row is not None and (reader is not None or span.start == span.stop)
+        return reader, span, _OK if is_there else _MISS
+
+    async def _in_turn(self, span: Span, opening: asyncio.Task[_Opened | _NoRoom]) -> _Opened | _NoRoom:
+        if self._is_short:
+            await asyncio.wait([opening], timeout=SHORT_SECONDS)
+            if not opening.done():
+                opening.cancel()
+                await _close_unwanted(opening)
+                return _NoRoom(self._closed)
+        opened = await opening
+        if not isinstance(opened, _NoRoom) or opened.closed == self._closed or self._is_short:
+            return opened
+        # There was no room to read ahead into. What this stream held then is free by now.
+        assert span.row is not None
+        return await self._open_ahead(span, span.row)
 
     async def aclose(self) -> None:
         """See `BodyStream.aclose`."""
@@ -390,7 +439,8 @@ def _is_open(opening: _Opening) -> bool:
     """Whether nothing is to be waited for."""
     if not isinstance(opening, asyncio.Task):
         return True
-    return opening.done() and not opening.cancelled() and opening.exception() is None
+    is_done = opening.done() and not opening.cancelled() and opening.exception() is None
+    return is_done and not isinstance(opening.result(), _NoRoom)
 
 
 async def _close_unwanted(opening: _Opening) -> None:
@@ -398,8 +448,8 @@ async def _close_unwanted(opening: _Opening) -> None:
     reader: Reader | None
     if isinstance(opening, asyncio.Task):
         await asyncio.wait([opening])
-        is_there = not opening.cancelled() and opening.exception() is None
-        reader = opening.result()[0] if is_there else None
+        opened = None if opening.cancelled() or opening.exception() is not None else opening.result()
+        reader = opened[0] if isinstance(opened, tuple) else None
     else:
         reader = opening
     if reader is not None:
