@@ -162,8 +162,8 @@ from command_line import run_tool
 
 @contextmanager
 def started():
-    print("started", flush=True)
     try:
+        print("started", flush=True)
         yield
     finally:
         print("ended", flush=True)
