@@ -381,7 +381,8 @@ class TestFaults:
             with closing(StoreLink(wrong)) as link:
                 assert link.is_up
                 link.connect()
-                wait_until(lambda: not link.is_up, timeout_seconds=10, what="the place to be found wrong")
+                wait_until(lambda: bool(caplog.messages), timeout_seconds=10, what="the place to be found wrong")
+                assert not link.is_up
             (told,) = caplog.messages
             assert told.startswith(f"kvobj: {server.endpoint}/absent (namespace default) cannot be used")
 
