@@ -187,9 +187,7 @@ class ReservationQueue:
         first = lane[0]
         first.passed_by = [waiter for waiter in first.passed_by if waiter.held_bytes]
         left_bytes = first.size_bytes - sum(waiter.held_bytes for waiter in first.passed_by)
-        unfit = (
-            first.size_bytes + 1
-        )  # a length for which there is no piece: of those that are as long none is looked for
+        unfit = first.size_bytes + 1  # a length of which there is no piece: for those as long none is looked for
         for waiter in list(islice(lane, 1, None)):
             if waiter.granted.done() or waiter.size_bytes > left_bytes or max(waiter.lengths) >= unfit:
                 continue

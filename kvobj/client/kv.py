@@ -153,6 +153,11 @@ class KvClient:
             return "status" in error.data  # else nothing was asked: the request cannot be written
         return True
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, and has come to its end."""
+        return self._leases.is_closed
+
     def close(self) -> None:
         """Close the connections; views of chunks do not hold any more. Idempotent."""
         self._same_host.close()

@@ -591,7 +591,7 @@ class Session:
     def _turn(self) -> float | None:
         """What its thread does at each of its turns; in how many seconds the next one is due, None where this was the last."""
         self._is_woken = False
-        if self._is_closed or self._client._leases._is_closed:  # noqa: SLF001 - a session and its client are one
+        if self._is_closed or self._client.is_closed:
             self._leave(is_told=True)
             _end_all(self._client, self._lose_all())
             return None

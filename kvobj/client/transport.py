@@ -250,6 +250,11 @@ class Transport:
         """A connection that is none of those lent, for an answer that goes on for ever. The caller closes it."""
         return self._connect()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Close what is idle now, and what is lent when it comes back. Idempotent."""
         with self._lock:

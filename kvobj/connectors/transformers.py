@@ -67,7 +67,14 @@ class PrefixCache:
         self._fingerprint = fingerprint_of(model)
         self._chunk_tokens = chunk_tokens
         declaration = declaration_of(
-            model, self._shape, name=name, chunk_tokens=chunk_tokens, salt=salt, adapter=adapter, rank=rank
+            model,
+            self._shape,
+            name=name,
+            fingerprint=self._fingerprint,
+            chunk_tokens=chunk_tokens,
+            salt=salt,
+            adapter=adapter,
+            rank=rank,
         )
         self.namespace = namespace_name(declaration)
         """The namespace's name in the bucket."""

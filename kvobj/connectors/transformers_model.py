@@ -18,7 +18,7 @@ from blake3 import blake3
 from transformers import DynamicCache, PreTrainedModel
 
 from kvobj.connectors.transformers_fitness import check_model
-from kvobj.connectors.transformers_weights import DIGEST_CHARACTERS, fingerprint_of
+from kvobj.connectors.transformers_weights import DIGEST_CHARACTERS
 from kvobj.errors import InvalidRequestError
 from kvobj.ids.canonical_json import canonical_json
 
@@ -120,15 +120,16 @@ def declaration_of(
     shape: KvShape,
     *,
     name: str,
+    fingerprint: str,
     chunk_tokens: int,
     salt: str = "",
     adapter: str | None = None,
     rank: tuple[int, int] = (0, 1),
 ) -> dict[str, object]:
-    """The namespace's declaration (docs/formats.md)."""
+    """The namespace's declaration (docs/formats.md). `fingerprint`: the model's (`transformers_weights`)."""
     return {
         "model": name,
-        "revision": revision_of(model),
+        "revision": revision_of(model, fingerprint),
         "chunk_tokens": chunk_tokens,
         "layout": {
             "kind": "kv",
@@ -173,13 +174,13 @@ def _declared_rope(config: Any) -> dict[str, object] | None:  # noqa: ANN401 - c
     return None if theta is None else {"theta": float(theta), "applied": True, "scaling": rope or None}
 
 
-def revision_of(model: PreTrainedModel) -> str:
+def revision_of(model: PreTrainedModel, fingerprint: str) -> str:
     """The commit that the model was loaded from, where one is known, and fingerprints of its weights and its configuration: some
     numbers of each, and all that the configuration says of how they are used. So a fine-tuned or merged model of the
     same name is another one, and so is one whose RoPE or normalisation was set otherwise. Of weights that are spread over several
     processes the numbers are this one's: the same in every process of this rank."""
     commit = getattr(model.config, "_commit_hash", None)
-    weights = f"weights-{fingerprint_of(model)}+config-{config_digest(model.config.to_dict())}"
+    weights = f"weights-{fingerprint}+config-{config_digest(model.config.to_dict())}"
     return f"{commit}+{weights}" if commit else weights
 
 

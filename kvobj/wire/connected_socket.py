@@ -15,10 +15,8 @@ from contextlib import suppress
 from typing import cast
 
 _TCP_INFO_SEGMENTS = struct.Struct("20xI60xI")  # rcv_mss and advmss of linux/tcp.h, struct tcp_info
-_TCP_CLOSED, _TCP_CLOSE_WAIT = (
-    7,
-    8,
-)  # its first byte, tcpi_state: the client has reset the connection; has ended its half
+# Its first byte, tcpi_state: the client has reset the connection; has ended its half of it.
+_TCP_CLOSED, _TCP_CLOSE_WAIT = 7, 8
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _INT_BYTES = struct.calcsize("i")
 

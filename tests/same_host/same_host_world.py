@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -204,3 +205,16 @@ class Holder:
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """This process can open no file more within the block."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import select
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 from module_paths import ModulePaths
 from real_store import MIB, node_settings, running_node
-from same_host_world import RawPeer
+from same_host_world import RawPeer, no_descriptors_left
 
 from kvobj.api.same_host import connection
 from kvobj.api.same_host.connection import Connection
@@ -143,18 +142,6 @@ async def test_a_stranger_gives_way_where_all_places_are_taken_and_nobody_else_d
     assert world.connections == CONNECTIONS_MAX
     for peer in greeted:
         assert isinstance(await ask(peer, Open([])), Opened)
-
-
-@contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    lowest = os.dup(0)
-    os.close(lowest)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_server_without_descriptors_does_not_ask_for_one_at_every_turn(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from module_paths import ModulePaths
-from same_host_world import client_of, payload, settings, wait_for_nothing_held
+from same_host_world import client_of, no_descriptors_left, payload, settings, wait_for_nothing_held
 from server_process import MIB, ServerProcess, wait_until
 
 from kvobj.buffers import address_of
@@ -23,18 +22,6 @@ from kvobj.same_host.mapping import Mapping
 from kvobj.same_host.touching import Toucher
 
 SIZE = 3 * MIB
-
-
-@contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    lowest = os.dup(0)
-    os.close(lowest)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager

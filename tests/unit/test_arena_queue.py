@@ -44,10 +44,16 @@ def asked(arena: Arena, *lengths: int) -> asyncio.Task[list[Pin]]:
     return asyncio.create_task(arena.reserve_many(lengths, timeout_seconds=30))
 
 
-async def test_requests_that_fit_pass_one_that_waits_for_a_piece_that_there_is_not(open_arena: Open) -> None:
+async def one_waits(open_arena: Open, length: int) -> tuple[Arena, list[Pin], asyncio.Task[list[Pin]]]:
+    """`scattered`, and a request for more in one piece than there is, which is the first that waits."""
     arena, between = await scattered(open_arena)
-    large = asked(arena, 256 * KIB)
+    large = asked(arena, length)
     await turns()
+    return arena, between, large
+
+
+async def test_requests_that_fit_pass_one_that_waits_for_a_piece_that_there_is_not(open_arena: Open) -> None:
+    arena, between, large = await one_waits(open_arena, 256 * KIB)
     (pin,) = await arena.reserve_many([128 * KIB], timeout_seconds=20)
     assert not large.done()
     arena.release_many([pin, *between[:2]])
@@ -59,9 +65,7 @@ async def test_what_comes_free_is_the_first_ones_alone_at_first(
     open_arena: Open, alone_for: Callable[[float], None]
 ) -> None:
     alone_for(60)
-    arena, between = await scattered(open_arena)
-    large = asked(arena, 256 * KIB)
-    await turns()
+    arena, between, large = await one_waits(open_arena, 256 * KIB)
     with pytest.raises(BusyError):
         await arena.reserve(4 * KIB, timeout_seconds=0.01)
     assert arena.try_reserve(4 * KIB) is None
@@ -73,9 +77,7 @@ async def test_those_that_passed_hold_no_more_than_who_they_passed_asks_for(
     open_arena: Open, alone_for: Callable[[float], None]
 ) -> None:
     alone_for(0)
-    arena, between = await scattered(open_arena)
-    large = asked(arena, 256 * KIB)
-    await turns()
+    arena, between, large = await one_waits(open_arena, 256 * KIB)
     longer = asked(arena, 264 * KIB)
     small = [asked(arena, 128 * KIB) for _ in range(3)]
     passed = [pin for each in small[:2] for pin in await each]
@@ -93,9 +95,7 @@ async def test_who_was_passed_by_as_much_as_it_asks_for_is_alone_again(
     open_arena: Open, alone_for: Callable[[float], None]
 ) -> None:
     alone_for(0)
-    arena, between = await scattered(open_arena)
-    large = asked(arena, 256 * KIB)
-    await turns()
+    arena, between, large = await one_waits(open_arena, 256 * KIB)
     alone_for(60)
     passed = [pin for each in (asked(arena, 128 * KIB), asked(arena, 128 * KIB)) for pin in await each]
     small = asked(arena, 128 * KIB)
@@ -112,9 +112,7 @@ async def test_who_passes_has_all_that_it_asked_for_or_nothing(
     open_arena: Open, alone_for: Callable[[float], None]
 ) -> None:
     alone_for(0)
-    arena, between = await scattered(open_arena)
-    large = asked(arena, 512 * KIB)
-    await turns()
+    arena, between, large = await one_waits(open_arena, 512 * KIB)
     double = asked(arena, 128 * KIB, 132 * KIB)
     await turns()
     assert not double.done()
@@ -155,9 +153,7 @@ async def test_a_request_that_is_cancelled_as_it_passes_leaks_nothing(
     open_arena: Open, alone_for: Callable[[float], None]
 ) -> None:
     alone_for(0)
-    arena, between = await scattered(open_arena)
-    large = asked(arena, 256 * KIB)
-    await turns()
+    arena, between, large = await one_waits(open_arena, 256 * KIB)
     for count in range(6):
         small = asked(arena, 128 * KIB)
         await turns(count)

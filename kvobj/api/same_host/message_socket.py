@@ -23,6 +23,7 @@ TURN_SECONDS: Final = 0.001
 """A peer has so much of the event loop at a time, and the end of the message it is in: others wait so long for each of its like."""
 _READ_BYTES: Final = 64 * 1024
 _READS_AT_ONCE: Final = 8
+"""Of a peer that goes on sending; then others have their turn."""
 
 
 def _no_answer(_: bytes) -> bytes | None:
