@@ -71,6 +71,11 @@ class AsyncKvClient(OnThreads[KvClient]):
         super().__init__(core, calls, streams, leases, timeout_seconds=core.timeout_seconds)
 
     @property
+    def is_closed(self) -> bool:
+        """See `KvClient.is_closed`."""
+        return self.core.is_closed
+
+    @property
     def bucket(self) -> str:
         """The bucket's name."""
         return self.core.bucket
