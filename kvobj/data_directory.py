@@ -1,4 +1,5 @@
-"""The data directory of one store: its format version, its lock, its identity and the root user's credentials.
+"""The data directory of one store: its format version, its lock, its identity and the root user's credentials; and where the
+segments of its nvme tier were at the last start.
 
 Whoever holds a `DataDirectory` is the only process that does (flock on it and on `lock` in it, freed by the kernel with the
 process). A directory of a newer format is refused by name, and so is one that is not a store's. Guarantees that a first start may
@@ -8,12 +9,16 @@ It does not know what lies in the subdirectories.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hmac
 import os
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
+
+from blake3 import blake3
 
 from kvobj.config import RootCredentials
 from kvobj.errors import ConfigurationError, CorruptionError, KvobjError, UnavailableError
@@ -22,6 +27,7 @@ from kvobj.ids import RandomBytes
 FORMAT_VERSION: Final = 1
 STORE_ID_BYTES: Final = 16
 STORE_KEY_BYTES: Final = 32
+STORE_KEY_TAG_BYTES: Final = 16
 
 _FORMAT: Final = "FORMAT"
 _LOCK: Final = "lock"
@@ -30,10 +36,13 @@ _CREDENTIALS: Final = "credentials"
 _ENDPOINTS: Final = "endpoints"
 _REMOTE_CLAIM: Final = "remote"
 _REBUILDING: Final = "rebuilding"
+_NVME_PATH: Final = "nvme_path"
+_TAG_CONTEXT: Final = b"kvobj 2026-11-29 tag of the store key"
 _BEFORE_FORMAT: Final = frozenset({_LOCK, _STORE_KEY, _STORE_KEY + ".new", _FORMAT + ".new"})
 _ACCESS_KEY_RANDOM_BYTES: Final = 10
 _SECRET_KEY_RANDOM_BYTES: Final = 30
 _OTHERS: Final = 0o077
+_OUT_OF_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DataDirectory:
@@ -55,17 +64,23 @@ class DataDirectory:
         self._random_bytes = random_bytes
 
     def adopt(self, store_id: bytes) -> None:
-        """Become the directory of another store: what lies in it is going to be made anew from that store's remote tier. The
-        store key and the credentials stay."""
-        write_private(self.path / _FORMAT, _format_text(store_id))
+        """Become the directory of this store, most often another: what lies in it is going to be made anew from that store's remote
+        tier. The store key, which is this store's from here on, and the credentials stay."""
+        write_private(self.path / _FORMAT, _format_text(store_id, self.store_key))
         self.store_id = store_id
 
     @classmethod
-    def open(cls, path: Path, *, random_bytes: RandomBytes = os.urandom, create: bool = True) -> Self:
-        """Lock the directory, making it at first start (mode 0700); `create=False` refuses an absent one.
+    def open(
+        cls, path: Path, *, random_bytes: RandomBytes = os.urandom, create: bool = True, takes_any_key: bool = False
+    ) -> Self:
+        """Lock the directory, making it at first start (mode 0700); `create=False` refuses an absent one, and writes down nothing
+        that a start does.
 
         Raises `UnavailableError` while another process holds it, `ConfigurationError` where the directory cannot be used
-        (newer format, not a store's, not writable), `CorruptionError` where its identity is damaged.
+        (newer format, not a store's, not writable) or its store key is another store's, `CorruptionError` where its identity is
+        damaged. A directory that versions before the store key's tag made gets one here, unless there is no room for it: the key
+        that is there is then taken for the store's. `takes_any_key`: for who makes anew all that lies in it; `adopt` then marks
+        the key that is there as the store's.
         """
         try:
             if create:
@@ -81,15 +96,16 @@ class DataDirectory:
         try:
             if not (path / _FORMAT).exists():
                 _begin(path, random_bytes)
-            store_id = _read_format(path / _FORMAT)
-            store_key = _read_store_key(path / _STORE_KEY)
+            identity, store_key = _read_format(path / _FORMAT), _read_store_key(path / _STORE_KEY)
+            if not takes_any_key:
+                _check_key(path, store_key, identity, marks=create)
         except OSError as error:
             _release(lock)
             raise ConfigurationError([f"{path}: cannot be used as data directory: {error.strerror}"]) from error
         except BaseException:
             _release(lock)
             raise
-        return cls(path, lock, store_id=store_id, store_key=store_key, random_bytes=random_bytes)
+        return cls(path, lock, store_id=identity.store_id, store_key=store_key, random_bytes=random_bytes)
 
     @property
     def catalog_path(self) -> Path:
@@ -105,6 +121,29 @@ class DataDirectory:
     def nvme_path(self) -> Path:
         """Directory of the nvme tier's segments, where the configuration names none."""
         return self.path / "nvme"
+
+    def note_nvme_path(self, directory: Path) -> None:
+        """Write down where the nvme tier's segments lie, durably, for who works on the stopped store without its configuration. A
+        place within this directory is written relative to it, so that it moves along, and is copied along, with it. A file
+        system without room is left as it is."""
+        text = os.fsencode(_relative_within(self.path, directory)) + b"\n"
+        file = self.path / _NVME_PATH
+        try:
+            if not file.is_file() or file.read_bytes() != text:
+                _write_if_room(file, text)
+        except OSError as error:
+            raise ConfigurationError([f"{file}: cannot be used: {error.strerror}"]) from error
+
+    def noted_nvme_path(self) -> Path | None:
+        """Where the last start that found all of the nvme tier's segments had them; None where none has written it down."""
+        file = self.path / _NVME_PATH
+        try:
+            text = file.read_bytes().removesuffix(b"\n")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigurationError([f"{file}: cannot be read: {error.strerror}"]) from error
+        return self.path / os.fsdecode(text) if text else None
 
     @property
     def arena_path(self) -> Path:
@@ -244,8 +283,9 @@ def _in_use(path: Path) -> UnavailableError:
 def _begin(path: Path, random_bytes: RandomBytes) -> None:
     _require_no_strangers(path)
     path.chmod(0o700)
-    write_private(path / _STORE_KEY, random_bytes(STORE_KEY_BYTES))
-    write_private(path / _FORMAT, _format_text(random_bytes(STORE_ID_BYTES)))
+    store_key = random_bytes(STORE_KEY_BYTES)
+    write_private(path / _STORE_KEY, store_key)
+    write_private(path / _FORMAT, _format_text(random_bytes(STORE_ID_BYTES), store_key))
 
 
 def _require_no_strangers(path: Path) -> None:
@@ -256,19 +296,50 @@ def _require_no_strangers(path: Path) -> None:
         raise ConfigurationError([f"{path}: is neither empty nor a kvobj data directory (it holds {strangers[0]})"])
 
 
-def _format_text(store_id: bytes) -> bytes:
-    return f'version = {FORMAT_VERSION}\nstore_id = "{store_id.hex()}"\n'.encode()
+class _Identity(NamedTuple):
+    """What `FORMAT` says. No tag: a version before it wrote the file."""
+
+    store_id: bytes
+    store_key_tag: bytes | None
+
+
+def _format_text(store_id: bytes, store_key: bytes) -> bytes:
+    tag = _tag_of(store_key, store_id)
+    return f'version = {FORMAT_VERSION}\nstore_id = "{store_id.hex()}"\nstore_key_tag = "{tag.hex()}"\n'.encode()
+
+
+def _tag_of(store_key: bytes, store_id: bytes) -> bytes:
+    """What a store key is told by. It says nothing of the key."""
+    return blake3(_TAG_CONTEXT + store_id, key=store_key).digest(STORE_KEY_TAG_BYTES)
+
+
+def _check_key(path: Path, store_key: bytes, identity: _Identity, *, marks: bool) -> None:
+    """`ConfigurationError` where the key is another store's: under it every record page would count as damaged. `marks`: where
+    nothing tells, write down that it is this store's."""
+    if identity.store_key_tag is None:
+        if marks:
+            _write_if_room(path / _FORMAT, _format_text(identity.store_id, store_key))
+    elif not hmac.compare_digest(_tag_of(store_key, identity.store_id), identity.store_key_tag):
+        raise ConfigurationError([f"{path / _STORE_KEY} is not this store's: put back the one that belongs to it"])
+
+
+def _relative_within(path: Path, directory: Path) -> Path:
+    """`directory` relative to `path` if it lies within it, however the two are spelled, else absolute."""
+    for inner, outer in ((directory.absolute(), path.absolute()), (directory.resolve(), path.resolve())):
+        if inner.is_relative_to(outer):
+            return inner.relative_to(outer)
+    return directory.absolute()
 
 
 def store_id_in(path: Path) -> bytes | None:
     """The id of the store whose data directory this is; None where it is none, or none that can be read."""
     try:
-        return _read_format(path / _FORMAT)
+        return _read_format(path / _FORMAT).store_id
     except (OSError, KvobjError):
         return None
 
 
-def _read_format(file: Path) -> bytes:
+def _read_format(file: Path) -> _Identity:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -282,13 +353,20 @@ def _read_format(file: Path) -> bytes:
                 f"{file}: format {version} is newer than format {FORMAT_VERSION}, the newest that this version of kvobj reads"
             ]
         )
-    try:
-        raw = bytes.fromhex(store_id) if isinstance(store_id, str) else b""
-    except ValueError:
-        raw = b""
+    raw, tag = _bytes_of(store_id), document.get("store_key_tag")
     if len(raw) != STORE_ID_BYTES:
         raise CorruptionError("the format file has no store id", path=file)
-    return raw
+    if tag is not None and len(_bytes_of(tag)) != STORE_KEY_TAG_BYTES:
+        raise CorruptionError("the format file's tag of the store key is damaged", path=file)
+    return _Identity(raw, None if tag is None else _bytes_of(tag))
+
+
+def _bytes_of(value: object) -> bytes:
+    """The bytes of a text in hex, none for anything else."""
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return b""
 
 
 def _read_store_key(file: Path) -> bytes:
@@ -305,6 +383,15 @@ def _new_credentials(random_bytes: RandomBytes) -> bytes:
     access_key = "KV" + random_bytes(_ACCESS_KEY_RANDOM_BYTES).hex().upper()
     secret_key = random_bytes(_SECRET_KEY_RANDOM_BYTES).hex()
     return f'access_key = "{access_key}"\nsecret_key = "{secret_key}"\n'.encode()
+
+
+def _write_if_room(file: Path, content: bytes) -> None:
+    """`write_private`, for what a start can do without: a full disk keeps no store from starting."""
+    try:
+        write_private(file, content)
+    except OSError as error:
+        if error.errno not in _OUT_OF_ROOM:
+            raise
 
 
 def write_private(file: Path, content: bytes) -> None:

@@ -29,7 +29,7 @@ from kvobj.errors import ConfigurationError, KvobjError
 Command = Callable[[AdminClient, Output, argparse.Namespace], int]
 AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
-_OFFLINE: Final = {"fsck": offline.fsck, "rebuild": offline.rebuild}
+_OFFLINE: Final = frozenset({"fsck", "rebuild"})
 # A flush or the status of a busy store may take longer than a request's usual deadline.
 _TIMEOUT_SECONDS: Final = 600.0
 _REMOTE_RULES: Final = ("never", "reused", "evicted", "always")
@@ -201,7 +201,9 @@ def _add_offline_commands(command: AddCommand) -> None:
         "--replace", action="store_true", help="with --remote: in place of the data directory there is"
     )
     rebuild.add_argument(
-        "--keep-missing", action="store_true", help="with --remote: keep objects whose bytes are not there"
+        "--keep-missing",
+        action="store_true",
+        help="keep objects whose bytes are not there; without --remote: the disk with the segments is lost",
     )
     rebuild.add_argument(
         "--without-secrets",
@@ -239,10 +241,18 @@ def _offline(options: argparse.Namespace, output: Output, environment: Mapping[s
             accept_unsigned=options.accept_unsigned,
             accept_gaps=options.accept_gaps,
         )
-    for flag in ("read", "replace", "keep_missing", "without_secrets", "accept_unsigned", "accept_gaps"):
+    for flag in ("read", "replace", "without_secrets", "accept_unsigned", "accept_gaps"):
         if getattr(options, flag, False):
             raise ConfigurationError([f"--{flag.replace('_', '-')} is for --remote"])
-    return _OFFLINE[options.command](output, config=options.config, data=options.data, environment=environment)
+    if options.command == "fsck":
+        return offline.fsck(output, config=options.config, data=options.data, environment=environment)
+    return offline.rebuild(
+        output,
+        config=options.config,
+        data=options.data,
+        environment=environment,
+        keep_missing=options.keep_missing,
+    )
 
 
 def _add_global_flags(parser_: argparse.ArgumentParser, *, is_default: bool) -> None:

@@ -23,8 +23,10 @@ def fsck(output: Output, *, config: Path | None, data: Path | None, environment:
     """Check a stopped store and change nothing. Returns 0, or 1 when something is wrong."""
     settings = _settings_of_existing(config, data, environment)
     findings, report = _findings(output)
-    result = _fields_of(importlib.import_module("kvobj.app.offline").fsck(settings, report))
-    output.show({**result, "findings": findings}, lambda console: print_values(console, "fsck", result))
+    notes, notice = _notes(output)
+    module = importlib.import_module("kvobj.app.offline")
+    result = _fields_of(module.fsck(settings, report, is_configured=config is not None, notice=notice))
+    output.show({**result, "findings": findings, "notes": notes}, lambda console: print_values(console, "fsck", result))
     return 1 if _is_wrong(result) else 0
 
 
@@ -96,9 +98,29 @@ def _findings(output: Output) -> tuple[list[dict[str, object]], Callable[[str, d
     return findings, report
 
 
-def rebuild(output: Output, *, config: Path | None, data: Path | None, environment: Mapping[str, str]) -> int:
+def _notes(output: Output) -> tuple[list[str], Callable[[str], None]]:
+    """A list, and what adds to it and tells people at once."""
+    notes: list[str] = []
+
+    def notice(text: str) -> None:
+        notes.append(text)
+        if not output.is_json:
+            tell(output.console, text)
+
+    return notes, notice
+
+
+def rebuild(
+    output: Output,
+    *,
+    config: Path | None,
+    data: Path | None,
+    environment: Mapping[str, str],
+    keep_missing: bool,
+) -> int:
     """Make the catalog and directories of a stopped store again from its home tier. Returns 0, or 1 when something was lost."""
     settings = _settings_of_existing(config, data, environment)
+    notes, notice = _notes(output)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with output.progress(*columns) as bars:
         bar = bars.add_task("rebuild", total=None)
@@ -106,8 +128,13 @@ def rebuild(output: Output, *, config: Path | None, data: Path | None, environme
         def progress(done: int, total: int, step: str) -> None:
             bars.update(bar, completed=done, total=total, description=step)
 
-        result = _fields_of(importlib.import_module("kvobj.app.offline").rebuild(settings, progress))
-    output.show(result, lambda console: print_values(console, "rebuild", result))
+        module = importlib.import_module("kvobj.app.offline")
+        result = _fields_of(
+            module.rebuild(
+                settings, progress, is_configured=config is not None, keep_missing=keep_missing, notice=notice
+            )
+        )
+    output.show({**result, "notes": notes}, lambda console: print_values(console, "rebuild", result))
     return 1 if _is_wrong(result) else 0
 
 

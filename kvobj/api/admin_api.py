@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -25,7 +25,7 @@ from kvobj.api.kv_store import ChunkStore
 from kvobj.api.message import Reply, RequestBody, RequestHead
 from kvobj.api.request import parse_query
 from kvobj.catalog.protocol import Catalog
-from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow, UserRow
+from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, BucketUsage, Durability, ObjectRow, UserRow
 from kvobj.catalog.setting_rows import BucketUpdate, RemoteRule
 from kvobj.clock import Clock
 from kvobj.config.bucket_name import bucket_name_problem
@@ -264,10 +264,10 @@ class AdminService:
 
     async def _start_verification(self, call: _Call) -> object:
         bucket = call.request(_Verify).bucket
-        names = [row.name for row in await self._catalog.buckets()] if bucket is None else [bucket]
-        total_objects = 0
-        for name in names:
-            total_objects += (await self._catalog.bucket_usage(name)).objects
+        if bucket is not None:
+            total_objects = (await self._catalog.bucket_usage(bucket)).objects
+        else:
+            total_objects = sum([usage.objects async for _, usage in self._bucket_usages()])
         return self._verification.start(bucket, total_objects=total_objects)
 
     async def _report_verification(self, _call: _Call) -> object:
@@ -295,14 +295,19 @@ class AdminService:
 
     # -- buckets and objects -------------------------------------------------------------------------------------
     async def _list_buckets(self, _call: _Call) -> object:
-        buckets = []
+        buckets = [
+            {**_bucket_document(row), "objects": usage.objects, "size_bytes": usage.size_bytes}
+            async for row, usage in self._bucket_usages()
+        ]
+        return {"buckets": buckets}
+
+    async def _bucket_usages(self) -> AsyncIterator[tuple[BucketRow, BucketUsage]]:
         for row in await self._catalog.buckets():
             try:
                 usage = await self._catalog.bucket_usage(row.name)
             except NoSuchBucketError:  # deleted since the listing
                 continue
-            buckets.append({**_bucket_document(row), "objects": usage.objects, "size_bytes": usage.size_bytes})
-        return {"buckets": buckets}
+            yield row, usage
 
     async def _create_bucket(self, call: _Call) -> object:
         asked = call.request(_CreateBucket)

@@ -28,7 +28,7 @@ from kvobj.arena import orphaned_arenas
 from kvobj.catalog.rows import BlobRef, ObjectRow
 from kvobj.clock import Clock
 from kvobj.codec.frame import MAX_HEAD_BYTES, block_count
-from kvobj.errors import KvobjError
+from kvobj.errors import KvobjError, NoSuchBucketError
 from kvobj.gc.plan import GcPlan, GcReport
 from kvobj.gc.recall import RecallQuery, RecallReport
 from kvobj.ids import BlobId
@@ -187,16 +187,19 @@ class NodeView:
 
     async def _catalog_status(self) -> CatalogStatus:
         node = self._node
-        buckets = await node.catalog.buckets()
-        objects = size_bytes = 0
-        for bucket in buckets:
-            usage = await node.catalog.bucket_usage(bucket.name)
+        buckets = objects = size_bytes = 0
+        for bucket in await node.catalog.buckets():
+            try:
+                usage = await node.catalog.bucket_usage(bucket.name)
+            except NoSuchBucketError:  # deleted since the listing
+                continue
+            buckets += 1
             objects += usage.objects
             size_bytes += usage.size_bytes
         durable_bytes, volatile_bytes = node.database.used_bytes()
         return CatalogStatus(
             kind="lmdb",
-            buckets=len(buckets),
+            buckets=buckets,
             objects=objects,
             size_bytes=size_bytes,
             map_bytes=node.settings.catalog.map_bytes,

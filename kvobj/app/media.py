@@ -104,6 +104,8 @@ async def open_media(
         segment_bytes=nvme_choice.segment_bytes,
     )
     stack.push_async_callback(nvme.aclose)
+    if not nvme.lost_segments:  # else they are not here: the disk is not mounted, or this is another configuration
+        data.note_nvme_path(nvme_choice.directory)
     metrics.gauge_of(
         "kvobj_nvme_kernel_transfers",
         "1 while the kernel moves nvme's short frames without a thread, 0 where threads do",

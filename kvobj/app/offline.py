@@ -5,6 +5,10 @@ places of large frames from the record pages in the segments. `fsck` compares ca
 changes nothing. What a row of class `shared` needs may have left this node for the remote tier: that is no loss here, and is
 counted (`kvobj-admin fsck --remote` looks there). What only an arena holds is not theirs to check or to bring back: after a
 rebuild, chunks of class `memory` that had not been written down are gone, as they are after power loss.
+
+Segments lie where the configuration says, and where none was given, where the last start had them. A rebuild from another place
+would drop what it does not find there, and the store would then write over it, so that a place which is not this store's is
+refused before anything is made or changed.
 """
 
 from __future__ import annotations
@@ -13,36 +17,46 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from kvobj.app.placement_choice import choose_arena, choose_nvme
-from kvobj.app.tier_claim import arena_kept, cannot_be_used, claimed
+from kvobj.app.tier_claim import CLAIM_FILE, arena_kept, cannot_be_used, claimed, owner_of
 from kvobj.arena import Arena
 from kvobj.arena.geometry import current_boot_id
 from kvobj.catalog.encoding import CATALOG_TABLES
 from kvobj.catalog.lmdb import LmdbCatalog
+from kvobj.catalog.log_entries import RowRemoved
+from kvobj.catalog.log_entries import decode_entry as decode_catalog_entry
 from kvobj.catalog.rebuild import rebuild_catalog
 from kvobj.catalog.rows import BlobRef, Durability, ObjectRow
 from kvobj.codec.frame import MAX_HEAD_BYTES
 from kvobj.config.settings import Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.database import Database, remove_volatile
-from kvobj.errors import FrameCorruptError, KvobjError
+from kvobj.errors import ConfigurationError, FrameCorruptError, KvobjError
 from kvobj.ids import BlobId
 from kvobj.record_log import RecordLog
 from kvobj.tiers.coded_blobs import CODED_BLOBS, CodedBlob, CodedBlobs
 from kvobj.tiers.coded_frames import head_of
 from kvobj.tiers.dram import DRAM_BLOBS
 from kvobj.tiers.nvme import NVME_TABLES, NvmeTier
-from kvobj.tiers.nvme.rebuild import rebuild_directory, restore_inline
+from kvobj.tiers.nvme.log_entries import BlobsRemoved, InlinePut
+from kvobj.tiers.nvme.log_entries import decode_entry as decode_nvme_entry
+from kvobj.tiers.nvme.rebuild import holds_records, rebuild_directory, restore_inline
+from kvobj.tiers.nvme.segment_file import segment_number
 from kvobj.tiers.protocol import ByteRange, Tier
 from kvobj.tiers.verification import read_and_check
 
 Report = Callable[[str, dict[str, object]], None]
 OnProgress = Callable[[int, int, str], None]
+Notice = Callable[[str], None]
+"""Told, in a sentence, what was decided without being asked."""
 
 CHECK_ARENA_BYTES = 320 * 1024 * 1024
+
+_REMEDY: Final = "give the server's configuration (--config), or mount the disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +96,123 @@ class RebuildReport:
         return self.missing_blobs
 
 
-def fsck(settings: Settings, report: Report) -> FsckReport:
-    """Check a stopped store. `report(kind, finding)` is called for every finding, as it is found."""
-    with _claimed_data(settings, may_write=False) as data:
-        return asyncio.run(_fsck(settings, data, report))
+def _ignore(_: str) -> None:
+    """Nobody asks."""
 
 
-def rebuild(settings: Settings, progress: OnProgress) -> RebuildReport:
-    """Rebuild a stopped store's catalog and directories. `progress(done, total, step)` counts bytes or entries."""
-    with _claimed_data(settings, may_write=True) as data:
-        return asyncio.run(_rebuild(settings, data, progress))
+def fsck(settings: Settings, report: Report, *, is_configured: bool = True, notice: Notice = _ignore) -> FsckReport:
+    """Check a stopped store. `report(kind, finding)` is called for every finding, as it is found. Not `is_configured`: no
+    configuration was given, so that segments lie where the last start had them.
+
+    `ConfigurationError` where the configuration has them elsewhere, and that place is not this store's, or is not there.
+    """
+    with DataDirectory.open(settings.server.data, create=False) as data:
+        directory = _nvme_directory(settings, data, is_configured=is_configured, is_lost=False, notice=notice)
+        if not directory.is_dir():  # it would be made, where its disk is to be mounted
+            raise ConfigurationError([f"tiers: nvme: {directory} is not there: {_REMEDY}"])
+        settings = replace(settings, nvme=replace(settings.nvme, path=directory))
+        with _claimed(settings, data, directory, may_write=False):
+            return asyncio.run(_fsck(settings, data, report))
+
+
+def rebuild(
+    settings: Settings,
+    progress: OnProgress,
+    *,
+    is_configured: bool = True,
+    keep_missing: bool = False,
+    notice: Notice = _ignore,
+) -> RebuildReport:
+    """Rebuild a stopped store's catalog and directories. `progress(done, total, step)` counts bytes or entries; `is_configured` as
+    of `fsck`.
+
+    `ConfigurationError`, and nothing is made or changed, where the configuration has segments elsewhere than the last start had
+    them and that place is not this store's, and where the record log has rows whose bytes are in segments and none of this
+    store's are there. `keep_missing`: the disk with the segments is lost; rows are kept without their bytes.
+    """
+    with DataDirectory.open(settings.server.data, create=False) as data:
+        directory = _nvme_directory(settings, data, is_configured=is_configured, is_lost=keep_missing, notice=notice)
+        if not keep_missing and not _has_segments(directory, data) and _needs_segments(data):
+            told = (
+                f"tiers: nvme: {directory}: no segments of this store are there, and its record log has objects whose bytes lie in "
+                f"segments: {_REMEDY}; --keep-missing if that disk is lost: it keeps objects without their bytes"
+            )
+            raise ConfigurationError([told])
+        settings = replace(settings, nvme=replace(settings.nvme, path=directory))
+        with _claimed(settings, data, directory, may_write=True):
+            return asyncio.run(_rebuild(settings, data, progress))
+
+
+def _nvme_directory(
+    settings: Settings, data: DataDirectory, *, is_configured: bool, is_lost: bool, notice: Notice
+) -> Path:
+    """Where the segments are to be looked for. `ConfigurationError` where it is another place than the last start's, and none of
+    this store's; unless the last start's is lost (`is_lost`) and holds none of them."""
+    configured, noted = settings.nvme.path or data.nvme_path, data.noted_nvme_path()
+    if noted is None or noted.resolve() == configured.resolve():
+        return configured
+    if not is_configured:
+        notice(f"no configuration is given: segments are read from {noted}, where the last start had them")
+        return noted
+    if not _is_own(configured, data) and not (is_lost and not _has_segments(noted, data)):
+        told = (
+            f"tiers: nvme: the configuration has the segments in {configured}, which is not marked as this store's, and the last "
+            f"start had them in {noted}: give the server's configuration (--config), or move them with {CLAIM_FILE}"
+        )
+        raise ConfigurationError([told])
+    return configured
+
+
+def _is_own(directory: Path, data: DataDirectory) -> bool:
+    """Whether an nvme tier's directory is this store's: by the file that says so, and where there is none, which versions before it
+    did not write, by what lies in the segments."""
+    owner = owner_of(directory)
+    if owner:
+        return owner == data.store_id.hex()
+    try:
+        return holds_records(directory, data.store_key)
+    except OSError as error:
+        raise cannot_be_used("nvme", directory, error) from error
+
+
+def _has_segments(directory: Path, data: DataDirectory) -> bool:
+    return any(segment_number(path) is not None for path in directory.glob("segment-*")) and _is_own(directory, data)
+
+
+def _needs_segments(data: DataDirectory) -> bool:
+    """Whether the record log has a row whose bytes it does not have itself: they are in a segment. What a row of class `shared`
+    names may have left this node."""
+    if not data.record_log_path.is_dir():
+        return False
+    small: set[bytes] = set()
+    named: dict[tuple[str, str], list[bytes]] = {}
+    for content in RecordLog.open(data.record_log_path).replay():
+        match decode_catalog_entry(content):
+            case ObjectRow() as row if row.durability is not Durability.SHARED:
+                named[row.bucket, row.key] = [blob.blob_id for blob in _lasting(row)]
+            case ObjectRow(bucket=bucket, key=key) | RowRemoved(bucket=bucket, key=key):
+                named.pop((bucket, key), None)
+            case _:
+                pass
+        match decode_nvme_entry(content):
+            case InlinePut(blob_id=blob_id):
+                small.add(blob_id)
+            case BlobsRemoved(blob_ids=blob_ids):
+                small.difference_update(blob_ids)
+            case None:
+                pass
+    return any(not small.issuperset(blob_ids) for blob_ids in named.values())
 
 
 @contextmanager
-def _claimed_data(settings: Settings, *, may_write: bool) -> Iterator[DataDirectory]:
-    """The data directory, the nvme tier's and the arena's, all of this store and all locked. `may_write`: whether the nvme tier's
-    may be marked as this store's."""
+def _claimed(settings: Settings, data: DataDirectory, directory: Path, *, may_write: bool) -> Iterator[None]:
+    """The nvme tier's directory and the arena's, all of this store and locked. `may_write`: whether the nvme tier's may be marked
+    as this store's."""
     with (
-        DataDirectory.open(settings.server.data, create=False) as data,
-        claimed(choose_nvme(settings.nvme, data).directory, data.store_id, data.path, may_write=may_write),
+        claimed(directory, data.store_id, data.path, may_write=may_write),
         arena_kept(choose_arena(settings.dram, data, boot_id=current_boot_id()).directory),
     ):
-        yield data
+        yield
 
 
 @asynccontextmanager

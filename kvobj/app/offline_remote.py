@@ -116,7 +116,11 @@ def rebuild_remote(
         raise ConfigurationError(["the configuration names no remote tier to rebuild from"])
     path = settings.server.data
     was_there = (path / "FORMAT").is_file()
-    with DataDirectory.open(path) as data, tempfile.TemporaryDirectory(prefix="kvobj-rebuild-") as volatile:
+    # Nothing stays that was written under the store key, so that any will do, also where the store's own was lost.
+    with (
+        DataDirectory.open(path, takes_any_key=True) as data,
+        tempfile.TemporaryDirectory(prefix="kvobj-rebuild-") as volatile,
+    ):
         if was_there and not replace and not data.rebuild_mark_path.is_file():
             raise ConfigurationError([f"{path}: is a data directory already; --replace makes it anew from the remote"])
         whole = _Rebuild(
@@ -198,8 +202,7 @@ class _Rebuild:
                 shutil.rmtree(directory, ignore_errors=True)
             for segment in segments.glob("segment-*"):
                 segment.unlink()
-            if data.store_id != store_id:
-                data.adopt(store_id)
+            data.adopt(store_id)
 
     @property
     def _where(self) -> str:

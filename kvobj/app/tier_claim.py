@@ -65,6 +65,15 @@ def claimed(
         os.close(lock)
 
 
+def owner_of(directory: Path) -> str:
+    """The id of the store that an nvme tier's directory is kept for, in hex; empty where no file says so."""
+    try:
+        with (directory / CLAIM_FILE).open("rb") as file:
+            return file.readline(_TEXT_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
 def _opened(directory: Path, *, may_write: bool) -> int | None:
     try:
         if may_write:

@@ -111,7 +111,9 @@ def translate(error: lmdb.Error, directory: Path) -> KvobjError:
         return StoreFullError("no room in the database", directory=directory)
     if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.VersionMismatchError):
         return CorruptionError(
-            "the database is damaged: rebuild it (kvobj-admin rebuild)", directory=directory, reason=str(error)
+            "the database is damaged: rebuild it (kvobj-admin rebuild, with --config and the server's configuration)",
+            directory=directory,
+            reason=str(error),
         )
     message = "the database failed"
     if _has_no_disk(directory):  # LMDB says no more than that a write failed

@@ -62,7 +62,8 @@ def claim_durable(
         if environment_id is None:
             if log is not None and not rebuild and not log.is_empty():
                 raise CorruptionError(
-                    "the database is lost but its record log is not: rebuild it (kvobj-admin rebuild)",
+                    "the database is lost but its record log is not: rebuild it (kvobj-admin rebuild, with --config "
+                    "and the server's configuration)",
                     directory=directory,
                 )
             environment_id = uuid.uuid4().bytes

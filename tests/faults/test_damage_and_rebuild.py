@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -217,6 +218,57 @@ def test_a_lost_catalog_is_rebuilt_equal_and_deleted_stays_deleted(server: Serve
     server.terminate()
     administer(server, "fsck")
     assert not server.shared_memory.exists(), "a check leaves nothing in shared memory"
+
+
+def refusals(server: ServerProcess) -> list[tuple[int, str]]:
+    """Status and standard error of each command that opens the data directory of a stopped server."""
+    serve = ["kvobj", "serve", "--config", str(server.configuration)]
+    offline = [["kvobj.admin", "--data", str(server.data), command] for command in ("fsck", "rebuild")]
+    ended = []
+    for command in (serve, *offline):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+        )
+        ended.append((done.returncode, done.stderr))
+    return ended
+
+
+def test_a_store_does_not_start_with_the_key_of_another_and_loses_nothing(server: ServerProcess) -> None:
+    body = body_of("segment-kept")
+    with server.raw() as raw:
+        for bucket in BUCKETS:
+            assert raw.request("PUT", f"/{bucket}/kept", body).status == 200
+    server.terminate()
+    key = (server.data / "store_key").read_bytes()
+    (server.data / "store_key").write_bytes(os.urandom(len(key)))
+    for status, told in refusals(server):
+        assert status == 2
+        assert f"{server.data}/store_key is not this store's: put back the one that belongs to it" in told
+    (server.data / "store_key").write_bytes(key)
+    server.start()
+    with server.raw() as raw:
+        for bucket in BUCKETS:
+            assert raw.request("GET", f"/{bucket}/kept").body == body
+
+
+def test_a_rebuild_as_the_server_asks_for_it_finds_segments_that_the_configuration_has_elsewhere(
+    tmp_path: Path,
+) -> None:
+    settings = replace(SETTINGS, nvme_path=tmp_path / "disk" / "nvme")
+    with ServerProcess(tmp_path / "server", settings) as server:
+        with server.raw() as raw:
+            store_some_of_everything(raw)
+        server.admin("POST", "/api/v1/flush")
+        before = truth(server)
+        server.terminate()
+        delete_environments(server)
+        (status, told), *_ = refusals(server)
+        assert status == 1
+        assert "kvobj-admin rebuild, with --config" in told
+        administer(server, "rebuild")
+        assert not (server.data / "nvme").exists()
+        server.start()
+        assert truth(server) == before
 
 
 def test_sigterm_finishes_what_is_under_way_and_writes_down_what_is_in_memory(server: ServerProcess) -> None:

@@ -191,6 +191,48 @@ async def test_buckets_are_listed_with_their_usage(service: AdminService) -> Non
     assert (bucket["name"], bucket["objects"], bucket["size_bytes"]) == ("cache", 3, 30)
 
 
+class CatalogThatLosesABucket(FakeCatalog):
+    """The bucket `gone` is deleted by somebody else as soon as all are listed."""
+
+    async def buckets(self) -> tuple[BucketRow, ...]:
+        listed = await super().buckets()
+        self.buckets_by_name.pop("gone", None)
+        return listed
+
+
+@pytest.mark.parametrize(("method", "name"), [("GET", "buckets"), ("POST", "verify")])
+async def test_a_bucket_that_goes_between_the_listing_and_the_look_at_it_is_passed_over(
+    store: FakeStore, method: str, name: str
+) -> None:
+    catalog = CatalogThatLosesABucket()
+    catalog.buckets_by_name = {
+        **store.catalog.buckets_by_name,
+        "gone": BucketRow("gone", BucketKind.KV, "root", 0, Durability.MEMORY),
+    }
+    catalog.rows = store.catalog.rows
+    service = admin_service(FakeStore(catalog), as_root)
+    told = document(await call(service, method, f"/api/v1/{name}"))
+    if name == "buckets":
+        assert [bucket["name"] for bucket in cast("list[dict[str, object]]", told["buckets"])] == ["cache"]
+    else:
+        assert (told["state"], told["total_objects"]) == ("running", 3)
+    await call(service, "DELETE", "/api/v1/verify")
+
+
+async def test_a_verification_of_a_bucket_that_is_not_there_says_so(service: AdminService) -> None:
+    refused = await call(service, "POST", "/api/v1/verify", b'{"bucket":"gone"}')
+    assert (refused.status, error_code(refused)) == (404, "NoSuchBucket")
+
+
+async def test_a_user_that_is_not_there_has_a_code_of_its_own(service: AdminService) -> None:
+    asked = b'{"name":"chunks","owner":"nobody"}'
+    for refused in (
+        await call(service, "POST", "/api/v1/buckets", asked),
+        await call(service, "DELETE", "/api/v1/users?id=nobody"),
+    ):
+        assert (refused.status, error_code(refused)) == (404, "NoSuchEntity")
+
+
 async def test_objects_are_listed_page_by_page(service: AdminService) -> None:
     first = document(await call(service, "GET", "/api/v1/objects?bucket=cache&limit=2"))
     assert [row["key"] for row in cast("list[dict[str, object]]", first["objects"])] == ["a/1", "a/2"]

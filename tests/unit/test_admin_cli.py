@@ -398,13 +398,30 @@ def test_offline_commands_run_on_a_stopped_store(
     DataDirectory.open(tmp_path / "data").close()
     offline = types.ModuleType("kvobj.app.offline")
 
-    def fsck(settings: Settings, report: Callable[[str, dict[str, object]], None]) -> Report:
+    def fsck(
+        settings: Settings,
+        report: Callable[[str, dict[str, object]], None],
+        *,
+        is_configured: bool,
+        notice: Callable[[str], None],
+    ) -> Report:
+        assert not is_configured
+        notice("a note")
         for position in range(problems):
             report("blob without frame", {"blob_id": position})
         assert settings.server.data == tmp_path / "data"
         return Report(5, problems)
 
-    def rebuild(_settings: Settings, progress: Callable[[int, int, str], None]) -> Report:
+    def rebuild(
+        _settings: Settings,
+        progress: Callable[[int, int, str], None],
+        *,
+        is_configured: bool,
+        keep_missing: bool,
+        notice: Callable[[str], None],
+    ) -> Report:
+        assert (is_configured, keep_missing) == (False, True)
+        notice("another note")
         progress(1, 2, "scan")
         return Report(5, problems)
 
@@ -414,8 +431,10 @@ def test_offline_commands_run_on_a_stopped_store(
     monkeypatch.setitem(sys.modules, "kvobj.app.offline", offline)
     found, out, _ = admin("--data", "data", "--json", "fsck")
     assert (found, json.loads(out)["objects"], len(json.loads(out)["findings"])) == (status, 5, problems)
-    found, out, _ = admin("rebuild", "--data", "data")
+    assert json.loads(out)["notes"] == ["a note"]
+    found, out, _ = admin("rebuild", "--data", "data", "--keep-missing")
     assert found == status
+    assert "another note" in out
     assert "problems" in out
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -100,7 +102,16 @@ def test_a_newer_format_is_refused_by_name(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "version = 1\n", 'version = 0\nstore_id = "00"', 'version = 1\nstore_id = "zz"', "\x00"]
+    "content",
+    [
+        "",
+        "version = 1\n",
+        'version = 0\nstore_id = "00"',
+        'version = 1\nstore_id = "zz"',
+        "\x00",
+        f'version = 1\nstore_id = "{"00" * 16}"\nstore_key_tag = "zz"\n',
+        f'version = 1\nstore_id = "{"00" * 16}"\nstore_key_tag = 1\n',
+    ],
 )
 def test_a_damaged_format_file_is_corruption(path: Path, content: str) -> None:
     DataDirectory.open(path).close()
@@ -117,6 +128,82 @@ def test_a_lost_store_key_is_corruption(path: Path, content: bytes | None) -> No
         (path / "store_key").write_bytes(content)
     with pytest.raises(CorruptionError, match="store key"):
         DataDirectory.open(path)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_another_stores_key_is_refused_and_its_own_is_taken_again(path: Path, *, create: bool) -> None:
+    DataDirectory.open(path).close()
+    key = (path / "store_key").read_bytes()
+    before = (path / "FORMAT").read_bytes()
+    (path / "store_key").write_bytes(os.urandom(32))
+    with pytest.raises(ConfigurationError) as refused:
+        DataDirectory.open(path, create=create)
+    assert refused.value.problems == [f"{path}/store_key is not this store's: put back the one that belongs to it"]
+    assert (path / "FORMAT").read_bytes() == before
+    (path / "store_key").write_bytes(key)
+    with DataDirectory.open(path, create=create) as data:
+        assert data.store_key == key
+
+
+def as_of_a_version_without_the_tag(path: Path) -> bytes:
+    """Its `FORMAT`, as such a version writes it."""
+    file = path / "FORMAT"
+    text = b"".join(
+        line for line in file.read_bytes().splitlines(keepends=True) if not line.startswith(b"store_key_tag")
+    )
+    file.write_bytes(text)
+    return text
+
+
+def test_a_start_marks_the_key_of_a_directory_that_an_earlier_version_made_and_a_check_does_not(path: Path) -> None:
+    DataDirectory.open(path).close()
+    made = (path / "FORMAT").read_bytes()
+    without = as_of_a_version_without_the_tag(path)
+    assert without != made
+    DataDirectory.open(path, create=False).close()
+    assert (path / "FORMAT").read_bytes() == without
+    DataDirectory.open(path).close()
+    assert (path / "FORMAT").read_bytes() == made
+
+
+def test_a_full_disk_keeps_no_directory_of_an_earlier_version_from_opening(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DataDirectory.open(path).close()
+    without = as_of_a_version_without_the_tag(path)
+
+    def refuse(_: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        with DataDirectory.open(path) as data:
+            data.note_nvme_path(path / "nvme")
+            assert data.noted_nvme_path() is None
+    assert (path / "FORMAT").read_bytes() == without
+    DataDirectory.open(path).close()
+
+
+def test_any_key_will_do_where_all_else_is_made_anew(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        store_id = data.store_id
+    other = os.urandom(32)
+    (path / "store_key").write_bytes(other)
+    DataDirectory.open(path, takes_any_key=True).close()
+    with pytest.raises(ConfigurationError):
+        DataDirectory.open(path)
+    with DataDirectory.open(path, takes_any_key=True) as data:
+        data.adopt(store_id)
+    with DataDirectory.open(path) as data:
+        assert (data.store_id, data.store_key) == (store_id, other)
+
+
+def test_a_directory_that_becomes_another_stores_keeps_its_key(path: Path) -> None:
+    with DataDirectory.open(path) as data:
+        key = data.store_key
+        data.adopt(b"\7" * 16)
+    with DataDirectory.open(path) as again:
+        assert (again.store_id, again.store_key) == (b"\7" * 16, key)
 
 
 def test_a_strangers_directory_is_left_alone(path: Path) -> None:

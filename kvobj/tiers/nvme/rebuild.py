@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from kvobj.tiers.nvme.directory import BLOBS, INLINE, Place, extent_bytes, padde
 from kvobj.tiers.nvme.io import Disk, SystemDisk
 from kvobj.tiers.nvme.log_entries import BlobsRemoved, InlinePut, decode_entry
 from kvobj.tiers.nvme.record import RECORD_BYTES, RECORD_MAGIC, Record, decode_record
-from kvobj.tiers.nvme.segment_file import SegmentFile, segment_paths
+from kvobj.tiers.nvme.segment_file import SegmentFile, segment_number, segment_paths
 from kvobj.tiers.nvme.space import unavailable
 from kvobj.tiers.protocol import BlobNames
 
@@ -96,6 +97,23 @@ async def rebuild_directory(
             yield RebuiltBlob(record.blob_id, record.names, record.frame_bytes)
 
 
+def holds_records(directory: Path, record_key: bytes) -> bool:
+    """Whether a segment there holds a record of this store at its own place. Blocks; reads up to the first one, which as a rule is
+    the first page. OSError where files cannot be read."""
+    with mmap.mmap(-1, _PIECE_BYTES) as room, memoryview(room) as buffer:
+        for path in directory.glob("segment-*"):
+            number = segment_number(path)
+            if number is None:
+                continue
+            start = 0
+            with path.open("rb", buffering=0) as file:
+                while length := os.preadv(file.fileno(), [buffer], start) // RECORD_BYTES * RECORD_BYTES:
+                    if any(_records_of(number, start, buffer[:length], record_key)):
+                        return True
+                    start += length
+    return False
+
+
 async def restore_inline(database: Database, entries: Iterable[bytes]) -> set[BlobId]:
     """Put small frames back from the record log's entries, in their order; returns the ids that the log says were removed.
 
@@ -139,18 +157,20 @@ async def _scan(file: SegmentFile, record_key: bytes) -> AsyncIterator[tuple[lis
 def _records_in(file: SegmentFile, start: int, piece: memoryview, record_key: bytes) -> list[Record]:
     """The records in `[start, start + len(piece))` that name the place that they are at and fit the file."""
     file.read([piece], start)
-    records: list[Record] = []
+    return [
+        record
+        for record in _records_of(file.number, start, piece, record_key)
+        if record.offset + extent_bytes(record.frame_bytes) <= file.size_bytes
+    ]
+
+
+def _records_of(segment: int, start: int, piece: memoryview, record_key: bytes) -> Iterator[Record]:
     for at in range(0, len(piece), RECORD_BYTES):
         if bytes(piece[at : at + len(RECORD_MAGIC)]) != RECORD_MAGIC:
             continue
         record = decode_record(piece[at : at + RECORD_BYTES], record_key)
-        if (
-            record is not None
-            and (record.segment, record.offset) == (file.number, start + at)
-            and record.offset + extent_bytes(record.frame_bytes) <= file.size_bytes
-        ):
-            records.append(record)
-    return records
+        if record is not None and (record.segment, record.offset) == (segment, start + at):
+            yield record
 
 
 def _settle_claims(found: Sequence[Record], files: dict[int, SegmentFile], verify: Verify) -> list[Record]:
