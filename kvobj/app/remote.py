@@ -2,7 +2,7 @@
 tiers stand, the uploads and what class `shared` takes of them.
 
 A server that is away delays nothing but what needs it: the start waits a few seconds for it at most, and whatever could not be done
-then is done in the background. Only a prefix that is not this store's ends the start.
+then is done in the background. So it is with one that answers as no S3 does. Only a prefix that is not this store's ends the start.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from certificates import Authority
 from http_peers import TIMEOUT_SECONDS, Peer, Served, pattern, serving, until
 
 from kvobj.api.message import Handler, Reply, RequestBody, RequestHead
-from kvobj.errors import BusyError
+from kvobj.errors import BusyError, FrameCorruptError, KvobjError, TierUnavailableError
 
 
 class Unmeasured:
@@ -266,16 +266,29 @@ class Records(logging.Handler):
         self.records.append(record)
 
 
-class Crowded(Unmeasured):
-    """There is no room for its second view."""
+class Failing(Unmeasured):
+    """It fails before its second view."""
+
+    error: KvobjError
 
     async def views(self) -> AsyncIterator[memoryview]:
         yield memoryview(b"first")
-        raise BusyError("no room came free in time")
+        raise self.error
 
 
-async def test_a_reply_that_is_cut_off_for_want_of_room_is_one_line_of_warning() -> None:
-    stream, kept = Crowded([b"first"]), Records()
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (BusyError("no room came free in time"), "WARNING"),
+        (TierUnavailableError("the remote failed", operation="GetObject"), "WARNING"),
+        (FrameCorruptError("block checksum mismatch", block=1), "ERROR"),
+    ],
+)
+async def test_a_reply_that_is_cut_off_by_what_is_no_defect_is_one_line_of_the_log(
+    error: KvobjError, level: str
+) -> None:
+    stream, kept = Failing([b"first"]), Records()
+    stream.error = error
     log = logging.getLogger("kvobj-test-http.errors")
     log.addHandler(kept)
     try:
@@ -287,5 +300,5 @@ async def test_a_reply_that_is_cut_off_for_want_of_room_is_one_line_of_warning()
         log.removeHandler(kept)
     assert stream.closed == 1
     (record,) = kept.records
-    assert (record.levelname, record.exc_info) == ("WARNING", None)
-    assert record.getMessage() == "a reply was cut off: no room came free in time"
+    assert (record.levelname, record.exc_info) == (level, None)
+    assert record.getMessage() == f"a reply was cut off: {error}"

@@ -323,12 +323,13 @@ class World:
 async def odd_world(
     *,
     tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
     is_probed: bool = True,
     **changes: Any,  # noqa: ANN401 - as the settings have them
 ) -> AsyncIterator[World]:
     """Both of them; the bucket has been probed, unless told otherwise. `changes` are of its settings; times are short."""
     odd = OddServer()
-    listener = await asyncio.start_server(odd.serve, "127.0.0.1", 0, ssl=tls)
+    listener = await asyncio.start_server(odd.serve, host, 0, ssl=tls)
     odd.port = listener.sockets[0].getsockname()[1]
     chosen = {
         "part_bytes": 64 * 1024,
@@ -338,7 +339,7 @@ async def odd_world(
         "stall_timeout_seconds": 0.2,
         "hedge_seconds": 0.0,
     } | changes
-    endpoint = f"{'http' if tls is None else 'https'}://127.0.0.1:{odd.port}"
+    endpoint = f"{'http' if tls is None else 'https'}://{host}:{odd.port}"
     settings = RemoteSettings(endpoint, BUCKET, "access", "secret-key", **chosen)
     metrics = Metrics()
     bucket = await RemoteBucket.open(

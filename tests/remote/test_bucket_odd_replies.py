@@ -217,13 +217,63 @@ async def test_a_missing_object_is_false_and_a_bare_404_is_not_believed() -> Non
         assert (await read(world, "t/none"))[0] is False
         world.server.always = saying(Right(404, {}, b"<html>not here</html>"))
         with pytest.raises(TierUnavailableError):
-            await read(world, "t/none")
+            await read(world, "t/none", KIB)
         world.server.always = saying(error(404, "NoSuchBucket"))
         with pytest.raises(RemoteRefusedError) as caught:
             await read(world, "t/none")
         assert caught.value.reason == "bucket"
         assert world.bucket.health.state == "refused"
         assert "no such bucket" in world.bucket.health.reason
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 405])
+async def test_what_is_answered_without_an_error_code_is_no_answer_of_the_server(status: int) -> None:
+    async with odd_world() as world:
+        world.server.always = saying(Right(status, {"content-type": "text/plain"}, b"default backend"))
+        for _ in range(10):
+            with pytest.raises(TierUnavailableError):
+                await world.bucket.put("t/a", memoryview(b"body"))
+        assert world.bucket.health.state == "down"
+        assert str(status) in world.bucket.health.reason
+        assert world.count("requests_total", operation="PutObject", outcome="missing") == 0
+        assert world.count("requests_total", operation="PutObject", outcome="error") > 0
+
+
+async def test_what_the_server_does_not_have_is_no_failure_of_it() -> None:
+    async with odd_world() as world:
+        for _ in range(20):
+            assert await world.bucket.get_small("t/none", max_bytes=10) is None
+            assert await world.bucket.head("t/none") is None  # the answer to a HEAD has no body, and no code
+        assert world.bucket.health.state == "ok"
+        for operation in ("GetObject", "HeadObject"):
+            assert world.count("requests_total", operation=operation, outcome="missing") >= 20
+
+
+async def test_a_condition_length_or_range_is_refused_without_a_code_as_well_as_with_one() -> None:
+    async with odd_world() as world:
+        world.server.always = saying(Right(412))
+        for _ in range(20):
+            assert await world.bucket.put_small("t/a", b"body", if_absent=True) is None
+        world.server.always = saying(Right(416))
+        for _ in range(20):
+            with pytest.raises(TierUnavailableError):
+                await read(world)
+        world.server.always = saying(Right(413))  # of a proxy that passes no such bodies
+        for _ in range(20):
+            with pytest.raises(TierUnavailableError):
+                await world.bucket.put_small("t/a", b"body")
+        assert world.bucket.health.state == "ok"
+
+
+async def test_an_upload_that_is_answered_without_an_etag_was_not_taken_by_the_server() -> None:
+    async with odd_world() as world:
+        world.server.scripts = [saying(Right(200, {"content-type": "text/html"}, b"<html>Maintenance</html>"))]
+        await world.bucket.put("t/a", memoryview(b"body"))
+        assert world.server.objects["t/a"] == b"body"
+        assert world.count("repeats_total", operation="PutObject") == 1
+        world.server.always = saying(Right(200))
+        with pytest.raises(TierUnavailableError):
+            await world.bucket.put_small("t/b", b"body")
 
 
 @pytest.mark.parametrize(

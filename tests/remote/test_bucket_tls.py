@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 import uvloop
-from certificates import Authority
+from certificates import Authority, Pair
 from odd_server import noise, odd_world
 
 from kvobj.errors import RemoteRefusedError
@@ -19,9 +19,9 @@ from kvobj.tiers.protocol import ByteRange
 KIB: Final = 1024
 
 
-def server_context(authority: Authority, directory: Path) -> ssl.SSLContext:
+def server_context(authority: Authority, directory: Path, pair: Pair | None = None) -> ssl.SSLContext:
     certificate, key = directory / "server.pem", directory / "server.key"
-    authority.sign().write(certificate, key)
+    (pair or authority.sign()).write(certificate, key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     return context
@@ -56,5 +56,28 @@ async def test_a_certificate_of_somebody_else_is_refused_by_name(tmp_path: Path)
             await world.bucket.put("t/a", memoryview(b"secret"))
         assert caught.value.reason == "certificate"
         assert "ca_bundle" in str(caught.value)
+        assert "issuer" in str(caught.value)
         assert world.bucket.health.state == "refused"
         assert world.server.asked == []
+
+
+async def test_a_certificate_that_has_expired_is_said_to_have_and_no_bundle_is_blamed(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    tls = server_context(authority, tmp_path, authority.sign(days=-1))
+    async with odd_world(tls=tls, ca_bundle=authority.bundle, is_probed=False) as world:
+        with pytest.raises(RemoteRefusedError) as caught:
+            await world.bucket.put("t/a", memoryview(b"secret"))
+        assert caught.value.reason == "certificate"
+        assert "certificate has expired" in world.bucket.health.reason
+        assert "ca_bundle" not in str(caught.value)
+
+
+async def test_a_certificate_of_another_name_is_said_to_be_one(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    tls = server_context(authority, tmp_path)
+    async with odd_world(tls=tls, host="127.0.0.2", ca_bundle=authority.bundle, is_probed=False) as world:
+        with pytest.raises(RemoteRefusedError) as caught:
+            await world.bucket.put("t/a", memoryview(b"secret"))
+        assert caught.value.reason == "certificate"
+        assert "127.0.0.2" in world.bucket.health.reason
+        assert "ca_bundle" not in str(caught.value)

@@ -15,6 +15,7 @@ from fakes import ManualClock
 from fakes_remote import DictBucket, down, opened_bucket
 from hypothesis import given
 from hypothesis import strategies as st
+from odd_server import Right, error, odd_world, saying
 from remote_servers import RemoteStore
 
 from kvobj import __version__
@@ -193,27 +194,105 @@ async def test_a_server_that_is_down_changes_nothing(places: Places, bucket: Dic
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"),
+    ("body", "kind", "state"),
     [
-        (b"", CorruptionError),
-        (b"[]", CorruptionError),
-        (b"{}", CorruptionError),
-        (b'{"format": 1, "store_id": "00", "lineage": 1, "claim": "c"}', CorruptionError),
-        (b'{"format": 1, "store_id": "' + b"0" * 32 + b'", "lineage": 0, "claim": "c"}', CorruptionError),
-        (b'{"format": 1, "store_id": "' + b"0" * 32 + b'", "lineage": true, "claim": "c"}', CorruptionError),
-        (b'{"format": 0, "store_id": "' + b"0" * 32 + b'", "lineage": 1, "claim": "c"}', CorruptionError),
-        (b'{"format": 2, "store_id": "' + b"0" * 32 + b'", "lineage": 1, "claim": "c"}', ConfigurationError),
+        (b"", TierUnavailableError, "unclaimed"),
+        (b"[]", TierUnavailableError, "unclaimed"),
+        (b"{}", TierUnavailableError, "unclaimed"),
+        (b'{"format": 1, "store_id": "00", "lineage": 1, "claim": "c"}', TierUnavailableError, "unclaimed"),
+        (
+            b'{"format": 1, "store_id": "' + b"0" * 32 + b'", "lineage": 0, "claim": "c"}',
+            TierUnavailableError,
+            "unclaimed",
+        ),
+        (
+            b'{"format": 1, "store_id": "' + b"0" * 32 + b'", "lineage": true, "claim": "c"}',
+            TierUnavailableError,
+            "unclaimed",
+        ),
+        (
+            b'{"format": 0, "store_id": "' + b"0" * 32 + b'", "lineage": 1, "claim": "c"}',
+            TierUnavailableError,
+            "unclaimed",
+        ),
+        (b'{"format": 2, "store_id": "' + b"0" * 32 + b'", "lineage": 1, "claim": "c"}', ConfigurationError, "refused"),
     ],
 )
 async def test_what_cannot_be_read_is_left_alone(
-    places: Places, bucket: DictBucket, body: bytes, kind: type[Exception]
+    places: Places, bucket: DictBucket, body: bytes, kind: type[Exception], state: IdentityState
 ) -> None:
     bucket.objects[KEY] = body
     identity = places.start()
     with pytest.raises(kind):
         await identity.claim(STORE)
     assert bucket.objects[KEY] == body
-    assert identity.state == "refused"
+    assert identity.state == state
+
+
+PAGE = Right(200, {"content-type": "text/html", "etag": '"page"'}, b"<html>Maintenance</html>")
+
+
+def another_claim(made: bytes) -> Right:
+    """The record with another claim, as a flipped bit makes it."""
+    return Right(200, {"etag": '"flipped"'}, made.replace(b'"claim": "', b'"claim": "f'))
+
+
+async def test_a_page_in_place_of_store_json_is_no_answer_and_the_claim_is_made_once_it_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with odd_world() as world:
+        identity = Places(tmp_path, world.bucket, prefix="t/").start()
+        watch = IdentityWatch(identity, STORE, log=logging.getLogger("watch"))
+        world.server.always = saying(PAGE)
+        with pytest.raises(TierUnavailableError, match=r"store.json .*s3/bucket/store.json"):
+            await identity.claim(STORE)
+        assert (identity.state, identity.may_write()) == ("unclaimed", False)
+        assert "s3/bucket/store.json" in identity.reason
+        for _ in range(2):
+            await watch.look()
+        told = [record.getMessage() for record in caplog.records if record.name == "watch"]
+        assert len(told) == 1
+        assert "s3/bucket/store.json" in told[0]
+        assert "t/store.json" not in world.server.objects
+        world.server.always = None
+        await watch.look()
+        assert identity.may_write()
+
+
+@pytest.mark.parametrize("oddity", ["a page", "nothing", "an empty body", "another claim"])
+async def test_one_odd_answer_for_store_json_changes_nothing(tmp_path: Path, oddity: str) -> None:
+    async with odd_world() as world:
+        places = Places(tmp_path, world.bucket, prefix="t/")
+        identity = places.start()
+        await identity.claim(STORE)
+        odd = {
+            "a page": PAGE,
+            "nothing": error(404, "NoSuchKey"),
+            "an empty body": Right(200, {"etag": '"empty"'}),
+            "another claim": another_claim(world.server.objects["t/store.json"]),
+        }[oddity]
+        world.server.scripts = [saying(odd)]
+        assert await identity.check()
+        assert not world.server.scripts
+        world.server.scripts = [saying(odd)]
+        again = places.start()
+        assert await again.claim(STORE) == "claimed"
+        assert not world.server.scripts
+
+
+async def test_a_page_that_stays_in_place_of_store_json_changes_nothing_either(tmp_path: Path) -> None:
+    async with odd_world() as world:
+        places = Places(tmp_path, world.bucket, prefix="t/")
+        identity = places.start()
+        await identity.claim(STORE)
+        world.server.always = saying(PAGE)
+        with pytest.raises(TierUnavailableError):
+            await identity.check()
+        assert identity.may_write()
+        again = places.start()
+        with pytest.raises(TierUnavailableError):
+            await again.claim(STORE)
+        assert again.state == "unclaimed"
 
 
 @given(
@@ -277,25 +356,37 @@ async def test_the_watch_claims_when_the_server_comes_up_and_tells_of_changes_on
     assert "goes on with this store: lineage 2" in told[1]
 
 
-async def test_the_watch_goes_on_looking(places: Places) -> None:
+async def test_the_watch_goes_on_looking_and_sooner_while_the_place_is_not_its_own(
+    places: Places, bucket: DictBucket
+) -> None:
     identity = places.start("a")
-    turns = asyncio.Semaphore(0)
+    turns, pauses = asyncio.Semaphore(0), list[float]()
+    asleep = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
-        assert seconds == 30.0
+        pauses.append(seconds)
+        asleep.set()
         await turns.acquire()
 
-    changed = asyncio.Event()
-    watch = IdentityWatch(
-        identity, STORE, log=logging.getLogger("watch"), on_changed=lambda _: changed.set(), sleep=sleep
-    )
+    watch = IdentityWatch(identity, STORE, log=logging.getLogger("watch"), sleep=sleep)
     watch.start()
-    async with asyncio.timeout(5):
-        await changed.wait()
-        changed.clear()
-        await places.start("b").take_over(STORE)
+
+    async def look() -> None:
+        asleep.clear()
         turns.release()
-        await changed.wait()
+        await asleep.wait()
+
+    async with asyncio.timeout(5):
+        await asleep.wait()
+        assert (identity.state, pauses) == ("claimed", [30.0])
+        written = bucket.objects.pop(KEY)
+        await look()
+        assert (identity.state, pauses[-1]) == ("refused", 2.0)
+        bucket.objects[KEY] = written
+        await look()
+        assert (identity.state, pauses[-1]) == ("claimed", 30.0)
+        await places.start("b").take_over(STORE)
+        await look()
     assert identity.is_fenced
     await watch.aclose()
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from kvobj.api.message import BodyStream, Reply, whole_of
 from kvobj.clock import Clock
-from kvobj.errors import CapacityError
+from kvobj.errors import CapacityError, CorruptionError, UnavailableError
 from kvobj.wire.body_handover import Wire
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -97,8 +97,10 @@ class ReplyWriter:
             is_whole = True
         except ConnectionError:
             return False
-        except CapacityError as error:  # no defect: there is much to do
-            self._log.warning("a reply was cut off: %s", error)
+        except (CapacityError, UnavailableError, CorruptionError) as error:
+            # No defect: there is much to do, a tier does not answer, or what it gives is damaged, which somebody should know.
+            level = logging.ERROR if isinstance(error, CorruptionError) else logging.WARNING
+            self._log.log(level, "a reply was cut off: %s", error)
             return False
         except Exception:  # noqa: BLE001 - whatever the store failed with, the reply is cut and the connection reset
             self._log.exception("a reply could not be completed")

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvobj.clock import Clock
 from kvobj.errors import IncompleteBodyError
-from kvobj.tiers.remote.faults import RemoteFault
+from kvobj.tiers.remote.faults import INVALID_CERTIFICATE, UNTRUSTED_CERTIFICATE, RemoteFault
 from kvobj.wire.body_handover import ReceiveMode, Wire
 from kvobj.wire.response_head import (
     CHUNK_LINE_BYTES_MAX,
@@ -32,6 +32,8 @@ _IDLE_SECONDS: Final = 15.0
 _UPLOAD_PATIENCE: Final = 5.0
 """A body on its way up is begun anew where one that comes down is gone on with, and a server whose disks are behind reads on only
 when they are not: it may stand still for so many times as long."""
+_UNKNOWN_ISSUER: Final = frozenset({2, 18, 19, 20, 21})
+"""Of OpenSSL's `X509_V_ERR_...`: those that a CA bundle with the right authority would cure."""
 _CRLF: Final = b"\r\n"
 
 
@@ -289,9 +291,8 @@ class ConnectionPool:
         except TimeoutError as error:
             raise RemoteFault("timeout", f"no connection to {self._host}:{self._port} in time") from error
         except ssl.SSLCertVerificationError as error:
-            raise RemoteFault(
-                "refused", error.verify_message, code="UntrustedCertificate", is_repeatable=False
-            ) from error
+            code = UNTRUSTED_CERTIFICATE if error.verify_code in _UNKNOWN_ISSUER else INVALID_CERTIFICATE
+            raise RemoteFault("refused", error.verify_message, code=code, is_repeatable=False) from error
         except OSError as error:
             raise RemoteFault("network", f"no connection to {self._host}:{self._port}: {error}") from error
         self.made += 1

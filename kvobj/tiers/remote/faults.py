@@ -14,13 +14,14 @@ from kvobj.errors import KvobjError, RemoteRefusedError, StoreFullError, TierUna
 
 FaultKind = Literal["network", "timeout", "server", "busy", "down", "refused", "full", "client"]
 
-_NOT_FOUND: Final = 404
 _TIMEOUT: Final = 408
 _TOO_MANY: Final = 429
 _FIRST_SERVER_ERROR: Final = 500
 _NOT_IMPLEMENTED: Final = 501
 _UNAVAILABLE: Final = 503
 _INSUFFICIENT_STORAGE: Final = 507
+_OF_THE_REQUEST: Final = frozenset({412, 413, 416})
+"""Statuses that speak of this request's condition, length or range and of nothing else, also where no code stands beside them."""
 _RETRY_AFTER_SECONDS_MAX: Final = 60.0
 _CODE_CHARACTERS_MAX: Final = 64
 _MESSAGE_CHARACTERS_MAX: Final = 200
@@ -44,6 +45,10 @@ _TRANSIENT_CODES: Final = frozenset(
     }
 )
 CLOCK_CODES: Final = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
+UNTRUSTED_CERTIFICATE: Final = "UntrustedCertificate"
+"""The code, of this package's own, where nobody who is trusted has signed the server's certificate."""
+INVALID_CERTIFICATE: Final = "InvalidCertificate"
+"""Where it is signed, and not to be used all the same: it has expired, or is of another name."""
 _REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
     "InvalidAccessKeyId": (
         "credentials",
@@ -71,10 +76,11 @@ _REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
         "region",
         "the remote refuses the signature's region: check region of the remote tier",
     ),
-    "UntrustedCertificate": (
+    UNTRUSTED_CERTIFICATE: (
         "certificate",
-        "the remote's certificate is not trusted: check ca_bundle of the remote tier",
+        "the remote's certificate is of an issuer that is not trusted, check ca_bundle of the remote tier",
     ),
+    INVALID_CERTIFICATE: ("certificate", "the remote's certificate is not valid"),
     "DeletesNothing": ("deletes", "the remote does not delete objects: a store on it would grow without end"),
     "InvalidBucketName": ("bucket", "the remote does not take the bucket's name"),
 }
@@ -117,6 +123,8 @@ class RemoteFault(Exception):  # noqa: N818 - not an error yet: it may be repeat
         match self.kind:
             case "refused":
                 reason, sentence = _REFUSALS.get(self.code, ("access", self.detail))
+                if reason == "certificate":
+                    sentence = f"{sentence}: {self.detail}"
                 return RemoteRefusedError(sentence, reason=reason, **data)
             case "full":
                 return StoreFullError("the remote is full", **data)
@@ -130,8 +138,10 @@ class RemoteFault(Exception):  # noqa: N818 - not an error yet: it may be repeat
                 return TierUnavailableError("the remote failed", **data)
 
 
-def fault_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> RemoteFault:
-    """The fault that an answer which is no success tells."""
+def fault_of_answer(status: int, headers: Mapping[str, str], body: bytes, *, has_code: bool = True) -> RemoteFault:
+    """The fault that an answer which is no success tells. `has_code`: a server would say by a code why it refuses, since its
+    answer has a body. Who says none there (a load balancer without a backend, a page of a proxy) is not the server, and it is as
+    if that had failed."""
     code, message = error_of(body)
     detail = f"{status} {code or 'without a code'}{': ' if message else ''}{message}"
     retry_after = _retry_after(headers.get("retry-after", ""))
@@ -157,7 +167,8 @@ def fault_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Rem
         return fault("client" if status < _FIRST_SERVER_ERROR else "server", is_repeatable=True)
     if status >= _FIRST_SERVER_ERROR:
         return fault("server", is_repeatable=status != _NOT_IMPLEMENTED)
-    return fault("client", is_repeatable=False)
+    is_nobodys = has_code and not code and status not in _OF_THE_REQUEST
+    return fault("server" if is_nobodys else "client", is_repeatable=is_nobodys)
 
 
 def error_of(body: bytes) -> tuple[str, str]:

@@ -35,6 +35,7 @@ FORMAT_VERSION: Final = 1
 """Of all that lies under the prefix."""
 CHECK_SECONDS: Final = 30.0
 UNCLAIMED_SECONDS: Final = 2.0
+"""As long as the prefix is not known to be this store's: until then nothing is written there."""
 
 IdentityState = Literal["unclaimed", "claimed", "fenced", "refused"]
 """`unclaimed`: the server has not been reached yet; `fenced`: another claim of this store stands there; `refused`: another store's
@@ -96,6 +97,11 @@ class StoreRecord:
         if not is_sound:
             raise CorruptionError("store.json on the remote is not one")
         return cls(store_id, lineage, claim, made, made_by)
+
+
+class UnreadableRecordError(TierUnavailableError):
+    """What is answered for `store.json` is none: damaged, or a page of whoever stands where the remote should be. As good as no
+    answer: nobody knows whose the prefix is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,8 @@ class StoreIdentity:
         return self.state == "claimed"
 
     async def read(self) -> StoreRecord | None:
-        """What `store.json` says; None where there is none. `CorruptionError`, `ConfigurationError` (newer format)."""
+        """What `store.json` says; None where there is none. `TierUnavailableError` where the server does not answer, as
+        `UnreadableRecordError` where it answers with what is none; `ConfigurationError` for a newer format."""
         found = await self._read()
         return None if found is None else found[0]
 
@@ -197,7 +204,8 @@ class StoreIdentity:
         """Make the prefix this store's, or find that it is. At each start, and again where the server did not answer.
 
         `ConfigurationError` where it cannot be: the prefix is another store's; this data directory never joined the store that lies
-        there; or `store.json`, which this store wrote, is gone. `TierUnavailableError` where the server does not answer.
+        there; or `store.json`, which this store wrote, is gone. `TierUnavailableError` where the server does not answer, or with
+        what is no `store.json`: then nothing has changed. `CorruptionError` where the data directory's own claim cannot be read.
         """
         async with self._turn:
             try:
@@ -212,7 +220,7 @@ class StoreIdentity:
             raise ConfigurationError([f"{self._file}: is another store's"])
         self._own = own
         for _ in range(_TRIES):
-            found = await self._read()
+            found = await self._read_expecting(own)
             if found is not None:
                 return await self._join(found[0], own, store_id)
             if own is not None and own.is_made:
@@ -279,16 +287,17 @@ class StoreIdentity:
 
     async def check(self) -> bool:
         """Look whether the prefix is still this store's; `may_write` afterwards. `TierUnavailableError` where the server does not
-        answer: then nothing has changed."""
+        answer, or with what is no `store.json`: then nothing has changed."""
         own = self._own
         if own is None or not own.is_made:
             return self.may_write()
         async with self._turn:
             try:
-                record = await self.read()
-            except (ConfigurationError, CorruptionError) as error:
+                found = await self._read_expecting(own)
+            except ConfigurationError as error:
                 self._settle("refused", str(error))
                 return False
+            record = None if found is None else found[0]
             if record is None:
                 self._settle("refused", f"{self._where}: store.json is gone")
             elif record.store_id != own.store_id:
@@ -331,9 +340,29 @@ class StoreIdentity:
         finally:
             await self._sleep(self._settle_seconds)
 
+    async def _read_expecting(self, own: LocalClaim | None) -> tuple[StoreRecord, str] | None:
+        """What stands there. Where ours stood and something else is found, it is what a second look finds: one odd answer (of a
+        load balancer, of a backend that is not the bucket's) must neither end a start nor stop all writing."""
+        if own is None or not own.is_made:
+            return await self._read()
+        try:
+            found = await self._read()
+        except (ConfigurationError, UnreadableRecordError):
+            found = None
+        if found is not None and (found[0].store_id, found[0].claim) == (own.store_id, own.claim):
+            return found
+        return await self._read()
+
     async def _read(self) -> tuple[StoreRecord, str] | None:
         found = await self._bucket.get_small(self._key, max_bytes=_RECORD_BYTES_MAX)
-        return None if found is None else (StoreRecord.decode(found[0]), found[1])
+        if found is None:
+            return None
+        try:
+            return StoreRecord.decode(found[0]), found[1]
+        except CorruptionError as error:
+            if self.state == "unclaimed":
+                self.reason = f"{self._where}: {error}"
+            raise UnreadableRecordError(str(error), where=self._where) from error
 
     def _settle(self, state: IdentityState, reason: str) -> IdentityState:
         self.state, self.reason = state, reason
@@ -341,9 +370,10 @@ class StoreIdentity:
 
 
 class IdentityWatch(BackgroundWorker):
-    """Looks every `interval_seconds` whether the prefix is still this store's, or claims it where that could not be done yet, for
-    which it looks more often (nothing is written to the remote before): a remote that comes back is used at once; logs
-    each change once and calls `on_changed` with it."""
+    """Looks every `interval_seconds` whether the prefix is still this store's, or claims it where that could not be done yet. While
+    it is not this store's, as far as is known, it looks more often (nothing is written to the remote then): a remote that comes
+    back is used at once. Logs each change once and calls `on_changed` with it; an answer that is no `store.json` changes nothing
+    and is logged once, too."""
 
     worker_name = "remote-identity"
 
@@ -365,17 +395,24 @@ class IdentityWatch(BackgroundWorker):
         self._interval_seconds = interval_seconds
         self._sleep = sleep
         self._told = (identity.state, identity.reason)
+        self._is_unreadable = False
 
     async def look(self) -> None:
-        """Look now. A server that does not answer changes nothing."""
+        """Look now. A server that does not answer, or with what is no `store.json`, changes nothing."""
         try:
             if self._identity.lineage:
                 await self._identity.check()
             else:
                 await self._identity.claim(self._store_id)
+        except UnreadableRecordError as error:
+            if not self._is_unreadable:
+                self._is_unreadable = True
+                self._log.warning("whose the place on the remote is cannot be told, it is looked at again: %s", error)
+            return
         except KvobjError as error:  # what is wrong with the prefix is the state's reason by now
             if isinstance(error, UnavailableError):
                 return
+        self._is_unreadable = False
         self._tell()
 
     def _tell(self) -> None:
@@ -392,8 +429,8 @@ class IdentityWatch(BackgroundWorker):
     async def _run(self) -> None:
         while True:
             await self.look()
-            is_known = self._identity.state != "unclaimed"
-            await self._sleep(self._interval_seconds if is_known else min(UNCLAIMED_SECONDS, self._interval_seconds))
+            is_ours = self._identity.may_write()
+            await self._sleep(self._interval_seconds if is_ours else min(UNCLAIMED_SECONDS, self._interval_seconds))
 
 
 def _foreign(where: str, record: StoreRecord) -> str:

@@ -37,6 +37,7 @@ S3_PART_BYTES_MIN: Final = 5 * 2**20
 _BODY: Final = b"kvobj probes what this server can do\n"
 _OTHER: Final = b"another body\n"
 _WRONG_ETAG: Final = f'"{"0" * 32}"'
+_BAD_REQUEST: Final = 400
 _PRECONDITION_FAILED: Final = 412
 _PARTIAL: Final = 206
 _LEFT_MAX: Final = 100
@@ -123,7 +124,7 @@ class Prober:
         try:
             await self._requests.ask(request, until=self._until, on_fault=_give_up_if_refused)
         except RemoteFault as fault:
-            if fault.kind in ("client", "refused"):
+            if fault.kind in ("client", "refused") or fault.status == _BAD_REQUEST:
                 return True
             raise
         return False
@@ -261,5 +262,5 @@ class Prober:
 
 def _give_up_if_refused(fault: RemoteFault) -> None:
     """A repeat would be refused, too: it is meant to be."""
-    if fault.kind == "client":
+    if fault.kind == "client" or fault.status == _BAD_REQUEST:
         raise fault

@@ -314,9 +314,9 @@ class Requests:
             self._breaker.failed()
         else:
             self._breaker.succeeded()
-        self.instruments.count(
-            operation, _OUTCOMES.get(fault.kind, "error") if fault.status != _NOT_FOUND else "missing"
-        )
+        # A 404 of somebody in the server's place is of another kind.
+        is_missing = fault.status == _NOT_FOUND and fault.kind == "client"
+        self.instruments.count(operation, "missing" if is_missing else _OUTCOMES.get(fault.kind, "error"))
         self._on_outcome(fault)
         return fault
 
@@ -338,6 +338,7 @@ class Requests:
             seconds = self.clock.monotonic() - started
             self.instruments.head(request.operation, seconds)
             if head.status in _SUCCESSES:
+                _check_taken(request, head)
                 if request.method == "GET":
                     self._times.add(seconds)
                 return Exchange(self, request, connection, head, started)
@@ -349,7 +350,9 @@ class Requests:
                 raise RemoteFault("network", str(error) or type(error).__name__) from error
             raise
         self.let_go(connection, is_kept=head.is_kept)
-        raise fault_of_answer(head.status, head.headers, body)
+        # An answer to HEAD has no body; who accepts another form than XML is told in that.
+        has_code = request.method != "HEAD" and "accept" not in request.headers
+        raise fault_of_answer(head.status, head.headers, body, has_code=has_code)
 
     async def _asked(self, connection: RemoteConnection, request: RemoteRequest) -> ResponseHead:
         has_length = len(request.body) or request.method in ("PUT", "POST")
@@ -388,6 +391,13 @@ class Requests:
         if not task.cancelled() and task.exception() is None:
             exchange = task.result()
             self.let_go(exchange.connection, is_kept=False)
+
+
+def _check_taken(request: RemoteRequest, head: ResponseHead) -> None:
+    """An S3 server answers what it has stored by its ETag. Of whoever answers without, nothing was stored: believed, it would let
+    this node's copy go."""
+    if request.operation in _UPLOADS and not head.headers.get("etag"):
+        raise RemoteFault("server", f"an upload was answered {head.status} without an ETag", status=head.status)
 
 
 class _StallWatch:
