@@ -72,6 +72,10 @@ class BodyTimeoutError(IncompleteBodyError):
     """The body came too slowly and was given up."""
 
 
+class TooManyUploadsError(InvalidRequestError):
+    """The bucket has as many multipart uploads in progress as it may have, `limit`: complete or abort some."""
+
+
 class BatchTooLargeError(InvalidRequestError):
     """One call names more chunks, pins or tokens than its bound."""
 

@@ -37,6 +37,7 @@ from kvobj.errors import (
     NoSuchUploadError,
     PreconditionFailedError,
     StoreFullError,
+    TooManyUploadsError,
 )
 from kvobj.ids import BlobIdAllocator
 from kvobj.store.commit import kv_etag
@@ -153,8 +154,10 @@ class FakeCatalog:
             next_after=page[-1][0] if len(names) > len(page) else None,
         )
 
-    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None, limit: int | None = None) -> None:
         self.require(upload.bucket)
+        if limit is not None and sum(bucket == upload.bucket for bucket, _, _ in self.uploads) >= limit:
+            raise TooManyUploadsError("too many uploads", limit=limit)
         if made_ms not in (None, self.bucket_rows[upload.bucket].created_ms):
             raise NoSuchBucketError("no such bucket", bucket=upload.bucket)
         self.uploads[upload.bucket, upload.key, upload.upload_id] = upload

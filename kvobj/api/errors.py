@@ -42,6 +42,7 @@ from kvobj.errors import (
     NoSuchNamespaceError,
     NoSuchSessionError,
     NoSuchUploadError,
+    NoSuchUserError,
     NotFoundError,
     NotSharedError,
     ParentNotFoundError,
@@ -49,6 +50,7 @@ from kvobj.errors import (
     PreconditionFailedError,
     QuotaExceededError,
     SessionExpiredError,
+    TooManyUploadsError,
     UnavailableError,
 )
 
@@ -129,6 +131,7 @@ _STATUS: Final[dict[str, tuple[int, str]]] = {
     "NoSuchBucket": (404, "The specified bucket does not exist"),
     "NoSuchBucketPolicy": (404, "The bucket policy does not exist"),
     "NoSuchCORSConfiguration": (404, "The CORS configuration does not exist"),
+    "NoSuchEntity": (404, "The user does not exist."),
     "NoSuchKey": (404, "The specified key does not exist."),
     "NoSuchLifecycleConfiguration": (404, "The lifecycle configuration does not exist"),
     "NoSuchNamespace": (404, "The specified namespace does not exist."),
@@ -192,6 +195,7 @@ _CODES: Final[tuple[tuple[type[KvobjError], str], ...]] = (
     (DigestMismatchError, "BadDigest"),
     (BodyTimeoutError, "RequestTimeout"),
     (IncompleteBodyError, "IncompleteBody"),
+    (TooManyUploadsError, "TooManyUploads"),
     (BatchTooLargeError, "BatchTooLarge"),
     (InvalidChunkIdError, "InvalidChunkId"),
     (InvalidTokensError, "InvalidTokens"),
@@ -204,6 +208,7 @@ _CODES: Final[tuple[tuple[type[KvobjError], str], ...]] = (
     (NoSuchUploadError, "NoSuchUpload"),
     (NoSuchNamespaceError, "NoSuchNamespace"),
     (NoSuchSessionError, "NoSuchSession"),
+    (NoSuchUserError, "NoSuchEntity"),
     (NotFoundError, "NoSuchKey"),
     (PreconditionFailedError, "PreconditionFailed"),
     (ImmutableChunkError, "ImmutableChunk"),
@@ -240,6 +245,8 @@ _ELEMENTS: Final[tuple[tuple[type[KvobjError], str, str], ...]] = (
     (NoSuchKeyError, "key", "Key"),
     (DocumentTooLargeError, "limit_bytes", "MaxMessageLengthBytes"),
     (ParentNotFoundError, "parent", "Parent"),
+    (TooManyUploadsError, "limit", "Limit"),
+    (AccessDeniedError, "hint", "Hint"),
 )
 
 _METHODS: Final = "GET, HEAD, PUT, POST, DELETE, OPTIONS"

@@ -42,7 +42,6 @@ from kvobj.api.request import encode_key
 from kvobj.api.settings.lifecycle_headers import abort_headers
 from kvobj.api.settings.new_object import acl_of_object, tags_of_object
 from kvobj.api.timestamps import iso_time
-from kvobj.api.upload_bound import UploadBound
 from kvobj.catalog.rows import MAX_PARTS, BucketKind, BucketRow, Checksum, Durability, ObjectRow, UploadRow
 from kvobj.errors import InvalidPartError, InvalidRequestError, NoSuchUploadError, PreconditionFailedError
 from kvobj.store.multipart import CompletedPart, choose_parts, multipart_etag
@@ -58,7 +57,6 @@ class MultipartUploads:
     def __init__(self, store: ObjectStore, *, new_upload_id: Callable[[int], str]) -> None:
         self._store = store
         self._new_upload_id = new_upload_id
-        self._bound = UploadBound(store.catalog)
 
     async def create(self, exchange: Exchange, operation: CreateMultipartUpload) -> Reply:
         """Begin an upload; its headers and metadata are those the object will have."""
@@ -98,8 +96,7 @@ class MultipartUploads:
             acl=await acl_of_object(exchange, access.rights, operation.key),
             tags=tags_of_object(exchange, access.rights, operation.key),
         )
-        await self._bound.admit(upload.bucket, limit=settings.bucket_uploads)
-        await catalog.create_upload(upload, made_ms=bucket.created_ms)
+        await catalog.create_upload(upload, made_ms=bucket.created_ms, limit=settings.bucket_uploads)
         reply = exchange.xml(
             xml.document(
                 "InitiateMultipartUploadResult",

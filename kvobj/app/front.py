@@ -142,7 +142,14 @@ def worker_processes(
     durable, volatile = node.database.directories
     orders = WorkerOrders(
         listeners=(),
-        s3=S3Orders.of(s3_settings(settings, host_id=node.data.store_id.hex(), dram_bytes=node.arena.capacity_bytes)),
+        s3=S3Orders.of(
+            s3_settings(
+                settings,
+                host_id=node.data.store_id.hex(),
+                dram_bytes=node.arena.capacity_bytes,
+                workers=workers,
+            )
+        ),
         http=http_settings(settings, "s3", workers=workers),
         log=settings.log,
         tls=tls,

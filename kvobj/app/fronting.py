@@ -13,12 +13,14 @@ from kvobj.config.settings import Settings
 _RECEIVER_THREADS_MAX: Final = 8
 _BURSTS_SHARE: Final = 16
 """Of the arena one byte in so many may be kept for bursts on their way."""
+_CHANCE: Final = 8
+"""So many connections more than its share of them a worker takes in any case, beside the half of it."""
 _BUSY_CORES: Final = 2
 """The event loop's, and one for digests and the database."""
 
 
-def s3_settings(settings: Settings, *, host_id: str, dram_bytes: int) -> S3Settings:
-    """Of the S3 service. `host_id` is the store's; `dram_bytes` what its arena has."""
+def s3_settings(settings: Settings, *, host_id: str, dram_bytes: int, workers: int = 1) -> S3Settings:
+    """Of the S3 service, or of one worker's. `host_id` is the store's; `dram_bytes` what its arena has."""
     server = settings.server
     rules = HostRules(
         hosts=dict(server.hosts),
@@ -36,12 +38,13 @@ def s3_settings(settings: Settings, *, host_id: str, dram_bytes: int) -> S3Setti
         bucket_uploads=settings.limits.bucket_uploads,
         has_remote=settings.remote is not None,
         upstream_buckets=frozenset(upstream.bucket for upstream in settings.upstreams),
-        bursts_bytes=dram_bytes // _BURSTS_SHARE,
+        bursts_bytes=dram_bytes // _BURSTS_SHARE // workers,
     )
 
 
 def http_settings(settings: Settings, name: str, *, workers: int = 1) -> HttpSettings:
-    """Of one port, or of one worker's share of it: numbers of connections and requests are divided, rounded up."""
+    """Of one port, or of one worker's share of it: numbers of connections and requests are divided, rounded up, and connections
+    have room for chance."""
     limits = settings.limits
     return HttpSettings(
         name=name,
@@ -52,12 +55,18 @@ def http_settings(settings: Settings, name: str, *, workers: int = 1) -> HttpSet
         keep_alive_seconds=limits.idle_timeout_seconds,
         body_stall_seconds=limits.progress_timeout_seconds,
         send_stall_seconds=limits.progress_timeout_seconds,
-        connections=-(-limits.connections // workers),
-        address_connections=-(-limits.address_connections // workers),
+        connections=_connections_share(limits.connections, workers),
+        address_connections=_connections_share(limits.address_connections, workers),
         handler_requests=-(-limits.concurrent_requests // workers),
         queue_seconds=limits.reserve_timeout_seconds,
         receiver_threads=receiver_threads(len(os.sched_getaffinity(0)), workers=workers),
     )
+
+
+def _connections_share(limit: int, workers: int) -> int:
+    """How many connections one worker takes. The kernel deals them out by chance, and again by chance those of a worker that died:
+    with the bare quotient the first would be refused long before all have the limit."""
+    return min(limit, -(-3 * limit // (2 * workers)) + _CHANCE)
 
 
 def receiver_threads(cores: int, *, workers: int = 1) -> int:

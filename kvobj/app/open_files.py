@@ -11,16 +11,22 @@ import resource
 
 from kvobj.config.settings import LimitSettings
 
-_PORTS = 2
 _WANTED_FILES = 65_536
 _OWN_FILES = 512
 """Listening sockets, the catalog's environments, the record log, segments of the nvme tier, mappings, and room."""
 
 
-def allow_open_files(limits: LimitSettings, log: logging.Logger) -> None:
+_FILES_OF_A_WORKER = 3
+"""Its listening socket, which all others inherit too, and in the store process the pair of sockets and what tells of its end."""
+
+
+def allow_open_files(limits: LimitSettings, log: logging.Logger, *, workers: int = 1) -> None:
     """Raise the soft limit to 65,536, or more where needed, as far as the hard one lets it; a warning where that is too little.
-    Never lowers it."""
-    needed = _PORTS * limits.connections + _OWN_FILES
+    Never lowers it. Worker processes inherit it: each process has connections of one port then, and one process those of both."""
+    ports, where = 2, "each of two ports"
+    if workers > 1:
+        ports, where = 1, f"the admin port, or on that of {workers} workers,"
+    needed = ports * limits.connections + _OWN_FILES + (_FILES_OF_A_WORKER * (workers + 1) if workers > 1 else 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(needed, _WANTED_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -30,8 +36,9 @@ def allow_open_files(limits: LimitSettings, log: logging.Logger) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < needed:
         log.warning(
-            "the limit of open files is %d, %d connections on each of two ports may need %d",
+            "the limit of open files is %d, %d connections on %s may need %d",
             allowed,
             limits.connections,
+            where,
             needed,
         )

@@ -70,7 +70,7 @@ _REMOTE_SHARE = 4.0
 def run(settings: Settings, environment: Mapping[str, str]) -> int:
     """Serve until a signal says to stop; the process's exit status. `environment` may name sockets to take over."""
     log = start_logging(settings.log)
-    allow_open_files(settings.limits, log)
+    allow_open_files(settings.limits, log, workers=settings.server.workers)
     gc.disable()  # until the start is done: see `cli`, which has done so too where it was the one that called
     with DataDirectory.open(settings.server.data) as data, uvloop_runner() as runner:
         runner.run(_serve(settings, data, environment, log))

@@ -192,7 +192,7 @@ class Worker(WorkerCalls):
             same_host=None if orders.levels is None else (RemoteGranting(calls), orders.levels),
             executor=self._executor,
         )
-        self._lines = LineWriter()
+        self._lines = LineWriter(is_shared=True)
         self._http = HttpServer(
             self._upstreams.handler(service.handle),
             settings=orders.http,

@@ -33,6 +33,9 @@ from kvobj.workers.desk import Desk, StoreParts
 from kvobj.workers.shared_words import SharedWords
 
 START_SECONDS: Final = 60.0
+"""So long one worker may take to be ready, and the next after it: all of them share the cores, so that many take longer in all."""
+STARTING_MAX: Final = 2 * len(os.sched_getaffinity(0))
+"""So many start at once: more would each take as much longer, and the first be as late as the last."""
 SILENT_SECONDS: Final = 10.0
 REPLACING_SECONDS: Final = 2.0
 """For so long after the last that served has ended, the next is taken to be on its way: the idle process takes a tenth of it, one
@@ -176,6 +179,10 @@ class WorkerPool:
         self._spare: _Launched | None = None
         self._spare_due = 0.0
         self._served_at = -REPLACING_SECONDS
+        self._turns = asyncio.Semaphore(STARTING_MAX)
+        self._start_limit: asyncio.Timeout | None = None
+        self._progressed_at = 0.0
+        """When a worker was ready last, of those that the node waits for at its start."""
         self._all_can: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._may_accept = asyncio.Event()
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -194,35 +201,51 @@ class WorkerPool:
         return asyncio.get_running_loop().time() - self._served_at < REPLACING_SECONDS
 
     async def start(self, before_accepting: Callable[[], None]) -> None:
-        """See `Front.start`: all can accept before any does. `UnavailableError` where one ends before, or takes too long."""
+        """See `Front.start`: all can accept before any does. `UnavailableError` where one ends before, or the next takes too long
+        (`START_SECONDS`)."""
         for place in self._places:
             self._tasks.append(asyncio.create_task(self._keep(place), name=f"worker-{place.number}"))
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(START_SECONDS) as self._start_limit:
                 await self._all_can
                 before_accepting()
                 self._may_accept.set()
                 await self._first
         except TimeoutError as error:
             raise UnavailableError("a worker process does not start", seconds=START_SECONDS) from error
+        finally:
+            self._start_limit = None
+
+    def _note_progress(self) -> None:
+        """A worker is ready: the next has as long again."""
+        if self._start_limit is not None and not self._start_limit.expired():
+            self._progressed_at = asyncio.get_running_loop().time()
+            self._start_limit.reschedule(self._progressed_at + START_SECONDS)
 
     # -- one worker ----------------------------------------------------------------------------------------------
     async def _keep(self, place: _Place) -> None:
         """Have a worker in this place until the node stops."""
         pause_seconds = 0.0
         loop = asyncio.get_running_loop()
-        while not self._is_stopping:
+        while True:
+            await self._turns.acquire()
+            if self._is_stopping:
+                self._turns.release()
+                return
             try:
                 process = place.process = await self._spawn(place.number)
             except OSError as error:  # no process or descriptor to be had now
+                self._turns.release()
                 self._log.error("a worker process cannot be started, will retry: %s", error)
                 await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
                 continue
+            process.can_accept.add_done_callback(lambda _: self._turns.release())
             admitting = asyncio.create_task(self._admit(process), name=f"worker-{place.number}-admit")
             status = await self._watch(process)
             if process.ready.done():
                 self._served_at = loop.time()
             admitting.cancel()
+            process.can_accept.cancel()  # its turn is over, if it still had it
             lived_seconds = loop.time() - process.started_at
             await process.desk.aclose()
             place.note_end(process, status)
@@ -265,6 +288,7 @@ class WorkerPool:
     async def _admit(self, process: _Process) -> None:
         """Let a worker accept as soon as it can and all others could."""
         await process.can_accept
+        self._note_progress()
         if all(place.process is not None and place.process.can_accept.done() for place in self._places):
             _set(self._all_can)
         await self._may_accept.wait()
@@ -272,6 +296,7 @@ class WorkerPool:
             await _give(process, self._orders.tls)  # there may be a new pair since it had its orders
             self._receive_mode = await process.desk.worker.accept()
             _set(process.ready)
+            self._note_progress()
             self._note_ready()
 
     def _launch(self) -> _Launched:
@@ -336,7 +361,9 @@ class WorkerPool:
                 process.kill()
                 await process.ended
                 break
-            since = channel.heard_at if process.ready.done() else process.started_at + START_SECONDS
+            since = channel.heard_at
+            if not process.ready.done():  # it may wait for others, which still start
+                since = max(process.started_at, self._progressed_at) + START_SECONDS
             if silence.seconds(loop.time(), since) > SILENT_SECONDS:
                 self._log.error("worker process %d answers nothing and is killed", process.pid)
                 process.kill()

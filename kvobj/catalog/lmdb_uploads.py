@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
@@ -18,26 +19,42 @@ from kvobj.catalog.encoding import (
     escaped,
     upload_key,
 )
+from kvobj.catalog.followed import followed
 from kvobj.catalog.listing import list_page
 from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.object_changes import Refusal
 from kvobj.catalog.rows import Durability, PartRow, UploadPage, UploadRow
 from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, NameUploads, PlacedPart, PutPart, begun_unnamed
-from kvobj.errors import NoSuchUploadError
+from kvobj.errors import KvobjError, NoSuchUploadError
 
 
 class LmdbUploads(LmdbBase):
     """See the module's text and `protocol.Catalog`."""
 
-    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None, limit: int | None = None) -> None:
         """See `Catalog.create_upload`."""
         self.unfinished.check(upload.owner)
+        upload_id = upload.upload_id
+        counts = not upload.group_parts and self.unfinished.begin(upload_id, upload.owner, upload.bucket, limit=limit)
+
+        def over(created: asyncio.Future[None]) -> None:
+            if counts and (created.cancelled() or created.exception() is not None):
+                self.unfinished.ended(upload_id)
+
         change = CreateUpload(self._uploads, upload, made_ms)
-        keys = [flight_keys.upload_key(upload.upload_id)]
-        if upload.durability is Durability.MEMORY:
-            await self._database.write_fast(change, keys, shared=[flight_keys.bucket_key(upload.bucket)])
-        else:
-            await self._database.write(change, keys)
+        keys, database = [flight_keys.upload_key(upload_id)], self._database
+        in_memory = upload.durability is Durability.MEMORY
+        waits_for = [*keys, flight_keys.bucket_key(upload.bucket)]
+        try:
+            if in_memory and not database.is_in_flight(waits_for):
+                database.write_volatile(change)
+                return
+            submitted = database.submit(change, keys, synced=not in_memory)
+        except KvobjError:
+            if counts:
+                self.unfinished.ended(upload_id)
+            raise
+        await followed(submitted, over)
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:
         """See `Catalog.upload`."""
@@ -141,9 +158,12 @@ class LmdbUploads(LmdbBase):
         with self._database.read() as view:
             for name, value in view.range(BUCKETS):
                 for upload in self._uploads.first(view, decode_stored_bucket(value).root, sys.maxsize):
+                    row, bucket = upload.row, name.decode()
+                    if not row.group_parts:
+                        self.unfinished.begin(row.upload_id, row.owner, bucket)
                     held = sum(part.size_bytes for part in self._uploads.parts(view, upload))
                     if held:
-                        self.unfinished.placed(upload.row.upload_id, upload.row.owner, name.decode(), held)
+                        self.unfinished.placed(row.upload_id, row.owner, bucket, held)
 
     async def list_uploads(
         self,

@@ -27,7 +27,7 @@ class MemoryUploads(MemoryChains):
         self._parts: dict[tuple[str, int], PartRow] = {}
         self.unfinished = UnfinishedBytes()
 
-    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None, limit: int | None = None) -> None:
         """See `Catalog.create_upload`."""
         self.unfinished.check(upload.owner)
         self._require_bucket(upload.bucket)
@@ -35,6 +35,8 @@ class MemoryUploads(MemoryChains):
             raise NoSuchBucketError("no such bucket", bucket=upload.bucket)
         if not self._is_namespace_meant(upload, upload.namespace_root):
             raise no_such_namespace(upload.bucket, upload.namespace)
+        if not upload.group_parts:
+            self.unfinished.begin(upload.upload_id, upload.owner, upload.bucket, limit=limit)
         place = (upload.bucket, upload.key.encode(), upload.upload_id)
         if not (upload.group_parts and place in self._uploads):
             self._uploads[place] = upload

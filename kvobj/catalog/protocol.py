@@ -319,10 +319,11 @@ class Catalog(Protocol):
         ...
 
     # -- multipart uploads ---------------------------------------------------------------------------------------
-    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None, limit: int | None = None) -> None:
         """Record an upload; one of `group_parts` that is there already stands. `NoSuchBucketError` (`made_ms` as of `commit`);
         `NoSuchNamespaceError` where its namespace is another than that of its `namespace_root`;
-        `QuotaExceededError` where its owner's parts may hold no more (`unfinished`)."""
+        `QuotaExceededError` where its owner's parts may hold no more (`unfinished`); `TooManyUploadsError` where its bucket has
+        `limit` in progress, those of `group_parts` not counted, or as many as are being begun."""
         ...
 
     async def upload(self, bucket: str, key: str, upload_id: str) -> UploadRow | None:

@@ -440,7 +440,7 @@ class StoreCalls:
         """`Store.delete_bucket`."""
         raise NotImplementedError
 
-    async def create_upload(self, upload: UploadRow, made_ms: int | None) -> None:
+    async def create_upload(self, upload: UploadRow, made_ms: int | None, limit: int | None) -> None:
         """`Catalog.create_upload`."""
         raise NotImplementedError
 

@@ -126,9 +126,9 @@ class WorkerCatalog:
         """See `Catalog.delete_bucket`."""
         await self._calls.delete_bucket(name, made_ms)
 
-    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None) -> None:
-        """See `Catalog.create_upload`."""
-        await self._calls.create_upload(upload, made_ms)
+    async def create_upload(self, upload: UploadRow, *, made_ms: int | None = None, limit: int | None = None) -> None:
+        """See `Catalog.create_upload`. It is the store process that counts."""
+        await self._calls.create_upload(upload, made_ms, limit)
 
     async def update_object(
         self, bucket: str, key: str, update: ObjectUpdate, *, sequence: int | None = None

@@ -457,9 +457,9 @@ class Desk(StoreCalls):
         """See `StoreCalls.delete_bucket`."""
         await self._parts.store.delete_bucket(name, made_ms=made_ms)
 
-    async def create_upload(self, upload: UploadRow, made_ms: int | None) -> None:
+    async def create_upload(self, upload: UploadRow, made_ms: int | None, limit: int | None) -> None:
         """See `StoreCalls.create_upload`."""
-        await self._parts.catalog.create_upload(upload, made_ms=made_ms)
+        await self._parts.catalog.create_upload(upload, made_ms=made_ms, limit=limit)
 
     async def update_object(
         self, bucket: str, key: str, update: ObjectUpdate, sequence: int | None

@@ -1,4 +1,4 @@
-"""Both catalogs count what unfinished uploads hold, and give it back in every way that an upload ends."""
+"""Both catalogs count unfinished uploads and what they hold, and give it back in every way that an upload ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from kvobj.catalog.memory import MemoryCatalog
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, BucketRow, CommitMode, Durability, UploadRow, WriteCondition
 from kvobj.catalog.unfinished import UnfinishedBytes
-from kvobj.errors import NoSuchKeyError, NoSuchUploadError, QuotaExceededError
+from kvobj.errors import (
+    NoSuchBucketError,
+    NoSuchKeyError,
+    NoSuchUploadError,
+    QuotaExceededError,
+    TooManyUploadsError,
+)
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -130,3 +136,75 @@ def test_reservations_are_exact_and_given_back_once() -> None:
     assert dict(unfinished.of_users) == {"ann": 40}
     second.release()
     assert dict(unfinished.of_users) == {}
+
+
+async def tried(catalog: Catalog, *names: str, limit: int, durability: Durability = Durability.LOCAL) -> int:
+    """Begin these uploads at once; how many were begun."""
+    begun = await asyncio.gather(
+        *(catalog.create_upload(upload(name, durability=durability), limit=limit) for name in names),
+        return_exceptions=True,
+    )
+    refused = [each for each in begun if each is not None]
+    assert all(isinstance(each, TooManyUploadsError) and each.data["limit"] == limit for each in refused)
+    return len(begun) - len(refused)
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_uploads_that_are_begun_at_once_are_as_many_as_the_bucket_may_have(
+    catalog: Catalog, durability: Durability
+) -> None:
+    names = [f"u{number}" for number in range(24)]
+    assert await tried(catalog, *names, limit=5, durability=durability) == 5
+    page = await catalog.list_uploads(BUCKET)
+    assert len(page.rows) == 5
+    assert await tried(catalog, "more", limit=5) == 0
+    assert await tried(catalog, "more", limit=6) == 1
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_an_upload_that_ends_makes_room_for_another_at_once(catalog: Catalog, durability: Durability) -> None:
+    assert await tried(catalog, "u1", "u2", limit=2, durability=durability) == 2
+    await catalog.abort_upload(BUCKET, "k", "u1", now_ms=5)
+    assert await tried(catalog, "u3", "u4", limit=2, durability=durability) == 1
+    await catalog.put_part(BUCKET, "k", part("u2", 1, 1), now_ms=5)
+    await catalog.commit(row("k", 1, durability=durability), mode=CommitMode.REPLACE, upload_id="u2", now_ms=5)
+    assert await tried(catalog, "u5", "u6", limit=2, durability=durability) == 1
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_uploads_that_could_not_be_begun_and_chunks_in_parts_are_none_of_those(
+    catalog: Catalog, durability: Durability
+) -> None:
+    for name in ("u1", "u2"):
+        with pytest.raises(NoSuchBucketError):
+            await catalog.create_upload(upload(name, durability=durability), made_ms=7, limit=1)
+    await catalog.create_upload(UploadRow(BUCKET, "k", "parts", 1, "main", durability, group_parts=3))
+    assert await tried(catalog, "u1", "u2", limit=1, durability=durability) == 1
+
+
+async def test_an_upload_counts_whose_beginner_did_not_wait_for_it(catalog: Catalog) -> None:
+    begin = asyncio.create_task(catalog.create_upload(upload("u1"), limit=1))
+    await asyncio.sleep(0)
+    begin.cancel()
+    await asyncio.wait([begin])
+    assert await tried(catalog, "u2", limit=1) == 0
+    await catalog.abort_upload(BUCKET, "k", "u1", now_ms=5)
+    assert await tried(catalog, "u2", limit=1) == 1
+
+
+async def test_a_bucket_of_the_same_name_begins_without_uploads(catalog: Catalog) -> None:
+    assert await tried(catalog, "u1", "u2", limit=2) == 2
+    await catalog.delete_bucket(BUCKET)
+    await catalog.create_bucket(BucketRow(BUCKET, BucketKind.ORDINARY, "main", 2, Durability.LOCAL))
+    assert await tried(catalog, "u3", "u4", "u5", limit=2) == 2
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_uploads_of_an_earlier_run_count(tmp_path: Path, durability: Durability) -> None:
+    place = Place(tmp_path)
+    catalog = await place.open()
+    await prepared(catalog)
+    assert await tried(catalog, "u1", "u2", limit=3, durability=durability) == 2
+    catalog = await place.reopen(catalog)
+    assert await tried(catalog, "u3", "u4", limit=3, durability=durability) == 1
+    await place.close(catalog)

@@ -118,8 +118,8 @@ from kvobj.app.open_files import allow_open_files
 from kvobj.config.settings import LimitSettings
 logging.basicConfig(stream=sys.stdout)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4000))
-for connections in (10, 1_000_000):
-    allow_open_files(LimitSettings(connections=connections), logging.getLogger())
+for connections, workers in ((10, 1), (1_000_000, 1), (5_000, 16)):
+    allow_open_files(LimitSettings(connections=connections), logging.getLogger(), workers=workers)
     print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
@@ -129,7 +129,9 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes_and_too_low_a_one_i
         [sys.executable, "-c", LIMITED], cwd=REPOSITORY, check=True, capture_output=True, text=True
     ).stdout.splitlines()
     warning = "WARNING:root:the limit of open files is 4000, 1000000 connections on each of two ports may need 2000512"
-    assert lines == ["4000", warning, "4000"]
+    of_workers = "5000 connections on the admin port, or on that of 16 workers, may need 5563"
+    warnings = [warning, f"WARNING:root:the limit of open files is 4000, {of_workers}"]
+    assert lines == ["4000", warnings[0], "4000", warnings[1], "4000"]
 
 
 def test_a_server_raises_its_limit_of_open_files(server: ServerProcess) -> None:
