@@ -25,7 +25,7 @@ from kvobj.errors import (
     NoSuchNamespaceError,
     NoSuchUploadError,
 )
-from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, default_namespace, place_of
+from kvobj.store.places import DEFAULT_HINT, DEFAULT_NAMESPACE, ChunkPlace, default_namespace, place_of
 
 NAMESPACE_PAGE: Final = 100
 _NAME_CHARACTERS_MAX: Final = 128
@@ -121,7 +121,10 @@ class ChunkAccess:
         if level is None:
             await self.check_granted_any()
         if level == "read" or (namespace is not None and namespace.name == DEFAULT_NAMESPACE):
-            raise AccessDeniedError("the namespace may not be written", bucket=self.bucket.name, user_id=self._user_id)
+            hint = {} if level == "read" else {"hint": DEFAULT_HINT}
+            raise AccessDeniedError(
+                "the namespace may not be written", bucket=self.bucket.name, user_id=self._user_id, **hint
+            )
         return None if level is None else namespace
 
     async def _level(self, namespace: str) -> str | None:
@@ -129,7 +132,7 @@ class ChunkAccess:
         return None if row is None else row.access.get(self._user_id)
 
     async def check_granted_any(self) -> None:
-        """Who is granted something here is told "absent" where others are told "denied"."""
+        """Who is granted something here is told "absent" where others are told "denied", and what to do about it."""
         if self.is_owner:
             return
         after = ""
@@ -137,7 +140,9 @@ class ChunkAccess:
             if any(self._user_id in row.access for row in rows):
                 return
             after = rows[-1].name
-        raise AccessDeniedError("not the bucket's owner", bucket=self.bucket.name, user_id=self._user_id)
+        raise AccessDeniedError(
+            "not the bucket's owner", bucket=self.bucket.name, user_id=self._user_id, hint=DEFAULT_HINT
+        )
 
 
 async def open_bucket(

@@ -11,7 +11,7 @@ from kvobj.api.users import UserDirectory
 from kvobj.app.listening import address_of
 from kvobj.app.node import Node
 from kvobj.clock import Clock
-from kvobj.errors import ConfigurationError, KvobjError
+from kvobj.errors import AccessDeniedError, ConfigurationError, KvobjError, NoSuchUserError
 from kvobj.metrics import Metrics
 
 
@@ -19,11 +19,13 @@ async def start_lm(
     node: Node, store: ObjectStore, bound: socket.socket, *, clock: Clock, metrics: Metrics, log: logging.Logger
 ) -> LmServer:
     """Serve on the socket; the caller drains and closes. `store`: the node's, with upstreams in front of it where there are any.
-    `ConfigurationError` where the bucket or the user will not do."""
+    `ConfigurationError`, by the key of the setting, where the bucket or the user will not do."""
     settings = node.settings.lm
     commands = LmCommands(store, UserDirectory(node.catalog, clock), bucket=settings.bucket, user_id=settings.user)
     try:
         await commands.check()
+    except (NoSuchUserError, AccessDeniedError) as error:
+        raise ConfigurationError([f"lm.user: {error}"]) from error
     except KvobjError as error:
         raise ConfigurationError([f"lm.bucket: {error}"]) from error
     limits = LmLimits(

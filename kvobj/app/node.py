@@ -463,7 +463,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         clock=clock,
         memory_is_lost=database.volatile_fresh,
     ).run()
-    await declare(settings, data, catalog, clock)
+    declared_notes = await declare(settings, data, catalog, clock)
     if settings.remote is not None:
         catalog.outbox.bound(settings.remote.outbox_bytes)  # what is declared is declared
     node = Node(
@@ -509,6 +509,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
             *lost_segment_notes(nvme_choice.directory, nvme.lost_segments),
             *_native_notes(),
             *_wrapping_notes(settings),
+            *declared_notes,
         ),
     )
     stack.push_async_callback(partial(decide, media.ending, dram=dram, catalog=catalog, log=log))

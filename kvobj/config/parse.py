@@ -19,6 +19,7 @@ from kvobj.config.credential_rules import (
     user_name_problem,
 )
 from kvobj.config.settings import (
+    BUCKET_FIELDS,
     AdminSettings,
     BucketKindName,
     BucketSettings,
@@ -179,7 +180,14 @@ def _read_bucket(reader: TableReader) -> BucketSettings:
     remote: RemoteRuleName = reader.choice("remote", ("never", "reused", "evicted", "always"), "never")
     reader.finish()
     return BucketSettings(
-        name=name, kind=kind, durability=durability, codec=codec, regions=regions, owner=owner, remote=remote
+        name=name,
+        kind=kind,
+        durability=durability,
+        codec=codec,
+        regions=regions,
+        owner=owner,
+        remote=remote,
+        stated=frozenset(field for field in BUCKET_FIELDS if reader.has(field)),
     )
 
 

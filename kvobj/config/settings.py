@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 BucketKindName = Literal["ordinary", "kv"]
 DurabilityName = Literal["memory", "local", "shared"]
@@ -24,6 +24,9 @@ AddressingName = Literal["path", "virtual"]
 RemoteChecksumsName = Literal["auto", "sha256", "crc32c", "none"]
 LogLevelName = Literal["debug", "info", "warning", "error"]
 Network = IPv4Network | IPv6Network
+
+BUCKET_FIELDS: Final = ("kind", "owner", "durability", "codec", "remote")
+"""What a bucket is made with, and keeps whatever the file says later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class AdminSettings:
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
     """A bucket that a start makes if it is absent. An existing bucket of this name is left as it is, but for `regions`: whether
-    its chunks lie in regions of the arena that are its alone. `remote`: what of it goes to the remote tier beside class shared."""
+    its chunks lie in regions of the arena that are its alone. `remote`: what of it goes to the remote tier beside class shared.
+    `stated`: which of `BUCKET_FIELDS` the file has, and are not merely their defaults."""
 
     name: str
     kind: BucketKindName = "ordinary"
@@ -81,6 +85,7 @@ class BucketSettings:
     regions: RegionsName = "shared"
     owner: str = "root"
     remote: RemoteRuleName = "never"
+    stated: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

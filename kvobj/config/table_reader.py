@@ -109,11 +109,13 @@ class TableReader:
         return size_bytes
 
     def optional_size_bytes(self, key: str, *, low: int, high: int) -> int | None:
-        """A size with its unit, within bounds, or None where the key is absent."""
+        """A size with its unit, within bounds; None where the key is absent, and after a problem: no bound of other sizes then."""
         if not self.has(key):
             self._asked.add(key)
             return None
-        return self.size_bytes(key, low, low=low, high=high)
+        told = len(self.problems)
+        size_bytes = self.size_bytes(key, low, low=low, high=high)
+        return size_bytes if len(self.problems) == told else None
 
     def seconds(self, key: str, default: float, *, low: float = 0.001, high: float = 366 * 86400.0) -> float:
         """A duration with its unit, within bounds given in seconds."""

@@ -27,7 +27,7 @@ from kvobj.ids.chunk_ids import NAMESPACE_KEY_BYTES, namespace_root
 from kvobj.store.chunk_values import Caller, OpenNamespace
 from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.namespace_declaration import Declaration, differs, parse_declaration
-from kvobj.store.places import DEFAULT_NAMESPACE, default_namespace
+from kvobj.store.places import DEFAULT_HINT, DEFAULT_NAMESPACE, default_namespace
 
 __all__ = ["NamespaceBook", "differs", "no_profiles"]
 
@@ -131,7 +131,7 @@ class NamespaceBook:
         """The namespace with its key, if the caller may use it. `NoSuchNamespaceError`; `CorruptionError` (see `KeyWrapper`)."""
         if name in ("", DEFAULT_NAMESPACE):
             if not caller.is_owner:
-                raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=name)
+                raise NoSuchNamespaceError("no such namespace", bucket=bucket.name, namespace=name, hint=DEFAULT_HINT)
             return OpenNamespace(default_namespace(bucket.name), b"", may_write=True)
         row = await self._namespaces.namespace(bucket.name, name) if _NAME.fullmatch(name) else None
         if row is None or not (caller.is_owner or caller.user_id in row.access):

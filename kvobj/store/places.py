@@ -18,6 +18,11 @@ from kvobj.catalog.rows import MAX_KEY_BYTES, NamespaceQuota, ObjectRow
 from kvobj.errors import InvalidChunkIdError, InvalidRequestError, InvalidTokensError, LayoutMismatchError
 
 DEFAULT_NAMESPACE: Final = "default"
+DEFAULT_HINT: Final = (
+    "namespace default is the bucket owner's alone: "
+    "make the bucket with --owner USER, or have its owner grant a namespace"
+)
+"""What to do, for a user who may not use `default`, or nothing of a bucket. Whose the bucket is it does not tell."""
 ROOT_PARENT: Final = "root"
 # Of a key in `default`, which knows no chunk length: what one call may name.
 LOOSE_TOKENS_MAX: Final = 4 * 1024 * 1024

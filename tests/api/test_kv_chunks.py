@@ -21,6 +21,7 @@ from kvobj.catalog.rows import NamespaceQuota, UserRow
 from kvobj.clock import SystemClock, boot_ms
 from kvobj.errors import IncompleteBodyError
 from kvobj.store.ingest import PutTransfer
+from kvobj.store.places import DEFAULT_HINT
 from kvobj.store.requests import PutRequest
 
 MIB = 1 << 20
@@ -381,6 +382,21 @@ async def test_who_is_granted_nothing_is_denied_whatever_is_there(chunks: Chunks
     for namespace in ("ns", "nowhere", None):
         answer = await chunks.put(B, body("b"), namespace=namespace, parent=A, user=BOB)
         assert detail(answer) == (403, "AccessDenied")
+
+
+async def test_who_may_not_use_the_namespace_default_is_told_what_to_do_in_xml_too(chunks: Chunks) -> None:
+    hint = f"<Hint>{DEFAULT_HINT}</Hint>".encode()
+    for answer in (await chunks.put("loose", b"x", namespace=None, user=BOB), await chunks.get("loose", user=BOB)):
+        assert detail(answer) == (403, "AccessDenied")
+        assert hint in answer.body
+        assert ALICE.id.encode() not in answer.body
+    await chunks.declare("open", access={"bob": "write"})
+    denied = await chunks.put("loose", b"x", namespace=None, user=BOB)
+    assert detail(denied) == (403, "AccessDenied")
+    assert hint in denied.body
+    anonymous = await chunks.driver.send("GET", "/chunks/loose", [("host", "127.0.0.1:9000")], b"")
+    assert anonymous.status == 403
+    assert b"Hint" not in anonymous.body
 
 
 # -- parts of several writers ------------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from kv_driver import (
     rows,
     tokens_in,
 )
-from s3_driver import BOB
+from s3_driver import ALICE, BOB
+
+from kvobj.store.places import DEFAULT_HINT
 
 TOKENS = list(range(1000, 1000 + 16 * 5))
 
@@ -373,6 +375,26 @@ async def test_who_is_granted_nothing_is_denied_and_who_is_granted_something_is_
     assert (await kv.call("POST", "match", asked, user=BOB)).code == "NoSuchNamespace"
     assert (await kv.call("POST", "match", {"namespace": "shared", "ids": []}, user=BOB)).status == 200
     assert (await kv.call("POST", "match", {"ids": []}, user=BOB)).code == "NoSuchNamespace"
+
+
+async def test_who_may_not_use_the_namespace_default_is_told_what_to_do_and_nothing_of_the_bucket(kv: KvDriver) -> None:
+    denied = await kv.call("POST", "match", {"ids": []}, user=BOB)
+    assert (denied.status, denied.code) == (403, "AccessDenied")
+    assert denied.detail["hint"] == DEFAULT_HINT
+    assert all(word in DEFAULT_HINT for word in ("namespace default", "owner", "--owner USER", "grant"))
+    await kv.declare("private")
+    # Where the namespace is another's, and where there is none, alike.
+    for name in ("private", "nowhere"):
+        answer = await kv.call("POST", "match", {"namespace": name, "ids": []}, user=BOB)
+        assert (answer.code, answer.detail) == ("AccessDenied", denied.detail)
+    await kv.declare("shared", access={"bob": "read"})
+    absent = await kv.call("POST", "match", {"ids": []}, user=BOB)
+    assert (absent.code, absent.detail["hint"]) == ("NoSuchNamespace", DEFAULT_HINT)
+    assert "hint" not in (await kv.call("POST", "match", {"namespace": "private", "ids": []}, user=BOB)).detail
+    for answer in (denied, absent):
+        assert ALICE.id.encode() not in answer.answer.body, "whose the bucket is is not the asker's to know"
+    anonymous = await kv.driver.send("POST", "/cache?match", [("host", "127.0.0.1:9000"), ("accept", JSON)], b"{}")
+    assert b"hint" not in anonymous.body
 
 
 async def test_a_wrong_signature_is_told_in_the_calls_format(kv: KvDriver) -> None:

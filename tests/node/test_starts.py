@@ -7,21 +7,26 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from real_store import node_settings, running_node
 from s3_driver import Driver
+from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting
 
 from kvobj.app import node as node_module
 from kvobj.app.admin_state import NodeView
+from kvobj.app.lm_listener import start_lm
 from kvobj.app.node import flush, open_node
 from kvobj.app.offline import fsck, rebuild
 from kvobj.clock import SystemClock, boot_ms
-from kvobj.config.settings import SecuritySettings, Settings
+from kvobj.config import parse_settings
+from kvobj.config.settings import BucketSettings, LmSettings, SecuritySettings, Settings
 from kvobj.data_directory import DataDirectory
 from kvobj.errors import ConfigurationError
 from kvobj.metrics import Metrics
@@ -194,6 +199,67 @@ def test_a_start_without_the_disk_of_its_segments_says_so_and_drops_no_row(setti
     assert str(segments / "segment-000000") in note
     assert "Is its disk mounted?" in note
     assert asyncio.run(compared()) == 1
+
+
+def with_buckets(settings: Settings, text: str) -> Settings:
+    return replace(settings, buckets=parse_settings(tomllib.loads(text), environment={}).buckets)
+
+
+def bucket_notes(settings: Settings, text: str) -> list[str]:
+    notes = asyncio.run(notes_of(with_buckets(settings, text)))
+    return [note for note in notes if note.startswith("bucket ")]
+
+
+def test_a_bucket_that_stands_otherwise_than_the_configuration_says_is_told(settings: Settings) -> None:
+    standing = '[[buckets]]\nname="cache"\n[[buckets]]\nname="chunks"\nkind="kv"\ndurability="local"\n'
+    assert bucket_notes(settings, standing) == []
+    assert bucket_notes(settings, standing) == []
+    # What follows from the kind, or from nothing that is said, is no difference.
+    assert bucket_notes(settings, '[[buckets]]\nname="chunks"\nregions="own"\n') == []
+    said = (
+        '[[buckets]]\nname="cache"\nkind="kv"\nowner="root"\n'
+        '[[buckets]]\nname="chunks"\nkind="kv"\ncodec="zp"\ndurability="memory"\n'
+    )
+    assert bucket_notes(settings, said) == [
+        "bucket cache stands with kind=ordinary; the configuration says kind=kv: left as it is",
+        "bucket chunks stands with durability=local codec=raw; the configuration says durability=memory codec=zp: left as it is",
+    ]
+
+
+def test_the_log_warns_once_of_a_bucket_of_another_owner(tmp_path: Path) -> None:
+    users = (UserSetting("engine", "engine-key", "engine-secret"),)
+    settings = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=256 * MIB, buckets=(BucketSetting("cache"),), users=users)
+    with ServerProcess(tmp_path / "server", settings) as server:
+        assert server.terminate() == 0
+        server.settings = replace(settings, buckets=(BucketSetting("cache", "kv", owner="engine"),))
+        server.start()
+        told = "bucket cache stands with kind=ordinary owner=root; the configuration says kind=kv owner=engine: left as it is"
+        assert told in server.status()["notes"]
+        assert server.terminate() == 0
+        lines = [json.loads(line) for line in server.log_path.read_text().splitlines() if line.startswith("{")]
+    assert [line["level"] for line in lines if line.get("message") == told] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "user", "problem"),
+    [
+        ("nowhere", "root", "lm.bucket: no such bucket bucket=nowhere"),
+        ("plain", "root", "lm.bucket: lm:// serves a bucket of kind kv bucket=plain"),
+        ("chunks", "who", "lm.user: no such user user_id=who"),
+        ("chunks", "bob", "lm.user: not the bucket's owner bucket=chunks user_id=bob"),
+    ],
+)
+async def test_what_an_lm_listener_cannot_use_is_told_by_its_own_key(
+    settings: Settings, bucket: str, user: str, problem: str
+) -> None:
+    buckets = (BucketSettings("plain"), BucketSettings("chunks", "kv", "memory"))
+    settings = replace(settings, buckets=buckets, lm=LmSettings(bucket=bucket, user=user))
+    async with running_node(settings) as node:
+        with socket.create_server(("127.0.0.1", 0)) as bound, pytest.raises(ConfigurationError) as refused:
+            await start_lm(
+                node, node.store, bound, clock=SystemClock(), metrics=Metrics(), log=logging.getLogger("test")
+            )
+    assert refused.value.problems == [problem]
 
 
 def test_the_log_tells_of_a_start_and_of_a_stop(tmp_path: Path, shm_path: Path) -> None:

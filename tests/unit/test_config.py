@@ -265,6 +265,20 @@ def test_a_wrong_value_is_told_by_its_path(text: str, problem: str) -> None:
     assert any(found.startswith(problem) for found in problems(text)), problems(text)
 
 
+@pytest.mark.parametrize(("kind", "part"), [("dram", "region_size"), ("nvme", "segment_size")])
+@pytest.mark.parametrize("capacity", ["64M", "1 KiB"])
+def test_a_tiers_parts_are_not_measured_by_a_capacity_that_is_none(kind: str, part: str, capacity: str) -> None:
+    tiers = {"dram": '[[tiers]]\nkind="dram"\n', "nvme": '[[tiers]]\nkind="nvme"\n'}
+    tiers[kind] += f'capacity="{capacity}"\n{part}="16 MiB"\n'
+    (problem,) = problems("".join(tiers.values()))
+    assert problem.startswith(f"tiers[{list(tiers).index(kind)}].capacity: ")
+
+
+def test_a_bucket_knows_which_of_its_fields_the_file_states() -> None:
+    (bucket,) = parse('[[buckets]]\nname="abc"\nkind="kv"\nowner="root"').buckets
+    assert bucket.stated == {"kind", "owner"}
+
+
 def test_users_take_their_secret_from_the_environment() -> None:
     text = '[[users]]\nid="main"\naccess_key="main-key"\nsecret_key_env="NAME"'
     assert parse(text, NAME=SECRET).users == (UserSettings("main", "main", "main-key", SECRET),)
