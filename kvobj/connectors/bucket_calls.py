@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import ssl
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote
@@ -47,11 +48,12 @@ class BucketCalls:
         region: str,
         timeout_seconds: float,
         retry: RetryRule,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         place = Endpoint.parse(endpoint)
         self._path = f"/{bucket}"
         self._transport = Transport(
-            lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds),
+            lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds, tls=tls),
             connections=1,
             timeout_seconds=timeout_seconds,
             retry=retry,

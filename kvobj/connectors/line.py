@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from kvobj.client.call_scope import ends_by
+from kvobj.client.connection import trusting
 from kvobj.client.credentials import Credentials
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewChunk, StoredChunk
@@ -31,16 +32,18 @@ from kvobj.connectors.holds import Holds, let_go, live_as_far_as_it_fits, pin_wh
 from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
 from kvobj.connectors.pieces import bytes_for, cut, shared_out
 from kvobj.connectors.reading import ChunkReader, Wanted
-from kvobj.connectors.tally import Tally
+from kvobj.connectors.tally import Tally, another_size
 from kvobj.errors import (
     AccessDeniedError,
     ConflictError,
     CorruptionError,
+    ImmutableChunkError,
     InvalidRequestError,
     KvobjError,
     LayoutMismatchError,
     NamespaceConflictError,
     NoSuchNamespaceError,
+    ParentNotFoundError,
     PinLimitExceededError,
     QuotaExceededError,
     UnavailableError,
@@ -116,6 +119,7 @@ class Line:
             same_host=settings.same_host,
             verify_same_host=settings.verify_same_host,
             region=settings.region,
+            ca_bundle=settings.ca_bundle,
         )
         self._reader = ChunkReader(self._client, tally)
         self._bucket = BucketCalls(
@@ -125,6 +129,7 @@ class Line:
             region=settings.region,
             timeout_seconds=settings.timeout_seconds,
             retry=_RETRY,
+            tls=None if settings.ca_bundle is None else trusting(settings.ca_bundle),
         )
         self._namespace: Namespace | None = None
         self._may_write_due = 0.0
@@ -154,6 +159,11 @@ class Line:
     def is_same_host_now(self) -> bool:
         """The same as far as it is known: waits for nothing."""
         return self._client.is_same_host_now
+
+    @property
+    def same_host_reason(self) -> str:
+        """See `KvClient.same_host_reason`."""
+        return self._client.same_host_reason
 
     # -- what is stored ------------------------------------------------------------------------------------------
     def hold(self, names: Sequence[Name]) -> list[bool]:
@@ -322,7 +332,7 @@ class Line:
                 if isinstance(told, StoredChunk):
                     outcomes[index] = Outcome.EXISTED if told.existed else Outcome.STORED
                 elif isinstance(told, ConflictError):
-                    self._tally.disagreed(told)
+                    self._tally.disagreed(told, _difference(told, sizes[index]))
                 else:
                     self._note_refusal(told)
 
@@ -535,6 +545,22 @@ class Line:
         note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
     ) -> None:
         """Store pieces as batches, and tell of those that were stored. Raises what one of them was refused with as a whole."""
+        refused = self._put_batches(pieces, chunks, note)
+        try:
+            if refused is not None:
+                raise refused
+        finally:
+            # The traceback has this frame: what is raised must not be in it, or it keeps the engine's memory until the interpreter
+            # looks for cycles.
+            del refused
+
+    def _put_batches(
+        self,
+        pieces: Sequence[tuple[int, int]],
+        chunks: Sequence[NewChunk],
+        note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
+    ) -> KvobjError | None:
+        """See `_put_in_turn`; what that raises."""
         answers = self._client.mput_batches(
             [chunks[start:stop] for start, stop in pieces],
             namespace=self._space(),
@@ -551,8 +577,7 @@ class Line:
                 refused = refused or told
         for start, stop in spoiled:
             note(start, [self._put(chunk) for chunk in chunks[start:stop]])
-        if refused is not None:
-            raise refused
+        return refused
 
     def _read_pinned(self, pin: Pin, name: Name, view: memoryview | None) -> memoryview | None:
         """A chunk that is held: a DELETE may have hidden it from those who hold it not."""
@@ -583,3 +608,14 @@ class Line:
             )
         except (InvalidRequestError, ConflictError) as error:
             return error
+
+
+def _difference(error: ConflictError, size_bytes: int) -> str:
+    """What a log line says of a chunk of so many bytes that was refused; "" for what comes to pass where nothing is wrong: a parent
+    that was evicted meanwhile."""
+    if isinstance(error, ParentNotFoundError):
+        return ""
+    stored_bytes = error.data.get("size_bytes")
+    if isinstance(error, ImmutableChunkError) and isinstance(stored_bytes, int):  # a batch tells it, a PUT does not
+        return another_size(stored_bytes, size_bytes)
+    return f"were refused: {error}"

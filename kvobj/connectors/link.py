@@ -22,10 +22,11 @@ from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
 from kvobj.connectors.line import STORE_THREADS, Line, NotGrantedError, Outcome
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.outage import Outage, Turn
-from kvobj.connectors.tally import Tally
+from kvobj.connectors.tally import Tally, kind_of
 from kvobj.errors import (
     AccessDeniedError,
     BusyError,
+    ConfigurationError,
     KvobjError,
     NamespaceConflictError,
     NoSuchBucketError,
@@ -38,6 +39,14 @@ from kvobj.errors import (
 _LOG: Final = logging.getLogger("kvobj.connectors")
 _WRONG_PLACE: Final = (AccessDeniedError, NoSuchBucketError, NoSuchNamespaceError, NamespaceConflictError)
 """What no call changes, but somebody else may: asked again after a rest, as a server that does not answer."""
+
+_STORE: Final = "store"
+_LOAD: Final = "load"
+_LOOK_UP: Final = "look-up"
+_DELETE: Final = "delete"
+_LIST: Final = "list"
+"""Sorts of calls: what one is refused says nothing of another."""
+_SAME_HOST_TOLD_MAX: Final = 3
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -57,6 +66,7 @@ class StoreLink:
         self.settings = settings
         self._store_threads = store_threads
         self._unheld_told_at = float("-inf")
+        self._same_host_told: set[str] = set()
         self.log = log or _LOG
         """Where outages and faults are told."""
         self._is_closed = False
@@ -76,6 +86,7 @@ class StoreLink:
     def _connect(self) -> None:
         if self.ping():
             _ = self._line.is_same_host  # finds out
+            self._note_same_host(self._line)
 
     # -- what is stored ------------------------------------------------------------------------------------------
     def hold(self, names: Sequence[Name]) -> list[bool]:
@@ -155,7 +166,10 @@ class StoreLink:
         refuses, failed, and is counted as a disagreement in `report`."""
         outcomes = [Outcome.FAILED] * len(chunks)
         if chunks:
-            self._asked(lambda line: self._moved(line, lambda: line.store(chunks, outcomes)), None)
+            self._asked(lambda line: self._moved(line, lambda: line.store(chunks, outcomes)), None, _STORE)
+            self._note_differences()
+        if Outcome.STORED in outcomes and Outcome.FAILED not in outcomes:  # what existed needed no room and no right
+            self._tally.went_well(_STORE)
         self._tally.stored([outcome is not Outcome.FAILED for outcome in outcomes], chunks)
         return outcomes
 
@@ -168,13 +182,13 @@ class StoreLink:
         """Chunks of any size, in memory of their own; None as `load` answers False."""
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(lambda line: self._moved(line, lambda: line.read(names, found)), None)
+            self._asked(lambda line: self._moved(line, lambda: line.read(names, found)), None, _LOAD)
         self._tally.read(found)
         return found
 
     def delete(self, names: Sequence[Name]) -> bool:
         """Remove chunks; what is held stays readable by who holds it. Whether the store did so."""
-        return self._asked(lambda line: line.delete(names), otherwise=False) if names else True
+        return self._asked(lambda line: line.delete(names), False, _DELETE) if names else True  # noqa: FBT003 - as elsewhere
 
     # -- what the namespace has ----------------------------------------------------------------------------------
     def names(self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = "") -> list[tuple[str, int]]:
@@ -186,7 +200,7 @@ class StoreLink:
         self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = ""
     ) -> list[tuple[str, int]] | None:
         """As `names`; None where the store did not tell, so that it is not taken for an empty one."""
-        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), None)
+        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), None, _LIST)
 
     def namespace(self) -> Namespace | None:
         """The namespace with its key, for who names chunks by token ids; None while the store cannot be reached."""
@@ -209,6 +223,7 @@ class StoreLink:
             "namespace": self.settings.namespace,
             "is_up": self._outage.is_up,
             "same_host": line.is_same_host_now,
+            "same_host_reason": line.same_host_reason,
             "held": line.held,
             **self._tally.report(),
         }
@@ -226,10 +241,20 @@ class StoreLink:
         self._tally = Tally()
         self._line = Line(settings, self._tally, note_refusal=self._note_refusal, store_threads=self._store_threads)
 
+    def _begin_in_child(self) -> None:
+        try:
+            self._begin()
+        except ConfigurationError as error:  # `ca_bundle` is not there any more; other links are begun all the same
+            self._is_closed = True
+            self.log.warning("%s cannot be used in a forked process: %s", self._place, error)
+
     def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(lambda line: self._moved(line, lambda: line.load(names, rooms, found, exact=exact)), None)
+            self._asked(
+                lambda line: self._moved(line, lambda: line.load(names, rooms, found, exact=exact)), None, _LOAD
+            )
+            self._note_differences()
         self._tally.read(found)
         return found
 
@@ -242,6 +267,8 @@ class StoreLink:
             if self._is_closed or not line.is_answered():
                 raise
             raise BusyError("the chunks were not moved, and the server answers", reason=str(error)) from error
+        finally:
+            self._note_same_host(line)
 
     def _looked_up(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
         """A call that moves no bytes: all that it asks for (also the namespace and a session, where they are not known yet) in the
@@ -253,34 +280,37 @@ class StoreLink:
 
         return self._asked(within, otherwise)
 
-    def _asked(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
+    def _asked(self, ask: Callable[[Line], T], otherwise: U, calls: str = _LOOK_UP) -> T | U:
+        """`calls`: of which sort this one is."""
         turn = Turn.REST if self._is_closed else self._outage.turn()
         if turn is Turn.REST:
             return otherwise
         try:
-            return self._outcome(turn, ask, otherwise)
+            return self._outcome(turn, ask, otherwise, calls)
         except BaseException:  # the thread was interrupted: nobody else could probe
             self._outage.left(turn)
             raise
 
-    def _outcome(self, turn: Turn, ask: Callable[[Line], T], otherwise: U) -> T | U:
+    def _outcome(self, turn: Turn, ask: Callable[[Line], T], otherwise: U, calls: str) -> T | U:
         try:
             answer = ask(self._line)
         except UnavailableError as error:
             self._failed(turn, error)
         except _WRONG_PLACE as error:
             if isinstance(error, PinLimitExceededError | QuotaExceededError | NotGrantedError):
-                self._refused(turn, error)
+                self._refused(turn, error, calls)
             else:
                 self._failed(turn, error)
         except KvobjError as error:
-            self._refused(turn, error)
+            self._refused(turn, error, calls)
         except Exception as error:
             self._outage.left(turn)
-            if self._tally.failed(error):
+            if self._tally.failed(error, calls):
                 self.log.exception("a call of a connector failed")
         else:
             self._answered(turn)
+            if calls != _STORE:  # of which chunks are refused one by one
+                self._tally.went_well(calls)
             return answer
         return otherwise
 
@@ -289,13 +319,38 @@ class StoreLink:
         if seconds is not None:
             self.log.warning("%s answers again after %.1f s", self._place, seconds)
 
-    def _refused(self, turn: Turn, error: KvobjError) -> None:
+    def _refused(self, turn: Turn, error: KvobjError, calls: str) -> None:
         self._answered(turn)
-        self._note_refusal(error)
+        self._note_refusal(error, calls)
 
-    def _note_refusal(self, error: KvobjError) -> None:
-        if self._tally.failed(error):
-            self.log.warning("%s refused a call: %s", self._place, error)
+    def _note_refusal(self, error: KvobjError, calls: str = _STORE) -> None:
+        count = self._tally.failed(error, calls)
+        if count == 1:
+            self.log.warning("%s refused a call: %s", self._place, str(error))
+        elif count:
+            self.log.warning("%s refused %d calls since that was told last: %s", self._place, count, str(error))
+
+    def _note_differences(self) -> None:
+        """Of the chunks of a call, or of some minutes, in one line."""
+        count, difference = self._tally.differences()
+        if count:
+            self.log.warning(
+                "%s: %d chunks %s: another model or chunk size under this namespace; give it a namespace of its own",
+                self._place,
+                count,
+                difference,
+            )
+
+    def _note_same_host(self, line: Line) -> None:
+        """Why there is no shared memory though the server offers it: once, as everything works without."""
+        reason = line.same_host_reason
+        if reason and reason not in self._same_host_told and len(self._same_host_told) < _SAME_HOST_TOLD_MAX:
+            self._same_host_told.add(reason)
+            self.log.info(
+                "%s: %s; chunks go over HTTP: on the server's own host, [same_host] socket names a place that both may open",
+                self._place,
+                reason,
+            )
 
     def _note_unheld(self, count: int) -> None:
         """Counted, and told in the log once a rest: it goes on for as long as an engine asks for so much."""
@@ -317,8 +372,11 @@ class StoreLink:
             return
         self._tally.failed(error)
         self._line.forget_namespace()
-        if self._outage.failed(turn) and not self._is_closed:
-            self.log.warning("%s cannot be used, all chunks are misses until it can: %s", self._place, error)
+        # However a server that is not there is found so, while it starts again too, is one reason.
+        reason = ("nobody answers",) if isinstance(error, UnavailableError) else kind_of(error)
+        if self._outage.failed(turn, reason) and not self._is_closed:
+            # Its words: who keeps log records would keep the error, and with its traceback the engine's memory.
+            self.log.warning("%s cannot be used, all chunks are misses until it can: %s", self._place, str(error))
 
     @property
     def _place(self) -> str:
@@ -332,7 +390,7 @@ _links: Final[weakref.WeakSet[StoreLink]] = weakref.WeakSet()
 
 def _begin_in_child() -> None:
     for link in list(_links):
-        link._begin()  # noqa: SLF001 - the module's own class
+        link._begin_in_child()  # noqa: SLF001 - the module's own class
 
 
 os.register_at_fork(after_in_child=_begin_in_child)

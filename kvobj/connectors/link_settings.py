@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kvobj.client.connection import Endpoint
+from kvobj.client.connection import Endpoint, trusting
 from kvobj.errors import ConfigurationError, InvalidRequestError
 
 CREDENTIALS_FILE: Final = "credentials_file"
@@ -58,6 +58,8 @@ class LinkSettings:
     """Whether what comes over the network is hashed."""
     verify_same_host: bool = False
     """Whether what is copied from shared memory is hashed, too, which takes longer than the copy."""
+    ca_bundle: str | None = None
+    """A PEM file of the authorities that are trusted in place of the system's; of https alone."""
 
     @classmethod
     def parse(
@@ -141,6 +143,16 @@ def _durability(value: object) -> str:
     return "" if value is None or value in _DURABILITIES else f"is none of {', '.join(_DURABILITIES)}"
 
 
+def _ca_bundle(value: object) -> str:
+    if value is None or not isinstance(value, str) or not value:
+        return "" if value is None else _text(value)
+    try:
+        trusting(value)
+    except ConfigurationError as error:
+        return error.problems[0].removeprefix("ca_bundle: ")
+    return ""
+
+
 def _flag(value: object) -> str:
     return "" if isinstance(value, bool) else "is neither true nor false"
 
@@ -164,6 +176,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "same_host": _flag,
     "verify": _flag,
     "verify_same_host": _flag,
+    "ca_bundle": _ca_bundle,
 }
 assert set(_CHECKS) == {each.name for each in fields(LinkSettings)}
 

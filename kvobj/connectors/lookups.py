@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
 from kvobj.connectors.link import StoreLink
+from kvobj.connectors.transfers import end_threads
 
 _LOG: Final = logging.getLogger("kvobj.connectors")
 
@@ -26,7 +28,6 @@ PINS_MAX: Final = 3000
 alone for a while what it was asked for, and a load that comes too late says so."""
 TOUCHED_MAX: Final = 4096
 TOUCH_SECONDS: Final = 2.0
-_CLOSE_SECONDS: Final = 30.0
 
 
 class _State:
@@ -79,6 +80,7 @@ class Lookups:
         self._sent: queue.SimpleQueue[list[tuple[bytes, _State]] | _Touched | None] = queue.SimpleQueue()
         self._is_forked = False
         self._lock = threading.Lock()
+        self._scope = CallScope()
         forget_in_child(self)
         self._thread = threading.Thread(target=self._run, name="kvobj-lookups", daemon=True)
         self._thread.start()
@@ -86,7 +88,7 @@ class Lookups:
     def forget(self) -> None:
         """See `ForgetsInChild`: the parent goes on with what was asked, and holds what was found."""
         self._is_forked = True
-        self._lock = threading.Lock()
+        self._lock, self._scope = threading.Lock(), CallScope()
         self._states, self._keys_of, self._asked, self._touched = {}, {}, [], {}
 
     def ask(self, key: bytes, request: str) -> bool | None:
@@ -138,10 +140,11 @@ class Lookups:
         with self._lock:
             self._ended(request)
 
-    def close(self) -> None:
-        """End the thread; waits for the call that it is in."""
+    def close(self, deadline: float | None = None) -> None:
+        """End the thread; waits for the calls that it has to make until this moment of `time.monotonic`, by default for
+        `transfers.CLOSE_SECONDS`, and ends them then. Idempotent."""
         self._sent.put(None)
-        self._thread.join(_CLOSE_SECONDS)
+        end_threads([self._thread], [self._scope], deadline)
 
     # -- inside, with the lock -----------------------------------------------------------------------------------
     def _ask(self, key: bytes, request: str) -> bool | None:
@@ -220,6 +223,10 @@ class Lookups:
 
     # -- the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        with self._scope.entered():
+            self._run_questions()
+
+    def _run_questions(self) -> None:
         while True:
             work = self._sent.get()
             if work is None:

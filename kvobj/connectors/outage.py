@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import Enum, auto
 from typing import Final
+
+from kvobj.connectors.notes import Notes
 
 PROBE_SECONDS: Final = 60.0
 """A probe that says nothing for so long was interrupted where nobody could note it, and another is made."""
@@ -36,6 +38,8 @@ class Outage:
         self._until: float | None = None
         self._probed_until = 0.0
         self._began = 0.0
+        self._reason: tuple[Hashable, ...] = ()
+        self._reasons = Notes(now)
 
     @property
     def is_up(self) -> bool:
@@ -65,8 +69,9 @@ class Outage:
             self._rest = self._rest_first
             return self._now() - self._began
 
-    def failed(self, turn: Turn) -> bool:
-        """Nobody answered: whether an outage began with this."""
+    def failed(self, turn: Turn, reason: tuple[Hashable, ...] = ("",)) -> bool:
+        """Nobody answered: whether that is to be told, since an outage began with this, or goes on for another reason than was told
+        last. Reasons that take turns are told seldom (`Notes`)."""
         with self._lock:
             if turn is Turn.PROBE:
                 self._probed_until = 0.0
@@ -75,8 +80,12 @@ class Outage:
                 return False  # one of several calls that were under way when it began
             else:
                 self._began = self._now()
+                self._reason, self._reasons = (), Notes(self._now)
             self._until = self._now() + self._rest
-            return turn is Turn.ASK
+            is_told = reason != self._reason and self._reasons.happened(reason) > 0
+            if is_told:
+                self._reason = reason
+            return is_told
 
     def left(self, turn: Turn) -> None:
         """The call ended without a word of the server, or its caller was interrupted: another one may probe."""

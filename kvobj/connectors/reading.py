@@ -10,7 +10,7 @@ from typing import Final
 from kvobj.client.chunk_bytes import PartlyReadError
 from kvobj.client.kv import KvClient
 from kvobj.client.kv_values import Name, Namespace
-from kvobj.connectors.tally import Tally
+from kvobj.connectors.tally import Tally, another_size
 from kvobj.errors import CorruptionError, InvalidRequestError, UnavailableError
 
 _BREAKS_MAX: Final = 4
@@ -67,12 +67,13 @@ class ChunkReader:
         self._tell(wanted, start, rooms, sizes)
         return True
 
-    @staticmethod
-    def _tell(wanted: Wanted, start: int, rooms: Sequence[memoryview], sizes: Sequence[int | None]) -> None:
-        """Of the chunks that fill their rooms."""
+    def _tell(self, wanted: Wanted, start: int, rooms: Sequence[memoryview], sizes: Sequence[int | None]) -> None:
+        """Of the chunks that fill their rooms, and of those that should."""
         for index, (size, room) in enumerate(zip(sizes, rooms, strict=True), start=start):
             if size == len(room):
                 wanted.came(index, room)
+            elif size is not None and wanted.is_exact:
+                self._tally.differs(another_size(size, len(room)))
 
     def _streamed(self, wanted: Wanted, start: int, stop: int) -> int:
         """Read until the end or until a chunk breaks the stream off: where to go on, behind that one."""
@@ -83,6 +84,8 @@ class ChunkReader:
             reading = start + index
             _check_time(wanted)
             view = None if wanted.views is None else wanted.views[reading]
+            if view is not None and wanted.is_exact and len(view) != size_bytes:
+                self._tally.differs(another_size(size_bytes, len(view)))
             return view if view is not None and len(view) == size_bytes else None
 
         try:

@@ -47,6 +47,9 @@ from kvobj.connectors.sglang_pages import (
 _LOG: Final = logging.getLogger("kvobj.connectors.sglang")
 _OWN_SETTINGS: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "chains"})
 """Those of SGLang's factory and controller, and `chains`."""
+_COPIED: Final = (
+    "; without interface_v1 each page is copied once more, and has another name and namespace than with it: set it to 1"
+)
 _KV: Final = "kv"
 _RANKED_POOLS: Final[Mapping[str, tuple[type, ...]]] = {
     "mamba": (),
@@ -109,7 +112,12 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         self._link.close()
         self._link = StoreLink(self._settings(facts, chunk_tokens=page_size), log=_LOG)
         self._link.connect()
-        _LOG.info("pages go to namespace %s at %s", self._link.settings.namespace, self._link.settings.endpoint)
+        _LOG.info(
+            "pages go to namespace %s at %s%s",
+            self._link.settings.namespace,
+            self._link.settings.endpoint,
+            "" if self._is_zero_copy else _COPIED,
+        )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
         """A pool beside it (states, indexers, sliding windows, drafts). What its pages hold is in the names of its chunks: the
@@ -188,7 +196,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's
     ) -> list[torch.Tensor | None]:
         """Pages in the tensors that were given; a page without one is a miss, since its size is not known."""
-        targets = list(target_locations or [])
+        targets = [] if target_locations is None else list(target_locations)
         fits = len(targets) == len(keys) and all(_is_target(target) for target in targets)
         if not fits:
             return [None] * len(keys)
@@ -216,7 +224,8 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's
     ) -> bool:
         """Store pages: whether all are stored now."""
-        tensors = list((target_locations if values is None else values) or [])
+        given = target_locations if values is None else values
+        tensors = [] if given is None else list(given)  # also one tensor, of which each row is a page
         if len(tensors) != len(keys) or not all(isinstance(each, torch.Tensor) for each in tensors):
             return False
         flat = [each.detach().contiguous().cpu() for each in tensors]  # kept here while their bytes are read
@@ -335,8 +344,10 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
     def _pages(self, pool: str, host_pool: Any, keys: Sequence[str], indices: Any) -> list[Page]:  # noqa: ANN401
         """The pages' names and buffers; none where indices do not fit the keys."""
         page_size = _page_size(host_pool)
-        if indices is None or len(indices) != len(keys) * page_size or not keys:
-            count = 0 if indices is None else len(indices)
+        count = 0 if indices is None else len(indices)
+        if not keys and not count:
+            return []
+        if indices is None or count != len(keys) * page_size:
             _LOG.error("pool %s: %d keys of %d rows, and %d rows", pool, len(keys), page_size, count)
             return [Page([], [])] * len(keys)
         try:

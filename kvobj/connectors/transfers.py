@@ -14,10 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
 
+CLOSE_SECONDS: Final = 10.0
+"""Who closes waits so long for what is under way, before it is ended."""
+
 _LOG: Final = logging.getLogger("kvobj.connectors")
-_CLOSE_SECONDS: Final = 30.0
+_END_SECONDS: Final = 10.0
+"""How long a call that was ended may take to return: nothing that it waits for keeps it, and a copy is soon done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,10 @@ class Transfers:
         self._changed = threading.Condition()
         forget_in_child(self)
         self.threads = threads
+        self._scopes = [CallScope() for _ in range(threads)]
         self._threads = [
-            threading.Thread(target=self._run, name=f"kvobj-transfers-{number}", daemon=True)
-            for number in range(threads)
+            threading.Thread(target=self._run, args=(scope,), name=f"kvobj-transfers-{number}", daemon=True)
+            for number, scope in enumerate(self._scopes)
         ]
         for thread in self._threads:
             thread.start()
@@ -73,6 +79,7 @@ class Transfers:
     def forget(self) -> None:
         """See `ForgetsInChild`."""
         self._changed = threading.Condition()
+        self._scopes = [CallScope() for _ in self._scopes]  # those have locks that threads may hold which are not here
         self._is_closed = True
         self._loads.clear()
         self._stores.clear()
@@ -111,19 +118,24 @@ class Transfers:
             while self._unfinished:
                 self._changed.wait()
 
-    def close(self) -> None:
-        """Give up what is queued, and wait for what is being copied. Idempotent."""
+    def close(self, deadline: float | None = None) -> None:
+        """Give up what is queued, and wait for what is being copied until this moment of `time.monotonic`, by default for
+        `CLOSE_SECONDS`. Calls to a store that still run then are ended: who closes it may take back the memory that jobs came with.
+        Idempotent."""
         with self._changed:
             self._is_closed = True
             while self._loads or self._stores:
                 job, index, _piece = (self._loads or self._stores).popleft()
                 self._done(job, index, None)
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(_CLOSE_SECONDS)
+        end_threads(self._threads, self._scopes, deadline)
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _run(self) -> None:
+    def _run(self, scope: CallScope) -> None:
+        with scope.entered():
+            self._run_pieces()
+
+    def _run_pieces(self) -> None:
         while True:
             with self._changed:
                 while not (self._loads or self._stores or self._is_closed):
@@ -147,6 +159,19 @@ class Transfers:
             del self._unfinished[job.job]
             self._finished.append(_ended(job))
             self._changed.notify_all()
+
+
+def end_threads(threads: Sequence[threading.Thread], scopes: Sequence[CallScope], deadline: float | None) -> None:
+    """Wait for threads that begin nothing more until the deadline, by default for `CLOSE_SECONDS`, then end the calls that they
+    make, each in its scope, and wait until those have returned."""
+    deadline = time.monotonic() + CLOSE_SECONDS if deadline is None else deadline
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for scope in scopes:
+        scope.cancel()
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _copied(piece: Piece) -> list[bool] | None:

@@ -14,7 +14,7 @@ shape, a model that was changed since, or is in training with dropout.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -57,6 +57,12 @@ class PrefixCache:
         adapter: str | None = None,
         rank: tuple[int, int] = (0, 1),
     ) -> None:
+        _check_settings(settings)
+        _check_text("name", name, is_optional=True)
+        _check_text("salt", salt)
+        _check_text("adapter", adapter, is_optional=True)
+        if not _is_whole(chunk_tokens):
+            raise InvalidRequestError(f"chunk_tokens is a whole number, and not {chunk_tokens!r}")
         name = name or model.config.name_or_path
         if not name:
             raise InvalidRequestError("the model's configuration does not name it: give a name")
@@ -226,10 +232,34 @@ class PrefixCache:
         return length
 
 
+def _check_settings(settings: object) -> None:
+    if not isinstance(settings, LinkSettings):
+        raise InvalidRequestError(
+            f"settings are LinkSettings, which LinkSettings.parse makes of a table, and not a {type(settings).__name__}"
+        )
+
+
+def _check_text(name: str, value: object, *, is_optional: bool = False) -> None:
+    """What is no text would be declared as it is, and refused by the server at every use: misses for good."""
+    if not (isinstance(value, str) or (is_optional and value is None)):
+        raise InvalidRequestError(f"{name} is a text, {'or None, ' if is_optional else ''}and not {value!r}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _tokens(input_ids: TokenIds) -> list[int]:
-    """The token ids of one sequence."""
+    """The token ids of one sequence. `InvalidRequestError` for what is none, first of all a tokenizer's whole answer."""
+    if isinstance(input_ids, Mapping):
+        raise InvalidRequestError("of what a tokenizer answers give its input_ids alone: tokenizer(…)['input_ids']")
     if not isinstance(input_ids, torch.Tensor):
-        return [int(token) for token in input_ids]
+        try:
+            return [int(token) for token in input_ids]
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"give the token ids of one sequence, a tensor or a list of whole numbers: {error}"
+            ) from error
     if input_ids.dim() > 1 and math.prod(input_ids.shape[:-1]) != 1:
         raise InvalidRequestError(
             "one sequence at a time: call once for each row of a batch", shape=tuple(input_ids.shape)

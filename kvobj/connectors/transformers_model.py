@@ -107,7 +107,9 @@ def _of_all_layers(config: Any, name: str) -> Any:  # noqa: ANN401 - as above
 
 def _share(kv_heads: int, rank: tuple[int, int]) -> int:
     """Of so many heads those of one rank; where ranks are more than heads each has a copy of one."""
-    index, count = rank
+    given: object = rank  # whatever the type says
+    pair = list(given) if isinstance(given, tuple | list) else []
+    index, count = pair if [type(each) for each in pair] == [int, int] else (0, 0)
     if not 0 <= index < count:
         raise InvalidRequestError(f"rank is (index, count), the index below the count, and not {rank}")
     if kv_heads % count and count % kv_heads:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,9 +35,10 @@ from kvobj.client.kv_values import NewChunk
 from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.lookups import Lookups
-from kvobj.connectors.transfers import Finished, Piece, Transfers
+from kvobj.connectors.transfers import CLOSE_SECONDS, Finished, Piece, Transfers
 
-_LOG: Final = logging.getLogger("kvobj.connectors.vllm")
+_LOG: Final = logging.getLogger("vllm.kvobj")
+"""Below vLLM's own logger, the one that vLLM configures: its log shows no other's lines of INFO."""
 _THREADS: Final = 4
 _THREADS_MAX: Final = 64
 _PIECE_CHUNKS_MIN: Final = 8
@@ -150,9 +152,10 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         self._transfers.drain()
 
     def shutdown(self) -> None:
-        """End the threads, then what is held. Idempotent."""
-        self._lookups.close()
-        self._transfers.close()
+        """End the threads, then what is held: calls that the store has not answered by then are ended. Idempotent, bounded."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self._lookups.close(deadline)
+        self._transfers.close(deadline)
         self._link.close()
         self._rows = None  # vLLM unmaps the memory next
 

@@ -322,6 +322,14 @@ def test_a_server_that_is_away_makes_misses_and_is_used_again_when_it_is_back(
         assert backend.ask("digests", slots=[3, 4]) == written
 
 
+def test_pages_of_the_older_interface_may_come_in_one_tensor(engine: EngineProcess, server: ServerProcess) -> None:
+    backend = Backend(engine, server, zero_copy=False, model="example/stacked")
+    written = backend.ask("fill", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("set_stacked", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("get_pages", pages=[1, 2], slots=[5, 6]) == [True, True]
+    assert backend.ask("digests", slots=[5, 6]) == written
+
+
 def test_a_wrong_setting_is_told_when_the_engine_starts(engine: EngineProcess, server: ServerProcess) -> None:
     with pytest.raises(RuntimeError, match="no_such_setting"):
         Backend(engine, server, extra={"no_such_setting": 1})

@@ -105,6 +105,7 @@ def test_another_shape_or_dtype_is_refused_before_anything_is_sent(engine: Engin
     assert "UnavailableError" in engine.ask("refused", name="strict", shape=whole)  # it fits: now the server is asked
     engine.ask("declare", name="opaque", kind="opaque")
     assert "no tensor layout" in engine.ask("refused", name="opaque", shape=whole)
+    assert "KvClient.namespace(name)" in engine.ask("refused_name", name="strict")
 
 
 def test_what_cannot_be_accepted_is_refused_by_name(engine: EngineProcess) -> None:
@@ -227,6 +228,7 @@ def test_the_clients_page_is_right_about_tensors(server: ServerProcess) -> None:
     names = {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
     environment = {**os.environ, **names, "PYTHONPATH": str(REPOSITORY)}
     command = [str(PYTHON), "-W", "error", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1:] == said  # the first line is of the page's first example
+    for _ in range(2):  # whoever tries the page runs it again
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1:] == said  # the first line is of the page's first example

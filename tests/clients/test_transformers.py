@@ -262,7 +262,26 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
     engine.ask("make", model="fine", kind="llama")
     assert "give a name" in engine.ask("refused", model="fine", settings=settings, name="")
     assert "at least one token" in engine.ask("refused", model="fine", settings=settings, chunk_tokens=0)
+    for options, expected in (
+        ({"chunk_tokens": 16.0}, "chunk_tokens is a whole number, and not 16.0"),
+        ({"chunk_tokens": True}, "chunk_tokens is a whole number, and not True"),
+        ({"chunk_tokens": "64"}, "chunk_tokens is a whole number, and not '64'"),
+        ({"salt": 3}, "salt is a text, and not 3"),
+        ({"salt": None}, "salt is a text, and not None"),
+        ({"name": 3}, "name is a text, or None, and not 3"),
+        ({"adapter": 3}, "adapter is a text, or None, and not 3"),
+        ({"rank": [0, 2.0]}, "rank is (index, count)"),
+        ({"rank": 1}, "rank is (index, count)"),
+    ):
+        assert expected in engine.ask("refused", model="fine", settings=settings, **options)
+    assert "LinkSettings.parse" in engine.ask("refused_table", model="fine", settings=settings)
     opened(engine, server, "fine")
+    words = engine.ask("wrong_inputs", store="fine", model="fine")
+    assert len(words) == 10
+    for told in words[:4]:
+        assert "its input_ids alone" in told
+    for told in words[4:]:
+        assert "one sequence" in told
     words = engine.ask("wrong_caches", store="fine", model="fine", tokens=sequence(20, 10))
     for told, expected in zip(
         words,

@@ -7,6 +7,7 @@ written into and read from the host pools by their own methods.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from queue import Queue
 from types import SimpleNamespace
@@ -52,6 +53,11 @@ HOST_MEMORY: dict[str, Any] = {
 }
 backends: dict[str, Any] = {}
 pools: dict[str, dict[str, Any]] = {}
+
+
+def configure_logging() -> None:
+    """As SGLang's `configure_logger` does, which stands among what needs the whole of it."""
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", force=True)
 
 
 def pointers(tensors: Any) -> torch.Tensor:  # noqa: ANN401
@@ -297,6 +303,13 @@ def set_pages(name: str, pages: list[int], slots: list[int]) -> bool:
     return bool(backends[name].batch_set([key_of(page) for page in pages], data))
 
 
+def set_stacked(name: str, pages: list[int], slots: list[int]) -> bool:
+    """The older `batch_set` with all pages in one tensor."""
+    memory = pools[name]["kv"]
+    data = torch.stack([memory.get_data_page(slot * PAGE) for slot in slots])
+    return bool(backends[name].batch_set([key_of(page) for page in pages], data))
+
+
 def get_pages(name: str, pages: list[int], slots: list[int]) -> list[bool]:
     """The older `batch_get`, as the controller calls it."""
     memory = pools[name]["kv"]
@@ -393,9 +406,23 @@ def close(name: str) -> None:
 
 
 COMMANDS = (
-    *(fill, digests, set_v1, get_v1, exists, set_v2, get_v2, exists_v2, set_pages, get_pages, control, misfit),
+    *(
+        fill,
+        digests,
+        set_v1,
+        get_v1,
+        exists,
+        set_v2,
+        get_v2,
+        exists_v2,
+        set_pages,
+        set_stacked,
+        get_pages,
+        control,
+        misfit,
+    ),
     *(add_pool, set_pool, get_pool),
-    *(stats, report, clear, close),
+    *(stats, report, clear, close, configure_logging),
 )
 
 if __name__ == "__main__":

@@ -200,6 +200,17 @@ def get_beside(*, name: str, seed: int, accept: list[str], seconds: float) -> di
         return {"found": [each is not None for each in found], "is_held": is_held, "seconds": client.seconds}
 
 
+def refused_name(*, name: str) -> str:
+    """With what words a namespace's name in the place of the namespace is refused."""
+    named: Any = name
+    with Watched() as client:
+        try:
+            TensorChunks(client, named)
+        except TypeError as error:
+            return str(error)
+    raise AssertionError("it was not refused")
+
+
 def refused(*, name: str, shape: list[int], dtype: str = "bfloat16") -> str:
     """With what words a tensor is refused, and that nothing was sent: the server is not asked at all."""
     client = KvClient("http://127.0.0.1:1", _keys(), BUCKET, timeout_seconds=0.2)
@@ -275,6 +286,19 @@ if __name__ == "__main__":
     serve(
         {
             each.__name__: each
-            for each in (use, declare, put, get, get_awaited, get_beside, refused, problem, mistaken, coded, usable)
+            for each in (
+                use,
+                declare,
+                put,
+                get,
+                get_awaited,
+                get_beside,
+                refused,
+                refused_name,
+                problem,
+                mistaken,
+                coded,
+                usable,
+            )
         }
     )

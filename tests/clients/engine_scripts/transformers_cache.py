@@ -14,6 +14,7 @@ from command_lines import digest_of, serve
 from torch import distributed
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
+    BatchEncoding,
     BertConfig,
     BertLMHeadModel,
     CLIPVisionConfig,
@@ -252,6 +253,36 @@ def refused(*, model: str, settings: dict[str, Any], **options: Any) -> str:  # 
     raise AssertionError("it was not refused")
 
 
+def refused_table(*, model: str, settings: dict[str, Any]) -> str:
+    """With what words a table in the place of `LinkSettings` is refused."""
+    table: Any = settings
+    try:
+        PrefixCache(table, models[model], name="tiny")
+    except InvalidRequestError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def wrong_inputs(*, store: str, model: str) -> list[str]:
+    """With what words `load` and `save` refuse what is no sequence of token ids: what a tokenizer answers first of all."""
+    words = []
+    inputs: tuple[Any, ...] = (
+        BatchEncoding({"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 2)}),
+        {"input_ids": [1, 2]},
+        "a prompt",
+        [[1, 2], [3, 4]],
+        None,
+    )
+    cache = DynamicCache(config=models[model].config)
+    for given in inputs:
+        for call in (stores[store].load, lambda ids: stores[store].save(ids, cache)):
+            try:
+                call(given)
+            except InvalidRequestError as error:
+                words.append(str(error))
+    return words
+
+
 def _run(model: Any, tokens: list[int], cache: DynamicCache) -> tuple[list[int], str]:  # noqa: ANN401 - a model
     """The sequence that `generate` makes greedily, and a digest of the logits of all its steps."""
     settings = GenerationConfig(
@@ -395,6 +426,8 @@ if __name__ == "__main__":
             "load_in": load_in,
             "open": open_store,
             "refused": refused,
+            "refused_table": refused_table,
+            "wrong_inputs": wrong_inputs,
             "plain": plain,
             "generate": generate,
             "continued": continued,

@@ -39,6 +39,13 @@ def key_of(block: int, group: int = 0) -> Any:  # noqa: ANN401 - vLLM's OffloadK
     return make_offload_key(hashlib.sha256(f"block {block}".encode()).digest(), group)
 
 
+def configure_logging() -> None:
+    """As vLLM does when it starts."""
+    import vllm.logger  # noqa: PLC0415
+
+    vllm.logger._configure_vllm_root_logger()
+
+
 def open_manager(
     name: str,
     tier: dict[str, object],
@@ -237,6 +244,7 @@ def close(name: str) -> None:
 if __name__ == "__main__":
     serve(
         {
+            "configure_logging": configure_logging,
             "open": open_manager,
             "store": store,
             "look_up": look_up,
