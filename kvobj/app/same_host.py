@@ -76,10 +76,13 @@ def start_same_host(
             on_pinned_read(row)
         return frame
 
+    def is_far(blob_id: bytes) -> bool:
+        return node.remote is not None and node.nvme.frame_bytes(cast("BlobId", blob_id)) is None
+
     parts = Parts(
         store=node.store,
         hot_frame=hot_frame,
-        reads=ExtentReads(node.store, chunks, node.dram.held, count_hits, node.catalog.bucket),
+        reads=ExtentReads(node.store, chunks, node.dram.held, count_hits, node.catalog.bucket, is_far),
         hot=HotOpens(node.store, node.catalog.lookup, pin_hot, on_read, on_pinned_read, count_hits),
         chunks=chunks,
         arena=node.arena,

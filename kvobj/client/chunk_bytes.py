@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from blake3 import blake3
 
 from kvobj.client.call_scope import current_scope
-from kvobj.client.http_chunks import HttpChunks, Rooms, room_for
+from kvobj.client.http_chunks import HttpChunks, Rooms, only_outcome, room_for
 from kvobj.client.kv_values import (
     DEFAULT,
     RAW,
@@ -35,6 +35,8 @@ from kvobj.same_host.messages import KEYS_MAX
 
 OPENED_AT_ONCE: Final = 64
 """Chunks of a stream that are pinned together."""
+
+Error = TypeVar("Error", bound=KvobjError)
 
 _Layers = tuple[int, int] | None
 
@@ -90,7 +92,9 @@ class ChunkBytes:
         """See `KvClient.view_chunks`."""
         keys = [namespace.key_of(name) for name in names]
         if len(pins) not in {0, 1, len(keys)}:
-            raise ValueError(f"{len(keys)} chunks and {len(pins)} pins")
+            raise ValueError(
+                f"view_chunks has no pin, one for all names, or one for each: {len(keys)} names, {len(pins)} pins"
+            )
         views: list[ChunkView | None] = [None] * len(keys)
         try:
             until = self._until(timeout_seconds)
@@ -175,7 +179,7 @@ class ChunkBytes:
     ) -> list[int | None]:
         """See `KvClient.get_chunks`. `PartlyReadError` where that has `UnavailableError`."""
         if len(names) != len(rooms):
-            raise ValueError(f"{len(names)} chunks and {len(rooms)} rooms")
+            raise ValueError(f"get_chunks has one room for each name: {len(names)} names, {len(rooms)} rooms")
         sizes: list[int | None] = [None] * len(names)
         try:
             self._get_many(names, rooms, namespace, pin, sizes)
@@ -262,38 +266,40 @@ class ChunkBytes:
         first answer is due, of `time.monotonic`; those behind it have the timeout each."""
         if not places:
             return
-        first = until - time.monotonic()
-        if pins:  # a stream reads no pins: what a DELETE has hidden comes one by one
-            for place in places:
-                found = self._http.get(
-                    namespace.key_of(names[place]),
-                    layers=None,
-                    pin=pins[0] if len(pins) == 1 else pins[place],
-                    into=room_of(place),
-                    timeout_seconds=first if place == places[0] else timeout_seconds,
-                    wants_digest=wants_digest,
-                )
-                if found is not None:
-                    self._check(*found)
-                    yield place, *found
-            return
-        for start in range(0, len(places), KEYS_MAX):
-            some = places[start : start + KEYS_MAX]
+        first: float | None = until - time.monotonic()
+        singly = list(places)
+        if not pins or len(places) > 1:
+            # By streams, which read ahead. A stream reads no pins: what it has not, as what a DELETE has hidden, comes one by one.
+            singly = []
+            for start in range(0, len(places), KEYS_MAX):
+                some = places[start : start + KEYS_MAX]
 
-            def room(index: int, _layer: int | None, _size: int, some: Sequence[int] = some) -> memoryview | None:
-                return room_of(some[index])
+                def room(index: int, _layer: int | None, _size: int, some: Sequence[int] = some) -> memoryview | None:
+                    return room_of(some[index])
 
-            wanted = [names[place] for place in some]
-            for item in self._http.mget(
-                wanted,
-                namespace=namespace,
-                into=room,
-                timeout_seconds=timeout_seconds,
-                head_seconds=None if start else first,
-            ):
-                if item.data is not None:
-                    self._check(item.data, item.digest)
-                    yield some[item.index], item.data, item.digest
+                wanted = [names[place] for place in some]
+                for item in self._http.mget(
+                    wanted, namespace=namespace, into=room, timeout_seconds=timeout_seconds, head_seconds=first
+                ):
+                    if item.data is not None:
+                        self._check(item.data, item.digest)
+                        yield some[item.index], item.data, item.digest
+                    elif pins:
+                        singly.append(some[item.index])
+                first = None
+        for place in singly:
+            found = self._http.get(
+                namespace.key_of(names[place]),
+                layers=None,
+                pin=pins[0] if len(pins) == 1 else pins[place],
+                into=room_of(place),
+                timeout_seconds=timeout_seconds if first is None else first,
+                wants_digest=wants_digest,
+            )
+            first = None
+            if found is not None:
+                self._check(*found)
+                yield place, *found
 
     def stream(
         self,
@@ -347,12 +353,35 @@ class ChunkBytes:
         into: Rooms | None,
         timeout_seconds: float | None,
     ) -> Iterator[ReadChunk]:
+        behind = [at for at in range(len(names)) if held.extents[at] is None and held.size_of(at) is not None]
+
+        def room_behind(index: int, _layer: int | None, size_bytes: int) -> memoryview | None:
+            return None if into is None else into(start + behind[index], None, size_bytes)
+
+        # All by one stream, which reads ahead: one at a time each would be fetched only once the one before it has come.
+        rest = (
+            self._http.mget(
+                [names[at] for at in behind],
+                namespace=namespace,
+                layers=layers,
+                into=room_behind,
+                timeout_seconds=timeout_seconds,
+            )
+            if behind
+            else iter(())
+        )
         released = 0
         try:
             for at, name in enumerate(names):
                 size_bytes = held.size_of(at)
                 if size_bytes is None:
                     yield ReadChunk(start + at, None, None)
+                    continue
+                if held.extents[at] is None:
+                    item = next(rest)
+                    if item.data is not None:
+                        self._check(item.data, item.digest)
+                    yield ReadChunk(start + at, None, item.data)
                     continue
                 room = None if into is None else into(start + at, None, size_bytes)
                 released = at + 1
@@ -362,6 +391,7 @@ class ChunkBytes:
                         name, namespace, layers=layers, pin=None, into=room, timeout_seconds=timeout_seconds
                     )
                 yield ReadChunk(start + at, None, view)
+            next(rest, None)  # to its end: the connection is kept
         finally:
             if released < len(names):
                 held.release(*range(released, len(names)))
@@ -404,10 +434,7 @@ class ChunkBytes:
             renamed = replace(chunk, id=_text(chunk.id), parent=parent)
             stored = self._same_host.store(namespace.name, [renamed], durability=durability)
             if stored is not None:
-                (outcome,) = stored
-                if isinstance(outcome, KvobjError):
-                    raise outcome
-                return outcome
+                return only_outcome(stored)
         return self._http.put(namespace, chunk, durability=durability, timeout_seconds=until - time.monotonic())
 
     def put_many(
@@ -451,7 +478,7 @@ class ChunkBytes:
                 answers.append(self._http.mput(namespace.name, chunks, durability=durability, timeout_seconds=left))
                 left = None
             except KvobjError as error:
-                answers.append(error)
+                answers.append(_as_answer(error))
                 away = error if isinstance(error, UnavailableError) else None
         return answers
 
@@ -481,8 +508,15 @@ def _refusal(namespace: Namespace, chunks: Sequence[NewChunk]) -> InvalidChunkId
     try:
         namespace.check_names(chunks)
     except InvalidChunkIdError as error:
-        return error
+        return _as_answer(error)
     return None
+
+
+def _as_answer(error: Error) -> Error:
+    """An error that is returned. Its traceback has the frames of all callers, also of who has the answers: it would keep itself,
+    and the memory that was to be stored, until the interpreter looks for cycles. So would those of the errors behind it."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _names_of(namespace: Namespace, names: Sequence[Name]) -> Iterator[str]:

@@ -12,6 +12,8 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -25,7 +27,7 @@ from kvobj.client.native_fetch import BROKEN_HEAD, HANDED, STALE, TIMED_OUT, UNF
 from kvobj.client.request_head import SignedHeads
 from kvobj.client.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from kvobj.client.wire import ServerClosedError, Wire
-from kvobj.errors import InvalidRequestError, UnavailableError
+from kvobj.errors import ConfigurationError, InvalidRequestError, UnavailableError
 from kvobj.wire.response_head import BrokenAnswerError, ResponseHead
 
 __all__ = ["Answer", "Endpoint", "Incoming", "SignedConnection"]
@@ -72,6 +74,18 @@ class Endpoint:
         """Value of the Host header, which the signature covers."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+def trusting(ca_bundle: str | PathLike[str]) -> ssl.SSLContext:
+    """For connections that trust the authorities of a PEM file (`~/…`: in the user's home), and none of the system's.
+    `ConfigurationError` for one that cannot be read, or has none."""
+    try:
+        return ssl.create_default_context(cafile=Path(ca_bundle).expanduser())
+    except ssl.SSLError as error:  # an OSError, too, whose text names OpenSSL's source
+        raise ConfigurationError([f"ca_bundle: {fspath(ca_bundle)}: no PEM file of certificates"]) from error
+    except (OSError, ValueError, RuntimeError) as error:  # the last: nobody's home
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ConfigurationError([f"ca_bundle: {fspath(ca_bundle)}: {why or error}"]) from error
 
 
 @dataclass(frozen=True, slots=True)

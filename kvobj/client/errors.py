@@ -70,6 +70,10 @@ _BY_STATUS: Final[dict[int, type[KvobjError]]] = {
     507: StoreFullError,
 }
 _XML_ELEMENTS: Final = re.compile(r"<(\w+)>([^<]*)</\1>")
+_XML_ENTITY: Final = re.compile(r"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));", re.ASCII)
+_XML_NAMED: Final = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+_XML_CHARACTER: Final = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNICODE_MAX: Final = 0x10FFFF
 _SECONDS: Final = re.compile(r"[0-9]{1,6}")
 _MESSAGE_LENGTH_MAX: Final = 500
 _MSGPACK: Final = "application/msgpack"
@@ -101,10 +105,23 @@ def _told(body: bytes, content_type: str) -> tuple[str, str, Mapping[str, object
         detail = error.get("detail")
         return str(error["code"]), str(error["message"]), detail if isinstance(detail, dict) else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
-        elements: dict[str, str] = dict(_XML_ELEMENTS.findall(body.decode("utf-8", "replace")))
+        found = _XML_ELEMENTS.findall(body.decode("utf-8", "replace"))
+        elements = {name: _XML_ENTITY.sub(_character, text) for name, text in found}
         told: dict[str, object] = {}
+        if "Hint" in elements:
+            told["hint"] = elements["Hint"]
         if "Parent" in elements:
             told["parent"] = elements["Parent"]
         if "Differs" in elements:
             told["differs"] = elements["Differs"].split(",")
         return elements.get("Code", ""), elements.get("Message", ""), told
+
+
+def _character(entity: re.Match[str]) -> str:
+    """What an entity stands for. One that stands for no character of XML's, such as a terminal's escape, stays as it is written."""
+    name, decimal, hexadecimal = entity.groups()
+    if name is not None:
+        return _XML_NAMED[name]
+    number = int(decimal) if decimal is not None else int(hexadecimal, 16)
+    character = chr(number) if number <= _UNICODE_MAX else ""
+    return character if _XML_CHARACTER.fullmatch(character) else entity[0]

@@ -199,10 +199,7 @@ class HttpChunks:
         """As `put`, of a chunk whose parent no header carries: a batch has names in its body."""
         name = chunk.id.hex() if isinstance(chunk.id, bytes) else chunk.id
         named = replace(chunk, id=name, parent=parent)
-        (outcome,) = self.mput(namespace.name, [named], durability=durability, timeout_seconds=timeout_seconds)
-        if isinstance(outcome, KvobjError):
-            raise outcome
-        return outcome
+        return only_outcome(self.mput(namespace.name, [named], durability=durability, timeout_seconds=timeout_seconds))
 
     def mget(
         self,
@@ -277,6 +274,18 @@ class HttpChunks:
         return [_stored(item) for item in told.items]
 
 
+def only_outcome(outcomes: list[StoredChunk | KvobjError]) -> StoredChunk:
+    """What became of the only chunk of a batch, taken out of the list; raises its error. The traceback has this frame and the
+    callers': what is raised must be in none of them, or it keeps the chunk's memory until the interpreter looks for cycles."""
+    outcome = outcomes.pop()
+    try:
+        if isinstance(outcome, KvobjError):
+            raise outcome
+        return outcome
+    finally:
+        del outcome
+
+
 def listed(names: Sequence[Name]) -> bytes | list[str]:
     """Names as msgpack has them: raw ids end to end, or strings."""
     if names and isinstance(names[0], bytes):
@@ -306,10 +315,13 @@ def new_room(size_bytes: int) -> memoryview:
 
 
 def room_for(into: bytearray | memoryview | None, size_bytes: int) -> memoryview:
-    """The part of the room that a chunk fills, or new memory (`new_room`). `InvalidRequestError` for a room that is too small."""
+    """The part of the room that a chunk fills, or new memory (`new_room`). `InvalidRequestError` for a room that is too small,
+    `TypeError` for one that may not be written."""
     if into is None:
         return new_room(size_bytes)
     view = memoryview(into).cast("B")
+    if view.readonly:
+        raise TypeError("the room for a chunk is read-only: give a bytearray, or another buffer that may be written")
     if len(view) < size_bytes:
         raise InvalidRequestError(
             "the chunk is larger than the room for it", size_bytes=size_bytes, room_bytes=len(view)

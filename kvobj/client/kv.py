@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from os import PathLike
 from typing import Final, Self, TypeVar
 
 import msgspec
 
 from kvobj.client.call_scope import bounded_seconds
 from kvobj.client.chunk_bytes import ChunkBytes
-from kvobj.client.connection import Endpoint, SignedConnection
+from kvobj.client.connection import Endpoint, SignedConnection, trusting
 from kvobj.client.credentials import Credentials
 from kvobj.client.following import follow, stored_part
 from kvobj.client.http_chunks import HttpChunks, listed
@@ -30,6 +31,7 @@ from kvobj.client.kv_values import (
     StoredChunk,
     StoredPart,
     check_layers,
+    check_namespace,
     fits_header,
     parent_text,
 )
@@ -73,11 +75,14 @@ class KvClient:
     Every call has a deadline and is made again where the server is busy or a connection broke (`RetryRule`). Bytes that are
     read are hashed and compared with the digest that the server tells, unless `verify` is False. Errors are the typed ones
     of `kvobj.errors`; a chunk that is not stored is None. Calls about sessions have connections of their own beside `connections`:
-    a renewal never waits for a read.
+    a renewal never waits for a read. What is no namespace, such as the name of one, is `TypeError` before anything is sent.
 
     On the server's own host chunk bytes go by shared memory where the server allows it, and else, as everything else, over HTTP
     (docs/same-host.md); `same_host` False: never. `verify_same_host`: whether what was copied from there is hashed, too; None: as
     `verify` says. In a forked child the client connects anew.
+
+    `ca_bundle`: a PEM file (`~/…`: in the user's home) of the authorities that are trusted in place of the system's, where the
+    endpoint is https; `ConfigurationError` for one that cannot be read, or has none.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class KvClient:
         same_host: bool = True,
         verify_same_host: bool | None = None,
         region: str = "us-east-1",
+        ca_bundle: str | PathLike[str] | None = None,
     ) -> None:
         if connections < 1:
             raise InvalidRequestError("a client has at least one connection", connections=connections)
@@ -103,10 +109,11 @@ class KvClient:
         """Of a call that names none."""
         self._path = f"/{bucket}"
         self._verify = verify
+        tls = None if ca_bundle is None else trusting(ca_bundle)
 
         def transport(connections: int) -> Transport:
             return Transport(
-                lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds),
+                lambda: SignedConnection(place, credentials, region=region, timeout_seconds=timeout_seconds, tls=tls),
                 connections=connections,
                 timeout_seconds=timeout_seconds,
                 retry=retry or RetryRule(),
@@ -134,6 +141,13 @@ class KvClient:
         return self._same_host.is_known_up
 
     @property
+    def same_host_reason(self) -> str:
+        """Why chunk bytes go over HTTP though the server offers shared memory: what kept its socket from being used when that was
+        last tried. "" where it is used, was not offered, or was not tried yet; waits for nothing. On another host than the
+        server's it is not there, which is no fault."""
+        return self._same_host.reason
+
+    @property
     def same_host_fallbacks(self) -> int:
         """How many calls went over HTTP though the server allows shared memory: it was away, or could not serve them so."""
         return self._same_host.fallbacks
@@ -159,7 +173,9 @@ class KvClient:
         return self._leases.is_closed
 
     def close(self) -> None:
-        """Close the connections; views of chunks do not hold any more. Idempotent."""
+        """Close the connections; views of chunks do not hold any more. What would ask the server is `UnavailableError` from now on,
+        also where it waits for a connection; of sessions alone the server is still told that they end. What is under way comes to
+        its own end, and is not tried again. Idempotent."""
         self._same_host.close()
         self._transport.close()
         self._leases.close()
@@ -211,6 +227,7 @@ class KvClient:
 
         `ParentNotFoundError`, `LayoutMismatchError`, `ImmutableChunkError`, `QuotaExceededError`, `StoreFullError`.
         """
+        check_namespace(namespace)
         return self._bytes.put(namespace, NewChunk(name, data, parent=parent, tokens=tokens), durability=durability)
 
     def get_chunk(
@@ -228,6 +245,7 @@ class KvClient:
 
         `CorruptionError` for bytes that are not what the server says they are.
         """
+        check_namespace(namespace)
         return self._bytes.get(
             name,
             namespace,
@@ -253,6 +271,7 @@ class KvClient:
         `max_error`: a lossy copy whose values are further off than this is not taken; with it, `raw` takes what such a copy
         decodes to. Always over HTTP. Plain bytes are hashed as by `get_chunk`; a frame is checked by who decodes it.
         """
+        check_namespace(namespace)
         return self._bytes.get_stored(
             name, namespace, accept=accept, max_error=max_error, pin=pin, timeout_seconds=_seconds(timeout_seconds)
         )
@@ -267,6 +286,7 @@ class KvClient:
     ) -> ChunkView | None:
         """A chunk to be looked at where it is; None if it is not stored. On the same host nothing is copied: see `ChunkView`, which
         is released by the caller. Elsewhere the bytes are read into memory of their own. `pin` as for `get_chunk`."""
+        check_namespace(namespace)
         return self._bytes.view(name, namespace, pin=pin, timeout_seconds=_seconds(timeout_seconds))
 
     def view_chunks(
@@ -283,6 +303,7 @@ class KvClient:
         memory of its own, each within the timeout (awaited: all within one). Each view is released by itself. If this raises, none
         is left to be released.
         """
+        check_namespace(namespace)
         return self._bytes.view_many(names, namespace, pins=pins, timeout_seconds=_seconds(timeout_seconds))
 
     def get_chunks(
@@ -298,6 +319,7 @@ class KvClient:
         `InvalidRequestError` for a room that is too small, before a byte of it is written (on the same host: of any room).
         `CorruptionError` as `get_chunk`; what the rooms hold then is undefined.
         """
+        check_namespace(namespace)
         return self._bytes.get_many(names, rooms, namespace, pin=pin)
 
     def open_ahead(
@@ -311,10 +333,12 @@ class KvClient:
         seconds, at most `opened_ahead.AHEAD_SECONDS`; `drop_ahead` where that is not going to happen. Raises nothing: what is no
         name is left out, and refused where it is read.
         """
+        check_namespace(namespace)
         self._bytes.open_ahead(names, namespace, seconds=seconds)
 
     def drop_ahead(self, names: Sequence[Name], *, namespace: Namespace = DEFAULT) -> None:
         """These are not going to be read, or what is read is to be asked for anew. Sends nothing itself; raises nothing."""
+        check_namespace(namespace)
         self._bytes.drop_ahead(names, namespace)
 
     # -- layer by layer ------------------------------------------------------------------------------------------
@@ -335,6 +359,7 @@ class KvClient:
         name goes in a header here: `InvalidChunkIdError` for one that is not printable ASCII, or has a space at either end.
         `LayoutMismatchError` where the writers do not agree, `NoSuchUploadError` where a DELETE gave the parts up: put all of them
         again. Else as `put_chunk`."""
+        check_namespace(namespace)
         key, parent = namespace.key_of(name), parent_text(namespace, parent)
         if parent is not None and not fits_header(parent):
             raise InvalidChunkIdError(
@@ -370,6 +395,7 @@ class KvClient:
 
         `NoSuchKeyError` where nobody puts the chunk, and nobody has begun to within `wait_seconds`. Keeps one connection.
         """
+        check_namespace(namespace)
         return follow(
             self._transport,
             f"{self._path}/{namespace.key_of(name)}",
@@ -397,6 +423,7 @@ class KvClient:
         """The longest stored run at the head of a list of chunks, or of what a sequence of tokens makes; pinned in the same step
         where a session is given (then who has it checks that no more is told than was asked for, and lets go of the pin where it
         is). `output_tokens` and `partial_last` are hints to the eviction policy."""
+        check_namespace(namespace)
         document: dict[str, object] = {"namespace": namespace.name, "detail": "chunks" if detail else "none"}
         if ids is not None:
             document["ids"] = listed(ids)
@@ -433,11 +460,11 @@ class KvClient:
         return self._lease_call("PUT", query, RenewalAnswer, document, timeout_seconds)
 
     def close_session(self, session: bytes, *, timeout_seconds: float | None = None) -> None:
-        """End a session and its pins."""
+        """End a session and its pins; also after `close`."""
         query = (("sessions", session.hex()),)
         headers = {"accept": MSGPACK}
         with self._leases.open(
-            "DELETE", self._path, query=query, headers=headers, timeout_seconds=timeout_seconds
+            "DELETE", self._path, query=query, headers=headers, timeout_seconds=timeout_seconds, is_last=True
         ) as answer:
             answer.read()
 
@@ -451,6 +478,7 @@ class KvClient:
     ) -> PinsAnswer:
         """Pin chunks, each with a pin of its own. `PinLimitExceededError` pins none. Whether the answer has as many as were asked
         for is the caller's to check, who has to release them where it does not."""
+        check_namespace(namespace)
         document = {"session": session, "namespace": namespace.name, "tails": listed(tails)}
         return self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
 
@@ -468,6 +496,7 @@ class KvClient:
         """Chunks as they come, in the order of the list or layer by layer. `into(index, layer, size_bytes)` gives the room for an
         item, or None for new memory. `CorruptionError`; `UnavailableError` if the stream breaks off: what came before is right. The
         timeout is for each item."""
+        check_namespace(namespace)
         return self._bytes.stream(
             names,
             namespace,
@@ -482,6 +511,7 @@ class KvClient:
     ) -> list[StoredChunk | KvobjError]:
         """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error. Of more than
         1,000, or of a quarter of the server's memory, none is stored: `InvalidRequestError`."""
+        check_namespace(namespace)
         return self._bytes.put_many(namespace, chunks, durability=durability)
 
     def mput_batches(
@@ -489,6 +519,7 @@ class KvClient:
     ) -> list[list[StoredChunk | KvobjError] | KvobjError]:
         """As `mput` of batches that have nothing to do with each other: for each what that answers, or raises. On the same host the
         server works at one while the bytes of another are copied."""
+        check_namespace(namespace)
         return self._bytes.put_batches(namespace, batches, durability=durability)
 
     # -- events --------------------------------------------------------------------------------------------------

@@ -115,6 +115,15 @@ def check_writable(key: str) -> None:
             raise InvalidChunkIdError("a chunk's key is text that UTF-8 can write", reason=str(error)) from error
 
 
+def check_namespace(namespace: Namespace) -> Namespace:
+    """The namespace as it was given. `TypeError` for what is none: often it is the name of one."""
+    if not isinstance(namespace, Namespace):
+        raise TypeError(
+            f"a namespace is what KvClient.namespace(name) or declare_namespace answers, and not a {type(namespace).__name__}"
+        )
+    return namespace
+
+
 def check_layers(layers: tuple[int, int] | None) -> tuple[int, int] | None:
     """The layers as they were given. `InvalidRequestError` for what no chunk has: what is no pair of whole numbers from 0 on,
     in order; what the chunk has is the server's to know."""

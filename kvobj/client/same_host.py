@@ -52,6 +52,9 @@ from kvobj.same_host.messages import (
 
 LANES_MAX: Final = 4
 """Connections of one client. One of them is never taken by a commit, so that none holds up an open."""
+LENT_SECONDS: Final = 0.25
+"""A read that finds all connections in use, of which none comes back for so long, goes over HTTP. Threads that only take turns give
+theirs back within milliseconds; who keeps one for longer waits for something itself."""
 RENEWALS_A_LEASE: Final = 3
 REST_SECONDS: Final = 0.5
 REST_SECONDS_MAX: Final = 10.0
@@ -160,6 +163,7 @@ class SameHost:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._given = Bell()
+        self._given_back = 0
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._loans: Loans[_LentLane] = Loans()
@@ -168,6 +172,8 @@ class SameHost:
         self._rest_seconds = REST_SECONDS
         self._is_refused = False
         self._is_closed = False
+        self.reason = ""
+        """See `KvClient.same_host_reason`."""
         # Told from destructors, too: a queue that may be put to while it is being put to (and no lock of ours).
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._is_woken = False
@@ -182,8 +188,8 @@ class SameHost:
 
     @property
     def is_up(self) -> bool:
-        """Whether chunks go this way now; tries it, if that is due."""
-        if self._idle:
+        """Whether chunks go this way now; tries it, if that is due. Waits for no connection that others use."""
+        if self._idle or self.is_known_up:
             return True
         with self._lane(time.monotonic() + self._timeout_seconds) as lane:
             return lane is not None
@@ -209,7 +215,7 @@ class SameHost:
             return None
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + seconds
-        with self._lane(deadline, is_hurried=seconds < HURRIED_SECONDS) as lane:
+        with self._lane(deadline, is_hurried=seconds < HURRIED_SECONDS, wait_seconds=LENT_SECONDS) as lane:
             if lane is None:
                 self._fall_back()
                 return None
@@ -433,9 +439,17 @@ class SameHost:
     def _may_try(self) -> bool:
         return self.is_wanted and not self._is_closed and (bool(self._lanes) or time.monotonic() >= self._rest_until)
 
-    def _lane(self, deadline: float | None, *, has_rooms: bool = False, is_hurried: bool = False) -> _LentLane:
-        """A lane for a block. `deadline` None: one that is idle; `has_rooms`: one that has rooms, as far as is known."""
-        return _LentLane(self, deadline, has_rooms=has_rooms, is_hurried=is_hurried)
+    def _lane(
+        self,
+        deadline: float | None,
+        *,
+        has_rooms: bool = False,
+        is_hurried: bool = False,
+        wait_seconds: float = float("inf"),
+    ) -> _LentLane:
+        """A lane for a block. `deadline` None: one that is idle; `has_rooms`: one that has rooms, as far as is known.
+        `wait_seconds`: how long it is waited for where others have all there may be and none gives one back."""
+        return _LentLane(self, deadline, has_rooms=has_rooms, is_hurried=is_hurried, wait_seconds=wait_seconds)
 
     def lend(self, lent: _LentLane) -> None:
         """Give it a lane, if there is one for it."""
@@ -443,6 +457,7 @@ class SameHost:
         scope = current_scope()
         if deadline is not None and scope is not None:
             deadline = min(deadline, scope.deadline)
+        given_back, until = -1, 0.0
         while True:
             with self._lock:
                 lane = self._idle_lane(has_rooms=lent.has_rooms)
@@ -458,10 +473,12 @@ class SameHost:
                     self._drop_lost()
                     self._loans.add(lent)
                     break
-                if now >= deadline or _is_cancelled():
+                if given_back != self._given_back:  # they are in use, and not stuck: others were only quicker
+                    given_back, until = self._given_back, min(deadline, now + lent.wait_seconds)
+                if now >= until or _is_cancelled():
                     return
                 ticket = self._given.ticket()
-            self._given.wait(ticket, deadline - now)
+            self._given.wait(ticket, until - now)
         made = self._connect(deadline)
         if made is not None:
             with self._lock:
@@ -490,16 +507,19 @@ class SameHost:
 
     def _connect(self, deadline: float) -> Lane | None:
         seconds = deadline - time.monotonic()
+        grant: GrantAnswer | None = None
         try:
             grant = self._grant(seconds)
             lane = Lane.connect(grant, deadline=min(deadline, time.monotonic() + self._timeout_seconds))
         except KvobjError as error:
             if not _is_cancelled():
                 is_no = not isinstance(error, _LATER)
+                self.reason = "" if grant is None else _reason(grant, error)
                 self._is_refused = is_no
                 self._rest(REFUSED_SECONDS if is_no else None, is_hurried=seconds < HURRIED_SECONDS)
             return None
         self._is_refused = False
+        self.reason = ""
         try:
             self._start_keeper(lane.grant.lease_ms / 1000)
         except BaseException as error:
@@ -526,6 +546,7 @@ class SameHost:
             lane, lent.lane = lent.lane, None
             if lane is not None and lane.is_usable and not self._is_closed:
                 self._idle.append(lane)
+                self._given_back += 1
                 if lane.has_releases:  # of another thread, while the call had it: `flush` passed it over
                     self._wake_keeper()
                 self._given.ring()
@@ -616,13 +637,16 @@ class _LentLane:
     """A context manager: a lane that a call has until the block's end, None where there is none for it. It counts from before it is
     connected, for as long as somebody has it (`loans`)."""
 
-    __slots__ = ("__weakref__", "_path", "deadline", "has_rooms", "is_hurried", "lane")
+    __slots__ = ("__weakref__", "_path", "deadline", "has_rooms", "is_hurried", "lane", "wait_seconds")
 
-    def __init__(self, path: SameHost, deadline: float | None, *, has_rooms: bool, is_hurried: bool) -> None:
+    def __init__(
+        self, path: SameHost, deadline: float | None, *, has_rooms: bool, is_hurried: bool, wait_seconds: float
+    ) -> None:
         self._path = path
         self.deadline = deadline
         self.has_rooms = has_rooms
         self.is_hurried = is_hurried
+        self.wait_seconds = wait_seconds
         self.lane: Lane | None = None
 
     def __enter__(self) -> Lane | None:
@@ -637,6 +661,11 @@ class _LentLane:
         if self.lane is not None and kind is not None and not issubclass(kind, Exception):
             self._path.end_lane(self.lane)  # an interrupt: what the server holds for the call is not known
         self._path.give(self)
+
+
+def _reason(grant: GrantAnswer, error: KvobjError) -> str:
+    why = error.data.get("reason", error.message)
+    return f"shared memory at {grant.socket} cannot be opened: {why}"
 
 
 def _is_cancelled() -> bool:

@@ -127,7 +127,9 @@ class Lane:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
                 lane = cls(connection, grant)
         except OSError as error:  # no descriptor is left, for one
-            raise UnavailableError("no same-host socket", path=grant.socket, reason=str(error)) from error
+            raise UnavailableError(
+                "no same-host socket", path=grant.socket, reason=error.strerror or str(error)
+            ) from error
         try:
             connection.settimeout(_left(deadline))
             at_path(Path(grant.socket), connection.connect)
@@ -137,7 +139,9 @@ class Lane:
             lane._control = lane._take_control()
         except OSError as error:
             lane.close()
-            raise UnavailableError("no same-host socket", path=grant.socket, reason=str(error)) from error
+            raise UnavailableError(
+                "no same-host socket", path=grant.socket, reason=error.strerror or str(error)
+            ) from error
         except BaseException:
             lane.close()
             raise

@@ -20,7 +20,7 @@ from typing import Final, Self, TypeVar
 from kvobj.client.call_scope import ends_by, wait_by
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv import KvClient
-from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk
+from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk, check_namespace
 from kvobj.client.lease import Lease, boot_seconds
 from kvobj.client.loans import Places
 from kvobj.client.pin_ledger import PinLedger, Ticket
@@ -208,6 +208,7 @@ class Session:
 
         `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once, all within one timeout.
         """
+        check_namespace(namespace)
         if tokens is not None:
             tokens = token_bytes(tokens)
             detail = detail or not _makes_ids(namespace)  # then only the server knows the names
@@ -256,6 +257,7 @@ class Session:
 
     def pin(self, tails: Sequence[Name], *, namespace: Namespace = DEFAULT) -> list[Pin | None]:
         """Pin chunks by name, and with each the chain before it; None for what is not live. Errors as `match`."""
+        check_namespace(namespace)
         return self._asked(lambda epoch: self._pin(epoch, tails, namespace))
 
     def read(

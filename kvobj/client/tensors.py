@@ -20,7 +20,7 @@ import torch
 
 from kvobj.client.call_scope import bounded_seconds
 from kvobj.client.kv import KvClient
-from kvobj.client.kv_values import RAW, Name, Namespace, StoredBytes, StoredChunk
+from kvobj.client.kv_values import RAW, Name, Namespace, StoredBytes, StoredChunk, check_namespace
 from kvobj.errors import CorruptionError, InvalidRequestError, UnavailableError
 from kvobj.tensors.codecs import LOSSLESS, parse_tensor_frame, unavailable
 from kvobj.tensors.form import TensorForm
@@ -39,7 +39,7 @@ class TensorChunks:
     """
 
     def __init__(self, client: KvClient, namespace: Namespace) -> None:
-        layout = namespace.declaration.get("layout")
+        layout = check_namespace(namespace).declaration.get("layout")
         form = TensorForm.from_layout(layout, namespace.chunk_tokens) if isinstance(layout, dict) else None
         if form is None:
             raise InvalidRequestError("the namespace declares no tensor layout", namespace=namespace.name)

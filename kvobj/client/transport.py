@@ -183,9 +183,10 @@ class Transport:
         body: bytes | Sequence[bytes | memoryview] = b"",
         timeout_seconds: float | None = None,
         asked: Lent | None = None,
+        is_last: bool = False,
     ) -> Lent:
         """Send a request and wait for its answer's head; the body is read within the block. Nothing is retried then. `asked`: a
-        connection that has sent it already; after an error it is given back."""
+        connection that has sent it already; after an error it is given back. `is_last`: also after `close`."""
         deadline = time.monotonic() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         scope = current_scope()
         if scope is not None and scope.deadline < deadline:
@@ -197,7 +198,7 @@ class Transport:
             lent, asked = asked or Lent(self), None
             try:
                 if not is_asked:
-                    self._take(lent, deadline)
+                    self._take(lent, deadline, is_last=is_last)
                 left = max(0.0, deadline - time.monotonic())
                 lent.incoming = lent.connection.open(
                     method, path, query=query, headers=headers, body=body, timeout_seconds=left, is_asked=is_asked
@@ -206,7 +207,7 @@ class Transport:
             except (BusyError, UnavailableError) as error:
                 lent.give_back()
                 tries += 1
-                seconds = self._pause_seconds(error, tries, deadline)
+                seconds = self._pause_seconds(error, tries, deadline, is_last=is_last)
                 if seconds is None:
                     raise
             except BaseException as error:
@@ -238,16 +239,18 @@ class Transport:
                     raise
             pause(seconds)
 
-    def _pause_seconds(self, error: KvobjError, tries: int, deadline: float) -> float | None:
+    def _pause_seconds(self, error: KvobjError, tries: int, deadline: float, *, is_last: bool = False) -> float | None:
         """How long to wait before a call is made once more that has failed so often; None: it is not."""
         seconds = told_seconds(error) + pause_seconds(tries)
         scope = current_scope()
         is_late = time.monotonic() + seconds >= deadline
-        is_ended = scope is not None and scope.is_cancelled
+        is_ended = (scope is not None and scope.is_cancelled) or (self._is_closed and not is_last)
         return None if is_late or is_ended or tries >= self._retry.tries or not self._budget.take() else seconds
 
     def own_connection(self) -> SignedConnection:
         """A connection that is none of those lent, for an answer that goes on for ever. The caller closes it."""
+        if self._is_closed:
+            raise _closed()
         return self._connect()
 
     @property
@@ -256,10 +259,12 @@ class Transport:
         return self._is_closed
 
     def close(self) -> None:
-        """Close what is idle now, and what is lent when it comes back. Idempotent."""
+        """Close what is idle now, and what is lent when it comes back. Nothing is lent any more, also to who waits for it:
+        `UnavailableError`. Idempotent."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
+            self._given.ring_all()
         for connection in idle:
             connection.close()
 
@@ -288,10 +293,12 @@ class Transport:
             lent.connection = self._idle.pop()
         return lent
 
-    def _take(self, lent: Lent, deadline: float) -> None:
+    def _take(self, lent: Lent, deadline: float, *, is_last: bool) -> None:
         """Give it a place and a connection."""
         while True:
             with self._lock:
+                if self._is_closed and not is_last:
+                    raise _closed()
                 if len(self._lent) < self._connections:
                     self._lent.add(lent)
                     if not self._idle:
@@ -318,6 +325,10 @@ class Transport:
             scope.unguard()
             if scope.is_cancelled:
                 raise UnavailableError("the call was cancelled")
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("the client is closed")
 
 
 def read_answer(body: bytes, kind: type[T]) -> T:

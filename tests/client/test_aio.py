@@ -397,15 +397,17 @@ def test_a_client_is_used_by_one_event_loop_after_another(server: ServerProcess)
 def test_streams_that_ended_with_their_event_loop_take_no_threads_of_the_next() -> None:
     threads = CallThreads("kvobj-test", 1)
 
+    taken = []
+
     async def take() -> None:
-        await threads.take(time.monotonic() + 1)
+        taken.append(await threads.take(time.monotonic() + 1))
 
     for _ in range(3):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(take())
         loop.close()  # and nobody has given it back
-    for _ in range(3):
-        threads.give()
+    for each in taken:
+        threads.give(each)
     assert asyncio.run(threads.run(lambda: "done", CallScope(time.monotonic() + 5))) == "done"
     threads.close()
 

@@ -51,7 +51,7 @@ def test_many_are_viewed_by_one_question_and_released_each_by_itself(
             assert view.check()
             view.release()
             wait_for_pinned(server, (3 - count) * extent_bytes(5000) if is_near else 0)
-        with pytest.raises(ValueError, match="6 chunks and 2 pins"):
+        with pytest.raises(ValueError, match="6 names, 2 pins"):
             client.view_chunks([names[4], *names], pins=[b"p" * 16] * 2)
         assert client.view_chunks([]) == []
 

@@ -15,6 +15,7 @@ from kvobj.client.kv_stream import HEADER_BYTES_MAX, chunk_stream, header_length
 from kvobj.client.kv_values import DEFAULT, MatchAnswer, Namespace, NewChunk
 from kvobj.client.transport import read_answer
 from kvobj.errors import (
+    AccessDeniedError,
     BusyError,
     InvalidChunkIdError,
     KvobjError,
@@ -107,6 +108,34 @@ def test_an_error_in_xml_is_read_with_what_it_names() -> None:
     error = answer_error(409, body, content_type="application/xml")
     assert isinstance(error, NamespaceConflictError)
     assert error.data["differs"] == ["a", "b"]
+
+
+def test_a_hint_in_xml_is_told_with_the_error() -> None:
+    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message><Hint>ask &quot;the owner&quot;</Hint></Error>"
+    error = answer_error(403, body)
+    assert isinstance(error, AccessDeniedError)
+    assert str(error) == 'Access Denied hint=ask "the owner" code=AccessDenied status=403'
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("&lt;YOUR-AKID&gt;", "<YOUR-AKID>"),
+        ("&amp; &quot; &apos;", "& \" '"),
+        ("&#233;&#xe9;&#X1F600;", "\u00e9\u00e9&#X1F600;"),
+        ("&#x1F600;", "\U0001f600"),
+        ("&amp;lt; is &amp;#60;", "&lt; is &#60;"),  # once, and not again what comes out of it
+        # What XML has no character for stays as it is written, and so does what it has no name for.
+        (
+            "&#0;&#27;&#xD800;&#x110000;&#xFFFE;&#99999999999999999999;",
+            "&#0;&#27;&#xD800;&#x110000;&#xFFFE;&#99999999999999999999;",
+        ),
+        ("&nbsp; & &; &#; &#x; &lt", "&nbsp; & &; &#; &#x; &lt"),
+    ],
+)
+def test_what_xml_writes_as_an_entity_is_read_as_its_character(written: str, read: str) -> None:
+    body = f"<Error><Code>NoSuchKey</Code><Message>{written}</Message></Error>".encode()
+    assert answer_error(404, body).message == read
 
 
 @given(st.integers(400, 599), st.binary(max_size=100), st.sampled_from(["", "application/msgpack", "text/html"]))

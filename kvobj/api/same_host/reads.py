@@ -22,6 +22,11 @@ from kvobj.store.places import DEFAULT_NAMESPACE, layer_span
 
 COLD_AT_ONCE: Final = 4
 """Chunks of one call that are brought into dram at a time: each takes room there."""
+SOON_SECONDS: Final = 0.25
+SOON_BYTES_PER_SECOND: Final = 128 * 1024 * 1024
+"""A chunk that is not in dram after so long, and as long as its bytes take at such a rate, comes over HTTP. Until an `Open` is
+answered it keeps its connection from its client's other calls, and a client has four. A busy disk answers within tens of
+milliseconds, and reads at that rate while it serves others; what takes longer waits for a disk that hangs, or for room in dram."""
 
 
 class Reads(Protocol):
@@ -38,14 +43,16 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExtentReads:
-    """Answers `Open`s. `in_memory` says of blobs which of them dram holds; `count_hits` counts reads of dram and their bytes;
-    `find_bucket` is `Catalog.bucket`."""
+    """Answers `Open`s; what is not soon in dram is left to HTTP. `in_memory` says of blobs which of them dram holds; `count_hits`
+    counts reads of dram and their bytes; `find_bucket` is `Catalog.bucket`; `is_far`: whether a blob that dram does not hold lies
+    on no medium of this machine."""
 
     store: Reads
     chunks: ChunkStore
     in_memory: Callable[[Sequence[bytes]], list[bool]]
     count_hits: Callable[[int, int], None]
     find_bucket: Callable[[str], Awaitable[BucketRow | None]]
+    is_far: Callable[[bytes], bool] = lambda _: False
 
     async def open(self, request: Open, rights: Rights, ledger: ExtentLedger) -> Opened:
         """Errors as of ?mget."""
@@ -96,6 +103,7 @@ class ExtentReads:
         cold: list[int] = []
         absent: set[int] = set()
         hits = hit_bytes = 0
+        is_slow = False
         try:
             for index, row in enumerate(rows):
                 if row is None:
@@ -109,8 +117,9 @@ class ExtentReads:
                         if row.digest is None:
                             extents[index] = _extent(*hot, await self.store.settled(row, wait=False))
                     elif self.in_memory((row.blobs[0].blob_id,))[0]:
-                        await self._open_one(index, row, ledger, extents, absent)
-                    else:
+                        if not is_slow:
+                            is_slow = not await self._open_one(index, row, ledger, extents, absent)
+                    elif not self.is_far(row.blobs[0].blob_id):
                         cold.append(index)
         finally:
             self.count_hits(hits, hit_bytes)
@@ -175,12 +184,16 @@ class ExtentReads:
         absent: set[int],
     ) -> None:
         turns = asyncio.Semaphore(COLD_AT_ONCE)
+        is_slow = False
 
         async def open_in_turn(index: int) -> None:
+            nonlocal is_slow
             row = rows[index]
             assert row is not None
             async with turns:
-                await self._open_one(index, row, ledger, extents, absent)
+                # Behind one that is slow each would be waited for as long.
+                if not is_slow and not await self._open_one(index, row, ledger, extents, absent):
+                    is_slow = True
 
         async with asyncio.TaskGroup() as group:
             for index in cold:
@@ -188,25 +201,31 @@ class ExtentReads:
 
     async def _open_one(
         self, index: int, row: ObjectRow, ledger: ExtentLedger, extents: list[Extent | None], absent: set[int]
-    ) -> None:
+    ) -> bool:
+        """Open a chunk if it is there soon; whether that was known in time."""
         try:
-            opened = await ledger.open(row)
+            # What has begun to fill goes on without who waits for it here, and the read over HTTP joins it.
+            async with asyncio.timeout(SOON_SECONDS + row.size_bytes / SOON_BYTES_PER_SECOND):
+                opened = await ledger.open(row)
+        except TimeoutError:
+            return False
         except KvobjError:
-            return  # no room now, or worse: HTTP tells
+            return True  # no room now, or worse: HTTP tells
         if opened is None:
             absent.add(index)
-            return
+            return True
         digest = row.digest
         if digest is None:
             try:
                 digest = (await self.store.settled(row, wait=False)).digest
             except KvobjError:
                 ledger.release([opened.handle])
-                return  # as above
+                return True  # as above
         place = opened.place
         extents[index] = Extent(
             opened.handle, place.region, place.offset, place.size_bytes, place.generation, digest, opened.tier
         )
+        return True
 
 
 def _extent(handle: int, frame: PinnedFrame, row: ObjectRow) -> Extent:

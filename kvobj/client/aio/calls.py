@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -32,6 +33,8 @@ class OnThreads(Generic[Core]):
         self.streams: Final = streams
         self.leases: Final = leases
         self.timeout_seconds: Final = timeout_seconds
+        self._endless: Final[weakref.WeakSet[CallThreads]] = weakref.WeakSet()
+        """Of streams that may wait for ever."""
 
 
 def awaited(
@@ -78,9 +81,11 @@ def streamed(
 
     async def stream(self: OnThreads[Core], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         threads = CallThreads("kvobj-endless", 1) if is_endless else self.streams
+        if is_endless:
+            self._endless.add(threads)
         scope = CallScope()
         deadline = _deadline(self, kwargs)
-        await threads.take(deadline)
+        taken = await threads.take(deadline)
         if not is_endless:
             scope.deadline = deadline  # of the first step, which has waited for the thread
         try:
@@ -91,7 +96,7 @@ def streamed(
                     scope.deadline = _NEVER  # the method has one for each item
                     yield item  # type: ignore[misc]  # what is not the end is an item
         finally:
-            threads.give()
+            threads.give(taken)
             if is_endless:
                 threads.close()
 

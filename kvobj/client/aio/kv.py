@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Final, Self
 
 from kvobj.client.aio.calls import OnThreads, awaited, iterated, streamed
@@ -52,6 +53,7 @@ class AsyncKvClient(OnThreads[KvClient]):
         same_host: bool = True,
         verify_same_host: bool | None = None,
         region: str = "us-east-1",
+        ca_bundle: str | PathLike[str] | None = None,
     ) -> None:
         core = KvClient(
             endpoint,
@@ -64,6 +66,7 @@ class AsyncKvClient(OnThreads[KvClient]):
             same_host=same_host,
             verify_same_host=verify_same_host,
             region=region,
+            ca_bundle=ca_bundle,
         )
         calls = CallThreads("kvobj-call", connections)
         streams = CallThreads("kvobj-stream", max(connections, STREAMS_MAX))
@@ -92,16 +95,22 @@ class AsyncKvClient(OnThreads[KvClient]):
         return self.core.is_same_host_now
 
     @property
+    def same_host_reason(self) -> str:
+        """See `KvClient.same_host_reason`."""
+        return self.core.same_host_reason
+
+    @property
     def same_host_fallbacks(self) -> int:
         """See `KvClient.same_host_fallbacks`."""
         return self.core.same_host_fallbacks
 
     async def close(self) -> None:
-        """Close the connections and end the threads. Idempotent."""
+        """See `KvClient.close`. Calls and streams that are under way are ended, too: they raise the same. Those about sessions
+        alone come to their own end, since the server is to hear of it. The threads end with them. Idempotent."""
         self.core.close()
-        self.calls.close()
-        self.streams.close()
-        self.leases.close()
+        for threads in (self.calls, self.streams, *self._endless):
+            threads.close()
+        self.leases.close(ends_calls=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -83,7 +83,8 @@ class AsyncSession(OnThreads[Session]):
     async def abandon(self) -> None:
         """See `Session.abandon`; all the same where it is cancelled."""
         _leave(self.core, is_told=False)
-        await self._abandon()
+        with suppress(UnavailableError):  # no thread to wait for its own thread's end
+            await self._abandon()
 
     async def close(self) -> None:
         """See `Session.close`. Where it is cancelled, or no thread comes free in time, the thread that renews the session ends it;
