@@ -14,6 +14,7 @@ from kvobj.errors import KvobjError, RemoteRefusedError, StoreFullError, TierUna
 
 FaultKind = Literal["network", "timeout", "server", "busy", "down", "refused", "full", "client"]
 
+_FIRST_CLIENT_ERROR: Final = 400
 _TIMEOUT: Final = 408
 _TOO_MANY: Final = 429
 _FIRST_SERVER_ERROR: Final = 500
@@ -168,7 +169,8 @@ def fault_of_answer(status: int, headers: Mapping[str, str], body: bytes, *, has
     if status >= _FIRST_SERVER_ERROR:
         return fault("server", is_repeatable=status != _NOT_IMPLEMENTED)
     is_nobodys = has_code and not code and status not in _OF_THE_REQUEST
-    return fault("server" if is_nobodys else "client", is_repeatable=is_nobodys)
+    # A redirect is never followed, and would be the same again.
+    return fault("server" if is_nobodys else "client", is_repeatable=is_nobodys and status >= _FIRST_CLIENT_ERROR)
 
 
 def error_of(body: bytes) -> tuple[str, str]:
