@@ -25,7 +25,7 @@ from kvobj.catalog.lmdb_base import INLINE_ROWS, LmdbBase
 from kvobj.catalog.object_changes import Refusal
 from kvobj.catalog.rows import Durability, PartRow, UploadPage, UploadRow
 from kvobj.catalog.upload_changes import AbortUpload, CreateUpload, NameUploads, PlacedPart, PutPart, begun_unnamed
-from kvobj.errors import KvobjError, NoSuchUploadError
+from kvobj.errors import NoSuchUploadError
 
 
 class LmdbUploads(LmdbBase):
@@ -50,7 +50,7 @@ class LmdbUploads(LmdbBase):
                 database.write_volatile(change)
                 return
             submitted = database.submit(change, keys, synced=not in_memory)
-        except KvobjError:
+        except BaseException:
             if counts:
                 self.unfinished.ended(upload_id)
             raise
