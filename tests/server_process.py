@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -285,6 +286,15 @@ class ServerProcess:
             raise TimeoutError(f"the server did not stop:\n{self.log_tail()}") from None
         self._reap()
         return status
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Within the block it takes connections and answers nothing: a stopped process."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL and reap. Nothing if it does not run."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
-import os
-import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,15 +39,6 @@ BATCHES: Calls = {
 def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     with kv_server(module_paths.mktemp("memory")) as running:
         yield running
-
-
-@contextmanager
-def hanging(server: ServerProcess) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -111,13 +100,13 @@ async def test_an_awaited_call_that_failed_keeps_nothing_of_its_callers_memory(
     same_host: bool,
 ) -> None:
     async with await ready_client(server, same_host=same_host) as client:
-        with hanging(server), memory_given_back() as memory:
+        with server.hanging(), memory_given_back() as memory:
             await fails(CALLS[call](client, memory))
 
 
 async def test_an_awaited_call_that_found_no_thread_keeps_nothing_of_its_callers_memory(server: ServerProcess) -> None:
     async with async_client_of(server, connections=1) as client:
-        with hanging(server):
+        with server.hanging():
             busy = asyncio.create_task(client.get_chunk("stored"))
             await asyncio.sleep(0)
             with memory_given_back() as memory:
@@ -135,14 +124,14 @@ async def test_a_batch_that_was_not_answered_keeps_nothing_of_its_callers_memory
     server: ServerProcess, batches: str, *, same_host: bool
 ) -> None:
     async with await ready_client(server, same_host=same_host) as client:
-        with hanging(server), memory_given_back() as memory:
+        with server.hanging(), memory_given_back() as memory:
             await cancelled(BATCHES[batches](client, memory))
             assert has_failed(await BATCHES[batches](client, memory))
     with KvClient(
         server.endpoint, credentials_of(server), BUCKET, timeout_seconds=TIMEOUT_SECONDS, same_host=same_host
     ) as client:
         assert client.is_same_host == same_host
-        with hanging(server), memory_given_back() as memory:
+        with server.hanging(), memory_given_back() as memory:
             answers = BATCHES[batches](client, memory)
             assert has_failed(answers)
 

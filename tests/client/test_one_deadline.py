@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,16 +57,6 @@ def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
         yield running
 
 
-@contextmanager
-def hanging(server: ServerProcess) -> Iterator[None]:
-    """The server takes connections and answers nothing: a stopped process."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("is_warm", [True, False], ids=["connected before", "a new client"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_server_that_hangs_costs_a_call_its_deadline_once(
@@ -81,7 +68,7 @@ def test_a_server_that_hangs_costs_a_call_its_deadline_once(
         if is_warm:
             assert bytes_of(client.get_chunk(KEY)) == BODY
             assert client.is_same_host
-        with hanging(server):
+        with server.hanging():
             began = time.monotonic()
             with pytest.raises(UnavailableError):
                 CALLS[name](client)
@@ -89,7 +76,7 @@ def test_a_server_that_hangs_costs_a_call_its_deadline_once(
 
 
 def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(server: ServerProcess) -> None:
-    with client_of(server, timeout_seconds=60) as client, hanging(server):
+    with client_of(server, timeout_seconds=60) as client, server.hanging():
         for read in (
             lambda: client.get_chunk(KEY, timeout_seconds=SECONDS),
             lambda: client.view_chunk(KEY, timeout_seconds=SECONDS),
@@ -105,9 +92,8 @@ def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(server: 
 def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path) -> None:
     async def cancel_many(running: ServerProcess, client: AsyncKvClient) -> None:
         assert bytes_of(await client.get_chunk(KEY)) == BODY
-        with hanging(
-            running
-        ):  # so that each is cancelled while it waits, the first on a connection, those after it for one
+        # So that each is cancelled while it waits, the first on a connection, those after it for one.
+        with running.hanging():
             for _ in range(6):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
@@ -132,7 +118,7 @@ def test_calls_that_wait_for_others_to_store_end_when_they_are_cancelled(server:
         async with AsyncKvClient(server.endpoint, credentials_of(server), BUCKET, connections=9) as client:
             await client.put_chunk("stored", BODY)
             assert client.is_same_host
-            with hanging(server):
+            with server.hanging():
                 read = asyncio.create_task(client.get_chunk(KEY, timeout_seconds=10))
                 stores = [asyncio.create_task(client.put_chunk(f"waits-{number}", BODY)) for number in range(8)]
                 await asyncio.sleep(0)
@@ -172,7 +158,7 @@ def test_whether_bytes_go_by_shared_memory_is_told_without_waiting_for_a_server_
             assert bytes_of(await client.get_chunk(KEY)) == BODY
             assert client.is_same_host
         async with AsyncKvClient(server.endpoint, credentials_of(server), BUCKET) as client:
-            with hanging(server):
+            with server.hanging():
                 began = time.monotonic()
                 assert not client.is_same_host
                 return time.monotonic() - began

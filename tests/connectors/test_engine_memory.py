@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from link_world import settings_of
 from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
 from kvobj.client import NewChunk
-from kvobj.connectors import LinkSettings, StoreLink
+from kvobj.connectors import StoreLink
 from kvobj.connectors.lookups import Lookups
 from kvobj.connectors.transfers import Finished, Piece, Transfers
 
@@ -35,25 +34,7 @@ def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
 
 
 def link_to(server: ServerProcess, *, timeout_seconds: float, same_host: bool = True) -> StoreLink:
-    keys = server.credentials()
-    values: dict[str, object] = {
-        "endpoint": server.endpoint,
-        "bucket": "cache",
-        "access_key": keys.access_key,
-        "secret_key": keys.secret_key,
-        "timeout_seconds": timeout_seconds,
-        "same_host": same_host,
-    }
-    return StoreLink(LinkSettings.parse(values, {}))
-
-
-@contextmanager
-def hanging(server: ServerProcess) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+    return StoreLink(settings_of(server, timeout_seconds=timeout_seconds, same_host=same_host))
 
 
 @contextmanager
@@ -91,7 +72,7 @@ def test_a_store_that_is_not_answered_keeps_nothing_of_the_engines_memory(
     with closing(link_to(server, timeout_seconds=1.0, same_host=same_host)) as link:
         assert link.store([NewChunk(f"stored/{same_host}", bytes(MIB))]) == [True]
         assert link.report()["same_host"] is same_host
-        with hanging(server), memory_given_back() as memory:
+        with server.hanging(), memory_given_back() as memory:
             chunks = [NewChunk(f"hangs/{index}", row(memory, index)) for index in range(CHUNKS)]
             assert link.store(chunks) == [False] * CHUNKS
             chunks.clear()
@@ -130,7 +111,7 @@ def test_copies_that_a_hanging_server_does_not_answer_are_ended_as_they_are_clos
     with closing(link_to(server, timeout_seconds=LONG_SECONDS, same_host=same_host)) as link:
         chunks = [NewChunk(f"hang/{index}", bytes(MIB)) for index in range(2)]
         assert link.store(chunks) == [True] * 2
-        with hanging(server), memory_given_back() as memory:
+        with server.hanging(), memory_given_back() as memory:
             copying = Copying(link, memory)
             assert copying.begun.wait(10)
             began = time.monotonic()
@@ -147,7 +128,7 @@ def test_questions_that_a_hanging_server_does_not_answer_are_ended_as_they_are_c
     with closing(link_to(server, timeout_seconds=LONG_SECONDS, same_host=same_host)) as link:
         assert link.store([NewChunk("asked", b"a")]) == [True]
         lookups = Lookups(link, name_of=bytes.decode, deadline_seconds=LONG_SECONDS)
-        with hanging(server):
+        with server.hanging():
             for key in (b"asked", b"unknown"):
                 assert lookups.ask(key, "request") is None
                 lookups.flush()  # each by itself: the second waits behind the first

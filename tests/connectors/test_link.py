@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from link_world import settings_of
 from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, UserSetting, wait_until
 
 from kvobj.client import Credentials, KvClient, NewChunk
 from kvobj.client.kv_values import ROOT
-from kvobj.connectors import LinkSettings, StoreLink
+from kvobj.connectors import StoreLink
 from kvobj.connectors.line import Outcome
 from kvobj.connectors.lmcache.tasks import TaskRunner
 
@@ -51,20 +52,6 @@ SIZES = (1, 4096, MIB, 100_000)
 def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
     with ServerProcess(module_paths.mktemp("link"), SETTINGS) as running:
         yield running
-
-
-def settings_of(server: ServerProcess, **fields: object) -> LinkSettings:
-    keys = server.credentials()
-    values: dict[str, object] = {
-        "endpoint": server.endpoint,
-        "bucket": "cache",
-        "access_key": keys.access_key,
-        "secret_key": keys.secret_key,
-        "rest_seconds": 0.1,
-        "rest_seconds_max": 0.2,
-        **fields,
-    }
-    return LinkSettings.parse(values, {})
 
 
 @pytest.fixture(params=["cache", "far"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from fakes import ManualClock
+from link_world import settings_of
 from module_paths import ModulePaths
 from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, wait_until
 
@@ -51,20 +52,6 @@ def secured(module_paths: ModulePaths) -> Iterator[tuple[ServerProcess, Authorit
     )
     with ServerProcess(directory / "server", settings) as running:
         yield running, authority
-
-
-def settings_of(server: ServerProcess, **fields: object) -> LinkSettings:
-    keys = server.credentials()
-    values: dict[str, object] = {
-        "endpoint": server.endpoint,
-        "bucket": "cache",
-        "access_key": keys.access_key,
-        "secret_key": keys.secret_key,
-        "rest_seconds": 0.1,
-        "rest_seconds_max": 0.2,
-        **fields,
-    }
-    return LinkSettings.parse(values, {})
 
 
 def owner_of(server: ServerProcess) -> KvClient:
