@@ -146,11 +146,6 @@ class DataDirectory:
         return self.path / os.fsdecode(text) if text else None
 
     @property
-    def arena_path(self) -> Path:
-        """Directory of the arena where shared memory is too small for it."""
-        return self.path / "arena"
-
-    @property
     def credentials_path(self) -> Path:
         """The root user's credentials: TOML, mode 0600."""
         return self.path / _CREDENTIALS

@@ -166,14 +166,6 @@ class RecordLog:
         self._end = LogPosition(self._end.file_number, offset)
         self.synced = min(self.synced, self._end)
 
-    def rotate(self) -> int:
-        """Start a new file and return its number. The former one is durable before the new one has a header."""
-        self._require_good()
-        if self._descriptor is None:
-            self.recover()
-        self._begin(self._end.file_number + 1)
-        return self._end.file_number
-
     def drop_before(self, file_number: int) -> None:
         """Remove the files with smaller numbers (never the newest)."""
         for number in self._numbers():

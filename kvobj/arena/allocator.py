@@ -117,12 +117,6 @@ class ExtentAllocator:
         if end >= 0:
             self._merge(start, end - start)
 
-    def reserve_at(self, offset: int, length: int) -> None:
-        """Take exactly `[offset, offset + length)` as an extent. `CorruptionError` where any of it is not free."""
-        self.remove(offset, length)
-        self._allocated[offset] = length
-        self.allocated_bytes += length
-
     def adopt(self, extents: Iterable[tuple[int, int]]) -> None:
         """Take over (offset, length) pairs of an earlier life in a fresh allocator; all the rest is one gap or more.
 

@@ -24,7 +24,6 @@ from kvobj.native import library
 
 MANY: Final = 32
 """From so many chunks on it is worth its while."""
-_GOES: Final = 1
 _HAS_PARENT: Final = 2
 _HAS_OTHERS_BELOW: Final = 4
 _LINK_BYTES: Final = 40

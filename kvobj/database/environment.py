@@ -33,7 +33,6 @@ class Environment:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         self.directory = directory
-        self.was_fresh = not (directory / "data.mdb").exists()
         self.is_full = False
         self.held_at_page: int | None = None
         """Where the file ended when a reader was found that keeps freed pages from use (`ReaderWatch`); None: there is none."""

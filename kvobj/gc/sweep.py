@@ -83,7 +83,6 @@ class Sweep(BackgroundWorker):
         self._reconcile_interval_seconds = reconcile_interval_seconds
         self._history_retention_seconds = history_retention_seconds
         self.leftover_blobs = 0
-        self.sweeps = 0
 
     async def _run(self) -> None:
         compare_at = self._clock.monotonic()
@@ -114,7 +113,6 @@ class Sweep(BackgroundWorker):
                 lost = await self._reconcile.run()
         ended = await self._end_uploads()
         self.leftover_blobs += found
-        self.sweeps += 1
         if found or ended or lost:
             self._log.info("sweep: %d leftover blobs, %d uploads ended, %d rows without bytes", found, ended, lost)
             self._reaper.kick()

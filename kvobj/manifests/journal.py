@@ -92,8 +92,6 @@ class ManifestJournal(BackgroundWorker):
         self._published = asyncio.Event()
         self._failures = 0
         self._problem = ""
-        self.written_manifests = 0
-        self.written_entries = 0
         outbox.on_published = self._published.set
         self._manifests = metrics.counter("kvobj_manifests_written", "Journal manifests written to the remote")
         self._entries = metrics.counter(
@@ -203,8 +201,6 @@ class ManifestJournal(BackgroundWorker):
         if not await self._repeated(lambda: self._folder.write(name, body)):
             return
         self._durable = max(self._durable, last)
-        self.written_manifests += 1
-        self.written_entries += len(entries)
         self._manifests.inc()
         self._entries.inc(len(entries))
         await self._confirm()

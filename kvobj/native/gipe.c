@@ -220,7 +220,7 @@ static inline uint32_t children_in(const gipe_t *g, uint32_t block, int tier) {
 
 static bool is_candidate(const gipe_t *g, uint32_t block, int tier) {
     const block_t *b = &g->blocks[block];
-    if (!block_is(b, IN_FLAG << tier) || block_is(b, PINNED) || children_in(g, block, tier)) return false;
+    if (!block_is(b, IN_FLAG << tier) || children_in(g, block, tier)) return false;
     /* The only copy of a chunk whose children are in dram: without it they could not be reached. */
     return tier == DRAM || block_is(b, IN_FLAG << DRAM) || children_in(g, block, DRAM) == 0;
 }
@@ -727,15 +727,6 @@ EXPORT void kvobj_gipe_dropped(gipe_t *g, const char *raw, int tier) {
 
 EXPORT void kvobj_gipe_dropped_many(gipe_t *g, const char *raw, uint32_t count, int tier) {
     for (uint32_t at = 0; at < count; at++) kvobj_gipe_dropped(g, raw + (size_t)at * 16, tier);
-}
-
-EXPORT void kvobj_gipe_set_pinned(gipe_t *g, const char *raw, int is_pinned) {
-    uint64_t name[2];
-    uint32_t block = gipe_find(g, name_at(raw, 0, name));
-    if (!block) return;
-    if (is_pinned) g->blocks[block].flags |= PINNED;
-    else g->blocks[block].flags &= (uint16_t)~PINNED;
-    for (int tier = 0; tier < TIERS; tier++) reconsider(g, block, tier, false);
 }
 
 /* -- victims: taken off the lists one by one as if they went, and all put back at the end -- */

@@ -25,7 +25,7 @@ enum {
  * candidate there. LOGGED: its latest access is still in the log. OLD: it has left the log and a tier holds it. The six bits between are the
  * bucket that a LISTED or OLD one was last counted in. */
 enum {
-    IN_FLAG = 1, HOLDING_FLAG = 4, LISTED_FLAG = 16, PINNED = 64, LOGGED = 128, BUCKET_SHIFT = 8, BUCKET_BITS = 63,
+    IN_FLAG = 1, HOLDING_FLAG = 4, LISTED_FLAG = 16, LOGGED = 128, BUCKET_SHIFT = 8, BUCKET_BITS = 63,
     OLD = 1 << 14, FLAG_MASK = OLD | ((1 << BUCKET_SHIFT) - 1),
 };
 

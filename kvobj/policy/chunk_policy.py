@@ -93,14 +93,6 @@ class ChunkPolicy(Protocol):
         """What the tier may hold from now on: whatever else lies there takes from it. Nothing goes by this alone."""
         ...
 
-    def pin(self, name: bytes) -> None:
-        """Count one pin: it is no victim while it has one."""
-        ...
-
-    def unpin(self, name: bytes) -> None:
-        """Undo one `pin`."""
-        ...
-
     def victims(
         self, tier: CacheTier, bytes_needed: int, *, now_ms: int, eligible: Callable[[bytes], bool], limit: int = 1000
     ) -> list[bytes]:

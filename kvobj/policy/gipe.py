@@ -7,7 +7,6 @@ where the native library is there, else in Python, with the same decisions.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -15,7 +14,7 @@ from blake3 import blake3
 
 from kvobj.native import library
 from kvobj.policy.chunk_policy import CacheTier
-from kvobj.policy.gipe_core import CoreSettings, CoreTotals, GipeCore, names_of
+from kvobj.policy.gipe_core import CoreSettings, CoreTotals, GipeCore
 from kvobj.policy.gipe_native import NativeCore
 from kvobj.policy.gipe_python import PythonCore
 from kvobj.policy.gipe_rank import BUCKETS, CLASSES, HINTS
@@ -63,7 +62,6 @@ class GipePolicy:
         )
         native = library() if use_native else None
         self._core: GipeCore = PythonCore(settings) if native is None else NativeCore(native, settings)
-        self._pins: Counter[bytes] = Counter()
 
     def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:
         """See `ChunkPolicy.request`."""
@@ -84,15 +82,10 @@ class GipePolicy:
     def stored(self, name: bytes, tier: CacheTier, *, parent: bytes | None, size_bytes: int, now_ms: int) -> None:
         """See `ChunkPolicy.stored`. `MemoryError` where the tables cannot grow."""
         self._core.stored(name, tier, size_bytes, parent, now_ms)
-        if name in self._pins:
-            self._core.set_pinned(name, is_pinned=True)
 
     def stored_many(self, chunks: Sequence[tuple[bytes, int]], tier: CacheTier, *, now_ms: int) -> None:
         """See `ChunkPolicy.stored_many`. `MemoryError` as `stored`."""
         self._core.stored_many(chunks, tier, now_ms)
-        if self._pins:
-            for name in self._pins.keys() & {name for name, _ in chunks}:
-                self._core.set_pinned(name, is_pinned=True)
 
     def dropped(self, name: bytes, tier: CacheTier) -> None:
         """See `ChunkPolicy.dropped`."""
@@ -105,21 +98,6 @@ class GipePolicy:
     def set_capacity(self, tier: CacheTier, capacity_bytes: int) -> None:
         """See `ChunkPolicy.set_capacity`."""
         self._core.set_capacity(tier, capacity_bytes)
-
-    def pin(self, name: bytes) -> None:
-        """See `ChunkPolicy.pin`."""
-        self._pins[name] += 1
-        if self._pins[name] == 1:
-            self._core.set_pinned(name, is_pinned=True)
-
-    def unpin(self, name: bytes) -> None:
-        """See `ChunkPolicy.unpin`. One that is not pinned is left alone."""
-        left = self._pins[name] - 1
-        if left > 0:
-            self._pins[name] = left
-            return
-        del self._pins[name]
-        self._core.set_pinned(name, is_pinned=False)
 
     def victims(
         self, tier: CacheTier, bytes_needed: int, *, now_ms: int, eligible: Callable[[bytes], bool], limit: int = 1000
@@ -177,11 +155,7 @@ class GipePolicy:
     ) -> tuple[int, list[bytes]]:
         """`admits`, `victims`, `dropped` and `stored` of a chain's chunks from `first` on, all of one size, in one call, as a
         replay does them: how many were taken before the first refusal, and what went for them."""
-        taken, gone = self._core.offer(chain, first, tier, size_bytes, now_ms)
-        if self._pins:
-            for name in self._pins.keys() & set(names_of(chain)):
-                self._core.set_pinned(name, is_pinned=True)
-        return taken, gone
+        return self._core.offer(chain, first, tier, size_bytes, now_ms)
 
     def locate(self, chain: bytes) -> bytes:
         """Which tiers hold each chunk, a byte each: bit 0 dram, bit 1 nvme."""

@@ -38,7 +38,7 @@ class CoreTotals:
 
 
 class GipeCore(Protocol):
-    """See `ChunkPolicy`; tiers are their numbers here, and pins are flags. Two cores given the same calls answer the same."""
+    """See `ChunkPolicy`; tiers are their numbers here. Two cores given the same calls answer the same."""
 
     def request(self, chain: bytes, now_ms: int, *, partial_last: bool, hint: int) -> int:
         """See `ChunkPolicy.request`."""
@@ -70,10 +70,6 @@ class GipeCore(Protocol):
 
     def set_capacity(self, tier: int, capacity_bytes: int) -> None:
         """See `ChunkPolicy.set_capacity`."""
-        ...
-
-    def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:
-        """A pinned chunk is no victim. Unknown names are ignored."""
         ...
 
     def walk(self, tier: int, now_ms: int) -> Walk:

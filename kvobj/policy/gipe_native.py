@@ -49,7 +49,6 @@ _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     "stored": (_INT, [_POINTER, _TEXT, _INT, _TEXT, _U32, _I64]),
     "dropped": (None, [_POINTER, _TEXT, _INT]),
     "dropped_many": (None, [_POINTER, _TEXT, _U32, _INT]),
-    "set_pinned": (None, [_POINTER, _TEXT, _INT]),
     "walk_begin": (None, [_POINTER, _I64]),
     "walk_next": (_INT, [_POINTER, _INT, _INT, _TEXT, _POINTER]),
     "walk_some": (_U32, [_POINTER, _INT, _INT, ctypes.c_uint64, _U32, _TEXT, _POINTER]),
@@ -134,10 +133,6 @@ class NativeCore:
     def set_capacity(self, tier: int, capacity_bytes: int) -> None:
         """See `GipeCore.set_capacity`."""
         self._call["set_capacity"](self._handle, tier, capacity_bytes)
-
-    def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:
-        """See `GipeCore.set_pinned`."""
-        self._call["set_pinned"](self._handle, name, is_pinned)
 
     def walk(self, tier: int, now_ms: int) -> NativeWalk:
         """See `GipeCore.walk`."""

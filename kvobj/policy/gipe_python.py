@@ -41,7 +41,7 @@ class _Chunk:
     """
 
     __slots__ = (
-        "bucket", "children", "class_", "inside", "listed", "name", "old_turn", "parent", "pinned", "position", "size", "tick",
+        "bucket", "children", "class_", "inside", "listed", "name", "old_turn", "parent", "position", "size", "tick",
     )  # fmt: skip
 
     def __init__(self, name: bytes) -> None:
@@ -50,7 +50,6 @@ class _Chunk:
         self.tick = 0
         self.class_ = 0
         self.bucket = 0
-        self.pinned = False
         self.old_turn = _NOT_OLD
         self.inside = [False, False]
         self.listed = [False, False]
@@ -212,7 +211,7 @@ class PythonCore:
         chunk.listed[tier] = False
 
     def _is_candidate(self, chunk: _Chunk, tier: int) -> bool:
-        if not chunk.inside[tier] or chunk.pinned or chunk.children[tier]:
+        if not chunk.inside[tier] or chunk.children[tier]:
             return False
         # The only copy of a chunk whose children are in dram: without it they could not be reached.
         return tier == DRAM or chunk.inside[DRAM] or not chunk.children[DRAM]
@@ -358,14 +357,6 @@ class PythonCore:
     def set_capacity(self, tier: int, capacity_bytes: int) -> None:
         """See `GipeCore.set_capacity`."""
         self._capacities[tier] = capacity_bytes
-
-    def set_pinned(self, name: bytes, *, is_pinned: bool) -> None:
-        """See `GipeCore.set_pinned`."""
-        chunk = self._chunks.get(name)
-        if chunk is not None:
-            chunk.pinned = is_pinned
-            for tier in (DRAM, NVME):
-                self._reconsider(chunk, tier)
 
     # -- victims ---------------------------------------------------------------------------------------------------------
     def walk(self, tier: int, now_ms: int) -> PythonWalk:

@@ -68,7 +68,6 @@ class LruChunks:
 
     def __init__(self, capacities: Mapping[CacheTier, int]) -> None:
         self._tiers = {tier: _Tier(capacities.get(tier, 0)) for tier in CacheTier}
-        self._pins: Counter[bytes] = Counter()
 
     def request(self, chain: bytes, *, now_ms: int, partial_last: bool = False, hint: int = 0) -> int:  # noqa: ARG002 - order is all
         """See `ChunkPolicy.request`."""
@@ -153,17 +152,6 @@ class LruChunks:
         """See `ChunkPolicy.set_capacity`."""
         self._tiers[tier].capacity_bytes = capacity_bytes
 
-    def pin(self, name: bytes) -> None:
-        """See `ChunkPolicy.pin`."""
-        self._pins[name] += 1
-
-    def unpin(self, name: bytes) -> None:
-        """See `ChunkPolicy.unpin`. One that is not pinned is left alone."""
-        if self._pins[name] > 1:
-            self._pins[name] -= 1
-        else:
-            del self._pins[name]
-
     def victims(
         self,
         tier: CacheTier,
@@ -188,7 +176,7 @@ class LruChunks:
                 if gone[following] < among.children.get(following, 0):
                     passed_over.add(following)
                     return
-                if self._pins[following] or not eligible(following):
+                if not eligible(following):
                     return
                 held = among.held[following]
                 chosen.append(following)

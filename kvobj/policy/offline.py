@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import pairwise
 
 NEVER = 2**62
 
@@ -52,11 +51,3 @@ def best_prefix_hits(
             minus_use, _, block = heappop(farthest)
             if kept.get(block) == -minus_use:
                 del kept[block]
-
-
-def is_chain_like(chains: Iterable[Sequence[int]]) -> bool:
-    """Whether every block always has the same one before it, as prefix-closed optima need."""
-    before: dict[int, int] = {}
-    return all(
-        before.setdefault(block, previous) == previous for chain in chains for previous, block in pairwise((-1, *chain))
-    )

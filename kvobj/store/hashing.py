@@ -72,11 +72,6 @@ class BlobHash:
         self.digest = digest
 
     @property
-    def pending_bytes(self) -> int:
-        """Bytes that have arrived and are not hashed yet."""
-        return self.available_bytes - self.hashed_bytes
-
-    @property
     def finished(self) -> bool:
         """Whether every byte of the blob is hashed."""
         return self.digest is not None

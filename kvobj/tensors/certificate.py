@@ -14,8 +14,6 @@ from typing import Final
 
 from kvobj.tensors.codec_protocol import BlockError
 
-CERTIFICATE_BYTES: Final = 8
-
 _INFINITY: Final = 0x7F80
 _ABOVE_ROUNDING: Final = 1.0 + 2.0**-30
 """More than the roundings of the sums, in double precision, can have lost."""

@@ -73,14 +73,13 @@ class ChunkPolicyContract:
         assert (policy.size_bytes(DRAM), policy.size_bytes(NVME)) == (2 * SIZE, SIZE)
 
     def test_many_stored_at_once_are_held_in_that_tier_alone(self, policy: ChunkPolicy) -> None:
-        policy.pin(name(3))
         policy.stored_many(
             [(name(1), SIZE), (name(2), 2 * SIZE), (name(3), SIZE), (name(1), 3 * SIZE)], DRAM, now_ms=NOW
         )
         policy.stored_many([], DRAM, now_ms=NOW)
         assert [policy.holds(name(number), DRAM) for number in (1, 2, 3)] == [True, True, True]
         assert (policy.size_bytes(DRAM), policy.size_bytes(NVME)) == (6 * SIZE, 0)
-        assert set(all_victims(policy)) == {1, 2}
+        assert set(all_victims(policy)) == {1, 2, 3}
 
     def test_many_victims_are_named_as_few_are(self, policy: ChunkPolicy) -> None:
         store_chain(policy, range(1, 601))
@@ -128,21 +127,6 @@ class ChunkPolicyContract:
         with pytest.raises(RuntimeError, match="the caller's"):
             policy.victims(DRAM, SIZE, now_ms=NOW, eligible=fail)
         assert all_victims(policy) == [5, 4, 3, 2, 1]
-
-    def test_a_pinned_chunk_and_all_before_it_stay(self, policy: ChunkPolicy) -> None:
-        store_chain(policy, [1, 2, 3, 4])
-        policy.pin(name(2))
-        policy.pin(name(2))
-        assert all_victims(policy) == [4, 3]
-        policy.unpin(name(2))
-        assert all_victims(policy) == [4, 3]
-        policy.unpin(name(2))
-        assert all_victims(policy) == [4, 3, 2, 1]
-
-    def test_a_chunk_pinned_before_it_is_stored_stays(self, policy: ChunkPolicy) -> None:
-        policy.pin(name(1))
-        store_chain(policy, [1, 2])
-        assert all_victims(policy) == [2]
 
     def test_what_is_not_eligible_protects_all_before_it(self, policy: ChunkPolicy) -> None:
         store_chain(policy, [1, 2, 3, 4])

@@ -6,13 +6,15 @@ tokens. Figures of the LRU and optimum columns come from an independent simulato
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from policy_replay import Trace, best_hit_percent, load_trace, make_policy, replay_one_tier, replay_two_tiers
 
 from kvobj.native import library
-from kvobj.policy.offline import best_prefix_hits, is_chain_like
+from kvobj.policy.offline import best_prefix_hits
 
 HERE = Path(__file__).parent
 
@@ -30,6 +32,14 @@ def agentcode() -> Trace:
 @pytest.fixture(autouse=True)
 def native() -> None:
     assert library() is not None, "make native"
+
+
+def is_chain_like(chains: Iterable[Sequence[int]]) -> bool:
+    """Whether every block always has the same one before it, as prefix-closed optima need."""
+    before: dict[int, int] = {}
+    return all(
+        before.setdefault(block, previous) == previous for chain in chains for previous, block in pairwise((-1, *chain))
+    )
 
 
 def hit_percent(trace: Trace, kind: str, percent: float, *, use_hints: bool = False) -> float:

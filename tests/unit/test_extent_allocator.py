@@ -60,15 +60,16 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.mark(offset, self.owned.pop(offset), taken=False)
 
     @rule(unit=st.integers(0, UNITS - 1), units=st.integers(1, 20))
-    def reserve_at(self, unit: int, units: int) -> None:
+    def remove_and_record(self, unit: int, units: int) -> None:
         inside = unit + units <= UNITS and unit // SEGMENT_UNITS == (unit + units - 1) // SEGMENT_UNITS
         if inside and not any(self.taken[unit : unit + units]):
-            self.allocator.reserve_at(unit * UNIT, units * UNIT)
+            self.allocator.remove(unit * UNIT, units * UNIT)
+            self.allocator.record([(unit * UNIT, units * UNIT)])
             self.mark(unit * UNIT, units * UNIT, taken=True)
             self.owned[unit * UNIT] = units * UNIT
         else:
             with pytest.raises(CorruptionError):
-                self.allocator.reserve_at(unit * UNIT, units * UNIT)
+                self.allocator.remove(unit * UNIT, units * UNIT)
 
     @invariant()
     def accounting_is_exact_and_neighbours_are_one_gap(self) -> None:

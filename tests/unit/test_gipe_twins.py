@@ -128,10 +128,6 @@ class Twins(RuleBasedStateMachine):
     def dropped_many(self, numbers: list[int], tier: CacheTier) -> None:
         self.both(lambda p: p.dropped_many([name(number) for number in numbers], tier))
 
-    @rule(number=IDS, pins=st.booleans())
-    def pin_or_unpin(self, number: int, *, pins: bool) -> None:
-        self.both(lambda p: p.pin(name(number)) if pins else p.unpin(name(number)))
-
     @rule(tier=TIERS, bytes_needed=st.integers(0, 300), refused=st.sets(IDS))
     def victims(self, tier: CacheTier, bytes_needed: int, refused: set[int]) -> None:
         names = {name(number) for number in refused}

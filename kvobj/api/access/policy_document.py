@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from kvobj.api.access.actions import Action
 from kvobj.api.access.policy_actions import NamedActions, actions_of, all_but, named
 from kvobj.api.access.policy_conditions import Condition, compile_condition
-from kvobj.api.access.policy_keys import USER_ARN, Asked, is_known_key
+from kvobj.api.access.policy_keys import Asked, is_known_key
 from kvobj.api.access.wildcards import Pattern, wildcard_matcher
 from kvobj.api.errors import S3Error
 from kvobj.errors import InvalidRequestError
@@ -271,11 +271,6 @@ class _Reader:
                 values = _values(listed)
                 conditions.append(compile_condition(operator, key, values, has_variables=self._has_variables))
         return tuple(conditions)
-
-
-def user_arn(user_id: str) -> str:
-    """How policies name a user."""
-    return USER_ARN + user_id
 
 
 def _one_of(element: dict[str, object], name: str, negated: str) -> str:

@@ -44,10 +44,6 @@ class TokenBudget:
         self._tokens -= 1
         return True
 
-    def refund(self) -> None:
-        """What was spent was not made."""
-        self._tokens = min(self._tokens + 1, self._burst)
-
 
 def backoff_seconds(attempt: int, retry_after_seconds: float | None, chance: random.Random) -> float:
     """How long to wait before repeat number `attempt` (from 1): full jitter, never less than what the server asked for."""
