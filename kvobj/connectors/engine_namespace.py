@@ -16,23 +16,25 @@ from typing import Any, Final
 import msgspec
 
 from kvobj.client.kv_values import DEFAULT_NAME
-from kvobj.connectors.link_settings import LinkSettings
+from kvobj.connectors.link_settings import DECLARED_CHARACTERS_MAX, LinkSettings
 
 _MODEL_CHARACTERS: Final = 64
 _DIGEST_CHARACTERS: Final = 12
 _OWN: Final = ("revision", "tenant")
+_DECLARED_BY: Final = {"model": "model", "revision": "revision", "salt": "tenant"}
+"""Texts of a declaration, and by what an engine's user has them longer or shorter."""
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChunks:
-    """What an engine's configuration fixes about its chunks. `facts`: all that changes their bytes and has no field here; ranks of
+class EngineFacts:
+    """What an engine's configuration fixes about its facts. `others`: all that changes their bytes and has no field here; ranks of
     `context` and `decode_context` have none in a declaration, and are to be among them."""
 
     engine: str
     model: str
     chunk_tokens: int
-    facts: Mapping[str, object]
+    others: Mapping[str, object]
     tensor: tuple[int, int] = (0, 1)
     """Index and count of the ranks that split heads, where each has chunks of its own."""
     pipeline: tuple[int, int] = (0, 1)
@@ -43,7 +45,7 @@ class EngineChunks:
 
 
 def link_settings(
-    values: Mapping[str, object], environment: Mapping[str, str], chunks: EngineChunks, *, problems: Sequence[str] = ()
+    values: Mapping[str, object], environment: Mapping[str, str], facts: EngineFacts, *, problems: Sequence[str] = ()
 ) -> LinkSettings:
     """Settings of a link from an engine's table: those of `LinkSettings` but `declaration`, which is made here, and `revision` (of
     the model) and `tenant` (whom chunks must not be shared beyond). Without `namespace` its name follows from all that is declared;
@@ -57,36 +59,43 @@ def link_settings(
         found.append(
             "namespace: default declares nothing, and would have chunks of every configuration under the same names"
         )
-    declared = declaration(chunks, revision=values.get("revision"), tenant=str(values.get("tenant", "")))
+    declared = declaration(facts, revision=values.get("revision"), tenant=str(values.get("tenant", "")))
+    found += [
+        f"{setting}: the declaration's {name} {problem}"
+        for name, setting in _DECLARED_BY.items()
+        if (problem := _text_problem(declared[name]))
+    ]
     table: dict[str, Any] = {name: value for name, value in values.items() if name not in (*_OWN, "declaration")}
-    given = table.get("namespace")
-    if given is None:
-        table["namespace"] = derived_name(chunks, declared)
-    elif isinstance(given, str):
-        table["namespace"] = given + _rank_suffix(chunks)
-    table["declaration"] = declared
+    name = table.pop("namespace", None)
+    if isinstance(name, str):
+        name += _rank_suffix(facts)
+    if not found:  # what is wrong need not have a name, and was told
+        name = derived_name(facts, declared) if name is None else name
+        table["declaration"] = declared
+    if name is not None:
+        table["namespace"] = name
     return LinkSettings.parse(table, environment, problems=found)
 
 
-def declaration(chunks: EngineChunks, *, revision: object, tenant: str) -> dict[str, object]:
+def declaration(facts: EngineFacts, *, revision: object, tenant: str) -> dict[str, object]:
     """The document that is declared."""
-    facts = [f"{name}={value}" for name, value in sorted(chunks.facts.items())]
+    others = [f"{name}={value}" for name, value in sorted(facts.others.items())]
     return {
-        "model": chunks.model or "unnamed",
+        "model": facts.model or "unnamed",
         "revision": revision or None,
-        "chunk_tokens": chunks.chunk_tokens,
+        "chunk_tokens": facts.chunk_tokens,
         "layout": {"kind": "opaque"},
-        "rank": {"tensor": list(chunks.tensor), "pipeline": list(chunks.pipeline)},
-        "salt": ";".join([f"tenant={tenant}", f"engine={chunks.engine}", *facts]),
+        "rank": {"tensor": list(facts.tensor), "pipeline": list(facts.pipeline)},
+        "salt": ";".join([f"tenant={tenant}", f"engine={facts.engine}", *others]),
         "ids": "foreign",
     }
 
 
-def derived_name(chunks: EngineChunks, declared: Mapping[str, object]) -> str:
+def derived_name(facts: EngineFacts, declared: Mapping[str, object]) -> str:
     """A name that no two different declarations share, readable in a listing."""
     digest = hashlib.sha256(msgspec.json.encode(declared, order="deterministic")).hexdigest()[:_DIGEST_CHARACTERS]
-    model = _NOT_IN_NAMES.sub("_", chunks.model)[-_MODEL_CHARACTERS:]
-    return f"{chunks.engine}-{model or 'unnamed'}-{digest}"
+    model = _NOT_IN_NAMES.sub("_", facts.model)[-_MODEL_CHARACTERS:]
+    return f"{facts.engine}-{model or 'unnamed'}-{digest}"
 
 
 def partition_fact(told: str, stages: int) -> dict[str, object]:
@@ -99,11 +108,24 @@ def fact_digest(value: object) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def _rank_suffix(chunks: EngineChunks) -> str:
+def _text_problem(value: object) -> str:
+    """Why a server takes no such text; "" for one that it takes, and for what is none."""
+    if not isinstance(value, str):
+        return ""
+    if len(value) > DECLARED_CHARACTERS_MAX:
+        return f"has {len(value)} characters with it, and may have {DECLARED_CHARACTERS_MAX}"
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON may have halves of characters in its texts, and so may an environment
+        return "has half a character (a lone surrogate) with it, which cannot be sent"
+    return ""
+
+
+def _rank_suffix(facts: EngineFacts) -> str:
     ranks = (
-        ("tp", chunks.tensor),
-        ("pp", chunks.pipeline),
-        ("cp", chunks.context),
-        ("dcp", chunks.decode_context),
+        ("tp", facts.tensor),
+        ("pp", facts.pipeline),
+        ("cp", facts.context),
+        ("dcp", facts.decode_context),
     )
     return "".join(f".{letters}{index}of{count}" for letters, (index, count) in ranks if count > 1)

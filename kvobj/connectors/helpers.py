@@ -6,9 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import pairwise
+from typing import Final
 
 from kvobj.client.call_scope import CallScope, current_scope
+from kvobj.connectors.pieces import shared_out
 from kvobj.errors import UnavailableError
+
+BYTES_A_THREAD: Final = 4 * 1024 * 1024
+"""Less than this for each is moved by one thread."""
 
 
 class Helpers:
@@ -20,6 +26,15 @@ class Helpers:
     def __init__(self, count: int) -> None:
         self._free = threading.Semaphore(count)
         self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="kvobj-helper")
+
+    def divide(
+        self, sizes: Sequence[int], start: int, stop: int, move: Callable[[int, int], None], *, threads: int
+    ) -> None:
+        """Have a piece's chunks moved, from one index to another, by so many threads at most: this one and those that are free."""
+        size_bytes = sum(sizes[start:stop])
+        taken = self.take(min(threads, stop - start, size_bytes // BYTES_A_THREAD) - 1)
+        bounds = shared_out(sizes, start, stop, taken + 1)
+        self.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
 
     def take(self, wanted: int) -> int:
         """How many helpers a batch gets, at most as many as it wants. All of them are then given work by `run`."""

@@ -1,9 +1,9 @@
 """What every connector stands on: a connection to a store that heals itself, and answers a miss where anything goes wrong.
 
 One link is one bucket and one namespace for one process. What its methods do is split to the API's bounds; what they may not do is
-raise for what a server or a network does, or wait beyond their deadline (`LinkSettings.timeout_seconds`). A server that does not
-answer is left alone for a rest (`outage`), and its begin and its end are a log line each. A process that was forked has
-connections and a session of its own, and holds nothing that its parent holds.
+raise for what a server or a network does, or wait beyond their deadline (`LinkSettings.timeout_seconds`), however many requests
+they make. A server that does not answer is left alone for a rest (`outage`), and its begin and its end are a log line each. A
+process that was forked has connections and a session of its own, and holds nothing that its parent holds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 from kvobj.client.call_scope import current_scope, ends_by
 from kvobj.client.kv_values import Name, Namespace, NewChunk
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX
-from kvobj.connectors.line import STORE_THREADS, Line, NotGrantedError, Outcome
+from kvobj.connectors.link_calls import STORE_THREADS, LinkCalls
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.outage import Outage, Turn
+from kvobj.connectors.storing import Outcome
 from kvobj.connectors.tally import Tally, kind_of
+from kvobj.connectors.used_namespace import NotGrantedError
 from kvobj.errors import (
     AccessDeniedError,
     BusyError,
@@ -85,15 +88,15 @@ class StoreLink:
 
     def _connect(self) -> None:
         if self.ping():
-            _ = self._line.is_same_host  # finds out
-            self._note_same_host(self._line)
+            _ = self._calls.is_same_host  # finds out
+            self._note_same_host(self._calls)
 
     # -- what is stored ------------------------------------------------------------------------------------------
     def hold(self, names: Sequence[Name]) -> list[bool]:
         """Which are stored; those are pinned until `release`, each once more than before. What a session may not pin any more is
         answered False."""
         nothing = [False] * len(names)
-        held = self._looked_up(lambda line: line.hold(names), nothing) if names else nothing
+        held = self._asked(lambda calls: calls.hold(names), nothing) if names else nothing
         self._tally.looked_up(held)
         return held
 
@@ -101,7 +104,7 @@ class StoreLink:
         """As `hold`, but what a session may not pin any more is looked up without: of each name whether it is stored, and whether
         it is held. The store's eviction passes over what it told of for its grace, and a load of what is gone says so."""
         nothing = [(False, False)] * len(names)
-        answers = self._looked_up(lambda line: line.hold_or_find(names), nothing) if names else nothing
+        answers = self._asked(lambda calls: calls.hold_or_find(names), nothing) if names else nothing
         self._tally.looked_up([found for found, _ in answers])
         if unheld := sum(found and not is_held for found, is_held in answers):
             self._note_unheld(unheld)
@@ -110,41 +113,42 @@ class StoreLink:
     def hold_run(self, names: Sequence[Name]) -> int:
         """How long the stored run at the head of the list is; its names are pinned until `release`. Of a chain the tail alone
         counts against what a session may pin."""
-        run = self._looked_up(lambda line: line.hold_run(names), 0) if names else 0
+        run = self._asked(lambda calls: calls.hold_run(names), 0) if names else 0
         self._tally.looked_up_run(run, len(names))
         return run
 
     def present(self, names: Sequence[Name]) -> list[bool]:
         """Which are stored, without holding them."""
         nothing = [False] * len(names)
-        found = self._looked_up(lambda line: line.present(names), nothing) if names else nothing
+        found = self._asked(lambda calls: calls.present(names), nothing) if names else nothing
         self._tally.looked_up(found)
         return found
 
     def run(self, names: Sequence[Name]) -> int:
         """How long the stored run at the head of the list is, without holding it: the store's eviction passes over what it told of,
         for its grace."""
-        run = self._looked_up(lambda line: line.run(names), 0) if names else 0
+        run = self._asked(lambda calls: calls.run(names), 0) if names else 0
         self._tally.looked_up_run(run, len(names))
         return run
 
     def release(self, names: Sequence[Name]) -> None:
         """Let go of each name once. Never fails, sends nothing itself; names that are not held are passed over."""
         try:
-            self._line.release(names)
-        except Exception:
-            self.log.exception("letting go of chunks failed")  # a bug: their lease ends what it left
+            self._calls.release(names)
+        except Exception:  # a bug: the engine has ended with these chunks, and their lease ends what is left of it
+            self.log.exception("letting go of chunks failed")
 
     def open_ahead(self, names: Sequence[Name]) -> None:
         """Names that are held and are going to be loaded together: on the same host the load then need not ask where they lie.
         Never fails; done by a thread that nobody waits for."""
         if names and self._outage.is_up and not self._is_closed:
             try:
-                self._line.open_ahead(names)
+                with self._time_of_one_call():
+                    self._calls.open_ahead(names)
             except KvobjError:
                 return  # the load tells
-            except Exception:
-                self.log.exception("opening chunks ahead failed")  # a bug: the load asks for itself
+            except Exception:  # a bug, of what only saves time: the load asks for itself
+                self.log.exception("opening chunks ahead failed")
 
     # -- chunks --------------------------------------------------------------------------------------------------
     def load(self, names: Sequence[Name], rooms: Sequence[memoryview]) -> list[bool]:
@@ -166,7 +170,7 @@ class StoreLink:
         refuses, failed, and is counted as a disagreement in `report`."""
         outcomes = [Outcome.FAILED] * len(chunks)
         if chunks:
-            self._asked(lambda line: self._moved(line, lambda: line.store(chunks, outcomes)), None, _STORE)
+            self._moved(lambda calls: calls.store(chunks, outcomes), _STORE)
             self._note_differences()
         if Outcome.STORED in outcomes and Outcome.FAILED not in outcomes:  # what existed needed no room and no right
             self._tally.went_well(_STORE)
@@ -182,56 +186,54 @@ class StoreLink:
         """Chunks of any size, in memory of their own; None as `load` answers False."""
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(lambda line: self._moved(line, lambda: line.read(names, found)), None, _LOAD)
+            self._moved(lambda calls: calls.read(names, found), _LOAD)
         self._tally.read(found)
         return found
 
     def delete(self, names: Sequence[Name]) -> bool:
-        """Remove chunks; what is held stays readable by who holds it. Whether the store did so."""
-        return self._asked(lambda line: line.delete(names), False, _DELETE) if names else True  # noqa: FBT003 - as elsewhere
+        """Remove chunks; what is held stays readable by who holds it. Whether the store did so: False as well where the call's time
+        ended before all were asked for, and some of them are gone."""
+        return self._asked(lambda calls: calls.delete(names), False, _DELETE) if names else True  # noqa: FBT003 - as elsewhere
 
     # -- what the namespace has ----------------------------------------------------------------------------------
-    def names(self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = "") -> list[tuple[str, int]]:
-        """Stored foreign keys that begin so, with sizes in bytes, in order and strictly after `after`; nothing while the store
-        cannot be reached, and to who may not list."""
-        return self.page(after=after, limit=limit, key_prefix=key_prefix) or []
-
     def page(
         self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = ""
     ) -> list[tuple[str, int]] | None:
-        """As `names`; None where the store did not tell, so that it is not taken for an empty one."""
-        return self._asked(lambda line: line.names(after=after, limit=limit, key_prefix=key_prefix), None, _LIST)
+        """Stored foreign keys that begin so, with sizes in bytes, in order and strictly after `after`; fewer than `limit` only at
+        the end. None where the store did not tell (it cannot be reached, or the user may
+        not list) or not all of it in the call's time, so that it is not taken for one that has nothing, or nothing more."""
+        return self._asked(lambda calls: calls.names(after=after, limit=limit, key_prefix=key_prefix), None, _LIST)
 
     def namespace(self) -> Namespace | None:
         """The namespace with its key, for who names chunks by token ids; None while the store cannot be reached."""
-        return self._asked(lambda line: line.namespace(), None)
+        return self._asked(lambda calls: calls.namespace(), None)
 
     def usage(self) -> tuple[int, int]:
         """Chunks and bytes of the namespace; zeros while the store cannot be reached."""
-        return self._asked(lambda line: line.usage(), (0, 0))
+        return self._asked(lambda calls: calls.usage(), (0, 0))
 
     def ping(self) -> bool:
         """Whether the store answers and the namespace may be used. Rests with the other calls."""
-        return self._asked(lambda line: line.ping(), otherwise=False)
+        return self._asked(lambda calls: calls.ping(), otherwise=False)
 
     def report(self) -> dict[str, object]:
         """For an engine's status page and its scheduler; asks nobody and waits for nothing."""
-        line = self._line
+        calls = self._calls
         return {
             "endpoint": self.settings.endpoint,
             "bucket": self.settings.bucket,
             "namespace": self.settings.namespace,
             "is_up": self._outage.is_up,
-            "same_host": line.is_same_host_now,
-            "same_host_reason": line.same_host_reason,
-            "held": line.held,
+            "same_host": calls.is_same_host_now,
+            "same_host_reason": calls.same_host_reason,
+            "held": calls.held,
             **self._tally.report(),
         }
 
     def close(self) -> None:
         """Let go of everything. Every call after it is a miss. Idempotent, bounded by a few deadlines."""
         self._is_closed = True
-        self._line.close(is_up=self._outage.is_up)
+        self._calls.close(is_up=self._outage.is_up)
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
@@ -239,7 +241,9 @@ class StoreLink:
         settings = self.settings
         self._outage = Outage(rest=settings.rest_seconds, rest_max=settings.rest_seconds_max)
         self._tally = Tally()
-        self._line = Line(settings, self._tally, note_refusal=self._note_refusal, store_threads=self._store_threads)
+        self._calls = LinkCalls(
+            settings, self._tally, note_refusal=self._note_refusal, store_threads=self._store_threads
+        )
 
     def _begin_in_child(self) -> None:
         try:
@@ -251,66 +255,74 @@ class StoreLink:
     def _filled(self, names: Sequence[Name], rooms: Sequence[memoryview], *, exact: bool) -> list[memoryview | None]:
         found: list[memoryview | None] = [None] * len(names)
         if names:
-            self._asked(
-                lambda line: self._moved(line, lambda: line.load(names, rooms, found, exact=exact)), None, _LOAD
-            )
+            self._moved(lambda calls: calls.load(names, rooms, found, exact=exact), _LOAD)
             self._note_differences()
         self._tally.read(found)
         return found
 
-    def _moved(self, line: Line, move: Callable[[], None]) -> None:
-        """Move chunks, or not. Where there is no room the server lets who would store or read wait, perhaps for longer than the
-        link does: it is full then, and not away, and what it has in memory goes on being loaded."""
-        try:
-            move()
-        except UnavailableError as error:
-            if self._is_closed or not line.is_answered():
-                raise
-            raise BusyError("the chunks were not moved, and the server answers", reason=str(error)) from error
-        finally:
-            self._note_same_host(line)
+    def _moved(self, move: Callable[[LinkCalls], None], sort: str) -> None:
+        """Move chunks, or not, by a deadline that follows from their bytes. Where there is no room the server lets who would store
+        or read wait, perhaps for longer than the link does: it is full then, and not away, and what it has in memory goes on being
+        loaded."""
 
-    def _looked_up(self, ask: Callable[[Line], T], otherwise: U) -> T | U:
-        """A call that moves no bytes: all that it asks for (also the namespace and a session, where they are not known yet) in the
-        time of one call."""
+        def within(calls: LinkCalls) -> None:
+            try:
+                move(calls)
+            except UnavailableError as error:
+                if self._is_closed or not calls.is_answered():
+                    raise
+                raise BusyError("the chunks were not moved, and the server answers", reason=str(error)) from error
+            finally:
+                self._note_same_host(calls)
 
-        def within(line: Line) -> T:
-            with ends_by(time.monotonic() + self.settings.timeout_seconds):
-                return ask(line)
+        self._made(within, None, sort)
 
-        return self._asked(within, otherwise)
+    def _asked(self, ask: Callable[[LinkCalls], T], otherwise: U, sort: str = _LOOK_UP) -> T | U:
+        """A call that moves no bytes: all that it asks for, in however many requests (also for the namespace and a session, where
+        they are not known yet), in the time of one call."""
 
-    def _asked(self, ask: Callable[[Line], T], otherwise: U, calls: str = _LOOK_UP) -> T | U:
-        """`calls`: of which sort this one is."""
+        def within(calls: LinkCalls) -> T:
+            with self._time_of_one_call():
+                return ask(calls)
+
+        return self._made(within, otherwise, sort)
+
+    def _time_of_one_call(self) -> AbstractContextManager[None]:
+        return ends_by(time.monotonic() + self.settings.timeout_seconds)
+
+    def _made(self, call: Callable[[LinkCalls], T], otherwise: U, sort: str) -> T | U:
+        """What a call of that sort answers, or `otherwise`."""
         turn = Turn.REST if self._is_closed else self._outage.turn()
         if turn is Turn.REST:
             return otherwise
         try:
-            return self._outcome(turn, ask, otherwise, calls)
+            return self._outcome(turn, call, otherwise, sort)
         except BaseException:  # the thread was interrupted: nobody else could probe
             self._outage.left(turn)
             raise
 
-    def _outcome(self, turn: Turn, ask: Callable[[Line], T], otherwise: U, calls: str) -> T | U:
+    def _outcome(self, turn: Turn, call: Callable[[LinkCalls], T], otherwise: U, sort: str) -> T | U:
         try:
-            answer = ask(self._line)
+            answer = call(self._calls)
         except UnavailableError as error:
             self._failed(turn, error)
         except _WRONG_PLACE as error:
             if isinstance(error, PinLimitExceededError | QuotaExceededError | NotGrantedError):
-                self._refused(turn, error, calls)
+                self._refused(turn, error, sort)
             else:
                 self._failed(turn, error)
         except KvobjError as error:
-            self._refused(turn, error, calls)
-        except Exception as error:
+            self._refused(turn, error, sort)
+        except (
+            Exception
+        ) as error:  # a bug, or an argument that cannot be sent: an engine that serves on misses its chunks, and told
             self._outage.left(turn)
-            if self._tally.failed(error, calls):
+            if self._tally.failed(error, sort):
                 self.log.exception("a call of a connector failed")
         else:
             self._answered(turn)
-            if calls != _STORE:  # of which chunks are refused one by one
-                self._tally.went_well(calls)
+            if sort != _STORE:  # of which chunks are refused one by one
+                self._tally.went_well(sort)
             return answer
         return otherwise
 
@@ -319,12 +331,12 @@ class StoreLink:
         if seconds is not None:
             self.log.warning("%s answers again after %.1f s", self._place, seconds)
 
-    def _refused(self, turn: Turn, error: KvobjError, calls: str) -> None:
+    def _refused(self, turn: Turn, error: KvobjError, sort: str) -> None:
         self._answered(turn)
-        self._note_refusal(error, calls)
+        self._note_refusal(error, sort)
 
-    def _note_refusal(self, error: KvobjError, calls: str = _STORE) -> None:
-        count = self._tally.failed(error, calls)
+    def _note_refusal(self, error: KvobjError, sort: str = _STORE) -> None:
+        count = self._tally.failed(error, sort)
         if count == 1:
             self.log.warning("%s refused a call: %s", self._place, str(error))
         elif count:
@@ -341,9 +353,9 @@ class StoreLink:
                 difference,
             )
 
-    def _note_same_host(self, line: Line) -> None:
+    def _note_same_host(self, calls: LinkCalls) -> None:
         """Why there is no shared memory though the server offers it: once, as everything works without."""
-        reason = line.same_host_reason
+        reason = calls.same_host_reason
         if reason and reason not in self._same_host_told and len(self._same_host_told) < _SAME_HOST_TOLD_MAX:
             self._same_host_told.add(reason)
             self.log.info(
@@ -371,7 +383,7 @@ class StoreLink:
             self._outage.left(turn)
             return
         self._tally.failed(error)
-        self._line.forget_namespace()
+        self._calls.forget_namespace()
         # However a server that is not there is found so, while it starts again too, is one reason.
         reason = ("nobody answers",) if isinstance(error, UnavailableError) else kind_of(error)
         if self._outage.failed(turn, reason) and not self._is_closed:

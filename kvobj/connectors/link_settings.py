@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
 from kvobj.client.connection import Endpoint, trusting
 from kvobj.errors import ConfigurationError, InvalidRequestError
 
@@ -23,6 +25,9 @@ _LEASE_MS_MAX: Final = 600_000
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 _BREAKS_THE_HEADER: Final = frozenset("/,=")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]*", re.ASCII)
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DECLARED_CHARACTERS_MAX: Final = 1024
+"""Of a text in a declaration, as a server takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,14 @@ def _bucket(value: object) -> str:
     return _text(value)
 
 
+def _namespace(value: object) -> str:
+    if isinstance(value, str) and value and not _NAMESPACE.fullmatch(value):
+        return (
+            "is no namespace's name: 1 to 128 of letters, digits, dot, underscore and hyphen, a letter or digit first"
+        )
+    return _text(value)
+
+
 def _printable(value: object) -> str:
     if isinstance(value, str) and value and not _PRINTABLE.fullmatch(value):
         return "must be printable ASCII without blanks and line breaks"
@@ -135,8 +148,15 @@ def _whole(least: int, most: int) -> Callable[[object], str]:
 
 
 def _declaration(value: object) -> str:
-    is_table = value is None or (isinstance(value, Mapping) and all(isinstance(name, str) for name in value))
-    return "" if is_table else "is no table"
+    if value is None:
+        return ""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return "is no table"
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # ValueError: half a character, too
+        return f"cannot be sent: {error}"
+    return ""
 
 
 def _durability(value: object) -> str:
@@ -163,7 +183,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], str]]] = {
     "access_key": _access_key,
     "secret_key": _printable,
     "region": _printable,
-    "namespace": _text,
+    "namespace": _namespace,
     "declaration": _declaration,
     "declare": _flag,
     "durability": _durability,

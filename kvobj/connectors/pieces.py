@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
+
+MOVED_AT_ONCE: Final = 1000
+"""Chunks of one call of the API that moves them."""
 
 
 def cut(sizes: Sequence[int], bytes_max: int, count_max: int) -> Iterator[tuple[int, int]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
@@ -18,6 +21,8 @@ from server_process import MIB, BucketSetting, ServerProcess, ServerSettings
 from kvobj.api.kv.chunk_stream import framed
 from kvobj.client import NewChunk
 from kvobj.connectors import LinkSettings, StoreLink
+from kvobj.connectors.clearing import clear
+from kvobj.errors import UnavailableError
 
 MATCHED = ok(msgspec.msgpack.encode({"matched": 0, "tokens": 0, "size_bytes": 0, "expected_load_ms": 0}))
 CHUNK = b"a chunk"
@@ -44,17 +49,22 @@ def link_to(moving: Moving, *, timeout_seconds: float, hangs: bool = False) -> I
                 is_away.set()
             moving(connection, body)
 
-    with ScriptedServer(serve) as server:
-        values: dict[str, object] = {
-            "endpoint": f"http://127.0.0.1:{server.endpoint.port}",
-            "bucket": "cache",
-            "access_key": "a",
-            "secret_key": "s",
-            "same_host": False,
-            "timeout_seconds": timeout_seconds,
-        }
-        with closing(StoreLink(LinkSettings.parse(values, {}))) as link:
-            yield link
+    with ScriptedServer(serve) as server, link_at(server, timeout_seconds) as link:
+        yield link
+
+
+@contextmanager
+def link_at(server: ScriptedServer, timeout_seconds: float) -> Iterator[StoreLink]:
+    values: dict[str, object] = {
+        "endpoint": f"http://127.0.0.1:{server.endpoint.port}",
+        "bucket": "cache",
+        "access_key": "a",
+        "secret_key": "s",
+        "same_host": False,
+        "timeout_seconds": timeout_seconds,
+    }
+    with closing(StoreLink(LinkSettings.parse(values, {}))) as link:
+        yield link
 
 
 def hold(connection: socket.socket) -> None:
@@ -232,3 +242,140 @@ def test_a_chunk_that_does_not_come_behind_others_ends_a_load_at_its_deadline() 
         is_over.set()
         assert found == [True, True, False]
         assert link.is_up
+
+
+class ListedBucket:
+    """Answers what lists and deletes: a bucket of these keys and namespaces. Each list, and each deletion, takes so long;
+    `removed` is told of each deletion's keys once they are gone, and may store others."""
+
+    def __init__(
+        self,
+        keys: Sequence[str] = (),
+        *,
+        namespaces: Sequence[str] = (),
+        seconds: float = 0.0,
+        every: float = 0.0,
+        removed: Callable[[list[str]], None] = lambda _: None,
+    ) -> None:
+        self.keys = sorted(keys)
+        self.lists = self.deletions = 0
+        self._namespaces = [{"name": name, "ids": "foreign", "chunk_tokens": 16} for name in namespaces]
+        self._seconds = seconds
+        self._every = every
+        self._removed = removed
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def link(self, *, timeout_seconds: float) -> Iterator[StoreLink]:
+        with ScriptedServer(self._serve) as server, link_at(server, timeout_seconds) as link:
+            yield link
+            self._is_over.set()
+
+    def _serve(self, connection: socket.socket, _: int) -> None:
+        while True:
+            head, body = read_request(connection)
+            method, target, _version = head.partition(b"\r\n")[0].decode().split(" ")
+            query = {
+                name: values[0] for name, values in parse_qs(urlsplit(target).query, keep_blank_values=True).items()
+            }
+            self._is_over.wait(self._every)
+            connection.sendall(ok(self._answer(method, query, body.decode("latin-1"))))
+
+    def _answer(self, method: str, query: dict[str, str], body: str) -> bytes:
+        if "list-type" in query:
+            self.lists += 1
+            self._is_over.wait(self._seconds)
+            start = bisect_right(self.keys, query["start-after"])
+            page = self.keys[start : start + int(query["max-keys"])]
+            return "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in page).encode()
+        if method == "POST" and "delete" in query:
+            self.deletions += 1
+            self._is_over.wait(self._seconds)
+            removed = re.findall("<Key>(.*?)</Key>", body)
+            self.keys = sorted({*self.keys} - {*removed})
+            self._removed(removed)
+            return b"<DeleteResult/>"
+        if "namespaces" in query:
+            return msgspec.msgpack.encode({"namespaces": self._namespaces})
+        return msgspec.msgpack.encode({"matched": 0, "tokens": 0, "size_bytes": 0, "expected_load_ms": 0})
+
+
+def test_a_delete_of_many_names_has_one_deadline_and_the_server_that_did_some_of_it_is_there() -> None:
+    bucket = ListedBucket(seconds=0.8)
+    with bucket.link(timeout_seconds=2) as link:
+        assert link.ping()
+        began = time.monotonic()
+        assert not link.delete([f"{at}" for at in range(5000)])
+        assert time.monotonic() - began < 3, "all of them take 4 s"
+        assert bucket.deletions > 1
+        assert link.is_up
+        assert "BusyError" in str(link.report()["last_error"])
+        assert link.delete(["1", "2"])
+
+
+def test_a_listing_that_does_not_end_in_time_is_told_apart_from_one_of_which_there_is_no_more() -> None:
+    keys = [f"{at:05}" for at in range(5000)]
+    with ListedBucket(keys, seconds=0.8).link(timeout_seconds=2) as link:
+        assert link.ping()
+        assert link.page(limit=1000) == [(key, 1) for key in keys[:1000]]
+        began = time.monotonic()
+        assert link.page(limit=5000) is None
+        assert time.monotonic() - began < 3, "all of it takes 4 s"
+        assert link.is_up
+        assert "BusyError" in str(link.report()["last_error"])
+
+
+def test_a_listing_costs_no_more_where_other_namespaces_have_many_keys_before_its_own() -> None:
+    others = [f"{name}/{at:05}" for name in ("other", "others") for at in range(5000)]
+    bucket = ListedBucket([*others, "p", "other", "otherwise/1"], namespaces=["other", "others"])
+    with bucket.link(timeout_seconds=10) as link:
+        assert link.page(limit=2) == [("other", 1), ("otherwise/1", 1)]
+        assert link.page(limit=3) == [("other", 1), ("otherwise/1", 1), ("p", 1)]
+        assert link.page(after="other", limit=10) == [("otherwise/1", 1), ("p", 1)]
+        assert bucket.lists <= 12
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda link: link.ping(),
+        lambda link: link.usage(),
+        lambda link: link.page(),
+        lambda link: link.delete(["a"]),
+        lambda link: link.present(["a"]),
+    ],
+    ids=["ping", "usage", "page", "delete", "present"],
+)
+def test_all_that_a_call_asks_for_has_one_deadline(call: Callable[[StoreLink], object]) -> None:
+    with ListedBucket(every=0.9).link(timeout_seconds=1) as link:
+        began = time.monotonic()
+        call(link)
+        assert time.monotonic() - began < 1.7
+
+
+def test_a_clear_passes_once_over_what_stood_there_whatever_is_stored_behind_it() -> None:
+    def removed(keys: list[str]) -> None:
+        for key in keys:
+            insort(bucket.keys, f"a/{key}")
+
+    bucket = ListedBucket([f"k/{at:05}" for at in range(2500)], removed=removed)
+    with bucket.link(timeout_seconds=10) as link:
+        clear(link, seconds=60)
+        assert not [key for key in bucket.keys if key.startswith("k/")]
+        assert bucket.deletions == 3
+
+
+def test_a_clear_ends_and_says_so_where_others_store_before_it_as_fast_as_it_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def removed(keys: list[str]) -> None:
+        bucket.keys = [f"k{key}" for key in keys]  # all behind these
+
+    bucket = ListedBucket([f"k/{at:05}" for at in range(1000)], removed=removed)
+    with bucket.link(timeout_seconds=10) as link:
+        with pytest.raises(UnavailableError, match="were not removed, and may be had on"):
+            clear(link, seconds=1)
+        assert bucket.deletions > 1
+        assert link.is_up
+    (told,) = caplog.messages
+    assert "more than could be removed in 1 s" in told

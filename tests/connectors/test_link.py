@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from server_process import MIB, BucketSetting, ServerProcess, ServerSettings, Us
 from kvobj.client import Credentials, KvClient, NewChunk
 from kvobj.client.kv_values import ROOT
 from kvobj.connectors import StoreLink
-from kvobj.connectors.line import Outcome
 from kvobj.connectors.lmcache.tasks import TaskRunner
+from kvobj.connectors.storing import Outcome
 
+USER = UserSetting("engine", "KVENGINE000000000000", "s" * 40)
 SETTINGS = ServerSettings(
     dram_bytes=96 * MIB,
     nvme_bytes=256 * MIB,
@@ -34,6 +35,7 @@ SETTINGS = ServerSettings(
         *(BucketSetting(name, kind="kv", durability="memory") for name in ("cache", "far")),
         BucketSetting("ordinary"),
     ),
+    users=(USER,),
     sections={"gc": {"grace": '"1 s"'}},
 )
 SMALL = ServerSettings(dram_bytes=64 * MIB, nvme_bytes=128 * MIB, buckets=SETTINGS.buckets)
@@ -46,6 +48,8 @@ TENSORS: dict[str, object] = {
 }
 CHUNK_BYTES = 2048
 SIZES = (1, 4096, MIB, 100_000)
+WAIT_SECONDS = 30.0
+"""A call of these tests takes no longer on any machine."""
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +58,64 @@ def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def kept_frail(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with ServerProcess(module_paths.mktemp("frail"), SMALL) as running:
+        yield running
+
+
+@pytest.fixture
+def frail(kept_frail: ServerProcess) -> Iterator[ServerProcess]:
+    """One that a test may stop, kill and start: afterwards it runs and answers, whatever became of the test."""
+    yield kept_frail
+    if kept_frail.is_running:
+        os.kill(kept_frail.pid, signal.SIGCONT)
+    else:
+        kept_frail.start()
+
+
+@contextmanager
+def hanging(server: ServerProcess) -> Iterator[None]:
+    """The server answers nothing within the block."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@contextmanager
+def done_on(what: Callable[[], None], *, threads: int) -> Iterator[None]:
+    """So many threads do it again and again within the block; what one of them raises fails it."""
+    is_over = threading.Event()
+    failed: list[BaseException] = []
+
+    def go_on() -> None:
+        try:
+            while not is_over.wait(0.01):
+                what()
+        except BaseException as error:  # noqa: BLE001 - the test is to have it, whatever it is
+            failed.append(error)
+
+    started = [threading.Thread(target=go_on, daemon=True) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in started:
+            thread.join(WAIT_SECONDS)
+    assert not any(thread.is_alive() for thread in started)
+    assert not failed, failed
+
+
 @pytest.fixture(params=["cache", "far"])
 def link(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[StoreLink]:
     """By both ways that chunks go, each in a bucket of its own: shared memory, and HTTP."""
-    link = StoreLink(settings_of(server, bucket=request.param, same_host=request.param == "cache"))
+    link = StoreLink(
+        settings_of(server, bucket=request.param, same_host=request.param == "cache", timeout_seconds=WAIT_SECONDS)
+    )
     yield link
     link.close()
 
@@ -260,11 +318,11 @@ class TestChunks:
         names = names_of(chunks)
         assert link.store(chunks) == [True] * len(chunks)
         assert link.present(names) == [True] * len(chunks)
-        assert sorted(name for name, _ in link.names(key_prefix="odd/")) == sorted(map(str, names))
+        assert sorted(name for name, _ in link.page(key_prefix="odd/") or ()) == sorted(map(str, names))
         assert link.delete(names[:-1])
         assert link.present(names) == [False] * (len(chunks) - 1) + [True]
         assert link.delete([*names, "odd/absent", "odd/\x02"]), "absent ones are fine"
-        assert link.names(key_prefix="odd/") == []
+        assert link.page(key_prefix="odd/") == []
         assert link.report()["errors"] == 0
 
     def test_names_are_listed_in_pages_and_by_namespace(self, server: ServerProcess) -> None:
@@ -273,13 +331,14 @@ class TestChunks:
         assert all(spaced.store(chunks_of("l é/<&>", (1, 2, 3))))
         assert all(plain.store(chunks_of("list", (7, 8))))
         assert spaced.usage() == (3, 6)
-        first = spaced.names(limit=2)
+        first = spaced.page(limit=2)
+        assert first is not None
         assert first == [("l é/<&>/0", 1), ("l é/<&>/1", 2)]
-        assert spaced.names(after=first[-1][0]) == [("l é/<&>/2", 3)]
-        assert spaced.names(key_prefix="x") == []
-        assert plain.names(key_prefix="list") == [("list/0", 7), ("list/1", 8)]
+        assert spaced.page(after=first[-1][0]) == [("l é/<&>/2", 3)]
+        assert spaced.page(key_prefix="x") == []
+        assert plain.page(key_prefix="list") == [("list/0", 7), ("list/1", 8)]
         spaced.delete(["l é/<&>/0", "l é/<&>/1", "absent"])
-        assert spaced.names() == [("l é/<&>/2", 3)]
+        assert spaced.page() == [("l é/<&>/2", 3)]
         chunks, size_bytes = plain.usage()
         assert chunks > 0
         assert size_bytes > 0
@@ -289,41 +348,40 @@ class TestChunks:
 
 class TestFaults:
     def test_a_server_that_is_gone_is_a_miss_at_once_and_used_again_when_it_is_back(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, frail: ServerProcess, caplog: pytest.LogCaptureFixture
     ) -> None:
         chunks = chunks_of("gone")
-        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
-            link = StoreLink(settings_of(server, timeout_seconds=2.0))
+        link = StoreLink(settings_of(frail, timeout_seconds=2.0))
+        with caplog.at_level(logging.WARNING, "kvobj.connectors"), closing(link):
             assert link.store(chunks) == [True] * 4
             assert link.hold(names_of(chunks)) == [True] * 4
-            server.terminate()
+            frail.terminate()
             for _ in range(20):
                 began = time.monotonic()
                 assert loaded(link, chunks) == [None] * 4
                 assert link.hold(names_of(chunks)) == [False] * 4
                 assert link.store(chunks) == [False] * 4
-                assert (link.names(), link.usage(), link.hold_run(["gone/0"])) == ([], (0, 0), 0)
+                assert (link.page(), link.usage(), link.hold_run(["gone/0"])) == (None, (0, 0), 0)
                 link.delete(["gone/0"])
                 assert time.monotonic() - began < 2.0
             assert link.report()["is_up"] is False
-            server.start()
+            frail.start()
             wait_until(lambda: link.hold(names_of(chunks)) == [True] * 4, timeout_seconds=10, what="the link to heal")
             assert loaded(link, chunks) == bodies(chunks)
             link.release(names_of(chunks) * 3)
-            link.close()
         told = [record.getMessage() for record in caplog.records]
         assert len(told) == 2, told
         assert "misses" in told[0]
         assert "again" in told[1]
 
-    def test_a_server_that_hangs_costs_one_deadline_and_then_nothing(self, tmp_path: Path) -> None:
+    def test_a_server_that_hangs_costs_one_deadline_and_then_nothing(self, frail: ServerProcess) -> None:
         chunks = chunks_of("hang")
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server, timeout_seconds=1.0, rest_seconds=2.0, rest_seconds_max=2.0))
+        with closing(
+            StoreLink(settings_of(frail, timeout_seconds=1.0, rest_seconds=1.0, rest_seconds_max=1.0))
+        ) as link:
             assert link.store(chunks) == [True] * 4
             assert link.hold(names_of(chunks)) == [True] * 4
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
+            with hanging(frail):
                 began = time.monotonic()
                 assert loaded(link, chunks) == [None] * 4
                 assert time.monotonic() - began < 3.0
@@ -331,14 +389,11 @@ class TestFaults:
                 assert link.hold(names_of(chunks)) == [False] * 4
                 assert link.store(chunks) == [False] * 4
                 assert time.monotonic() - began < 0.5
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
             wait_until(lambda: link.hold(names_of(chunks)) == [True] * 4, timeout_seconds=10, what="the link to heal")
             assert loaded(link, chunks) == bodies(chunks)
-            link.close()
 
     def test_an_interrupt_of_the_call_that_asks_again_after_an_outage_leaves_that_to_the_next(
-        self, tmp_path: Path
+        self, frail: ServerProcess
     ) -> None:
         class Interrupted(list[str]):
             """Names in whose use the thread is interrupted."""
@@ -353,17 +408,17 @@ class TestFaults:
                 return True
             return False  # it still rests
 
-        with ServerProcess(tmp_path, SMALL) as server, closing(StoreLink(settings_of(server))) as link:
-            server.terminate()
-            assert link.present(["a"]) == [False]
-            server.start()
+        with closing(StoreLink(settings_of(frail, timeout_seconds=1.0))) as link:
+            with hanging(frail):
+                assert link.present(["a"]) == [False]
+                assert not link.is_up
             wait_until(lambda: is_interrupted(link), timeout_seconds=10, what="the rest to end")
             wait_until(link.ping, timeout_seconds=10, what="the link to heal")
 
     def test_a_place_that_cannot_be_used_is_told_of_at_the_start_and_by_name(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+        with caplog.at_level(logging.WARNING, "kvobj.connectors"):
             wrong = replace(settings_of(server), bucket="absent")
             with closing(StoreLink(wrong)) as link:
                 assert link.is_up
@@ -374,9 +429,9 @@ class TestFaults:
             assert told.startswith(f"kvobj: {server.endpoint}/absent (namespace default) cannot be used")
 
     def test_the_admin_port_is_a_place_that_cannot_be_used(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+        with caplog.at_level(logging.WARNING, "kvobj.connectors"):
             wrong = replace(settings_of(server), endpoint=f"http://127.0.0.1:{server.admin_port}")
             with closing(StoreLink(wrong)) as link:
                 assert link.present(["a"]) == [False]
@@ -384,8 +439,10 @@ class TestFaults:
             (told,) = caplog.messages
             assert "this is the admin port: S3 is at another" in told
 
-    def test_a_refusal_of_single_chunks_is_told_of_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        with ServerProcess(tmp_path, SMALL) as server, caplog.at_level(logging.WARNING, "kvobj.connectors"):
+    def test_a_refusal_of_single_chunks_is_told_of_once(
+        self, server: ServerProcess, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING, "kvobj.connectors"):
             with closing(StoreLink(replace(settings_of(server), durability="shared"))) as link:
                 for _ in range(2):
                     assert link.store(chunks_of("shared", (100, 200))) == [False, False]
@@ -393,54 +450,48 @@ class TestFaults:
             (told,) = caplog.messages
             assert "refused a call: " in told
 
-    def test_what_is_closed_while_its_session_opens_leaves_no_session(self, tmp_path: Path) -> None:
+    def test_what_is_closed_while_its_session_opens_leaves_no_session(self, frail: ServerProcess) -> None:
+        def has_no_sessions() -> bool:
+            return metric(frail, "kvobj_lease_sessions") == 0
+
         (chunk,) = chunks_of("closing", (100,))
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server))
-            assert link.store([chunk]) == [True]
-            held: list[bool] = []
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                opening = threading.Thread(target=lambda: held.extend(link.hold([chunk.id])))
-                opening.start()
-                wait_until(lambda: link._line._opening.is_full, timeout_seconds=10, what="the session to be asked for")
-                link.close()
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            opening.join(20)
-            assert held == [False]
-            wait_until(
-                lambda: metric(server, "kvobj_lease_sessions") == 0, timeout_seconds=15, what="the session to end"
-            )
+        wait_until(has_no_sessions, timeout_seconds=WAIT_SECONDS, what="sessions of others to end")
+        link = StoreLink(settings_of(frail))
+        assert link.store([chunk]) == [True]
+        held: list[bool] = []
+        with hanging(frail):
+            opening = threading.Thread(target=lambda: held.extend(link.hold([chunk.id])), daemon=True)
+            opening.start()
+            wait_until(lambda: link._calls._opening.is_full, timeout_seconds=10, what="the session to be asked for")
+            link.close()
+        opening.join(WAIT_SECONDS)
+        assert held == [False]
+        wait_until(has_no_sessions, timeout_seconds=15, what="the session to end")
 
     @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
     def test_tasks_that_wait_for_a_server_that_hangs_end_when_they_are_closed_and_touch_no_memory_after_it(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same_host: bool
+        self, frail: ServerProcess, caplog: pytest.LogCaptureFixture, *, same_host: bool
     ) -> None:
         chunks, others = (chunks_of(name, (3 * MIB,) * 6) for name in ("closed", "others"))
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server, timeout_seconds=600.0, same_host=same_host))
-            assert link.store(chunks) == [True] * 6
-            assert loaded(link, chunks) == bodies(chunks)
-            runner = TaskRunner[object]("link", threads=2, failure=int, notify=lambda: None)
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                numbers = [
-                    runner.submit(6, lambda: link.store(others)),
-                    runner.submit(6, lambda: loaded(link, chunks)),
-                ]
-                wait_until(lambda: len(runner._running) == 2, timeout_seconds=10, what="the tasks to run")
-                began = time.monotonic()
-                runner.close(began + 0.5)
-                assert time.monotonic() - began < 5.0
-                assert [runner.take(number) for number in numbers] == [[False] * 6, [None] * 6]
-                assert link.is_up, "a call that was ended says nothing of the server"
-                assert not caplog.messages
-                began = time.monotonic()
-                link.close()
-                assert time.monotonic() - began < 5.0
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
+        link = StoreLink(settings_of(frail, timeout_seconds=600.0, same_host=same_host))
+        assert link.store(chunks) == [True] * 6
+        assert loaded(link, chunks) == bodies(chunks)
+        runner = TaskRunner[object]("link", threads=2, failure=int, notify=lambda: None)
+        with hanging(frail):
+            numbers = [
+                runner.submit(6, lambda: link.store(others)),
+                runner.submit(6, lambda: loaded(link, chunks)),
+            ]
+            wait_until(lambda: len(runner._running) == 2, timeout_seconds=10, what="the tasks to run")
+            began = time.monotonic()
+            runner.close(began + 0.5)
+            assert time.monotonic() - began < 5.0
+            assert [runner.take(number) for number in numbers] == [[False] * 6, [None] * 6]
+            assert link.is_up, "a call that was ended says nothing of the server"
+            assert not caplog.messages
+            began = time.monotonic()
+            link.close()
+            assert time.monotonic() - began < 5.0
 
     @pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
     def test_a_store_that_is_full_for_longer_than_the_deadline_fails_stores_and_its_chunks_are_loaded_on(
@@ -487,9 +538,9 @@ class TestFaults:
                     kept.append(chunk)
             asked = kept[:1]
             assert loaded(link, asked) == bodies(asked)
-            transport = link._line._client._transport
+            transport = link._calls._client._transport
             batches = [chunks_of(front, (4 * MIB,) * 16) for front in ("one", "other")]
-            threads = [threading.Thread(target=link.store, args=(batch,)) for batch in batches]
+            threads = [threading.Thread(target=link.store, args=(batch,), daemon=True) for batch in batches]
             for thread in threads:
                 thread.start()
             lent: list[int] = []
@@ -499,28 +550,24 @@ class TestFaults:
                 found.append(link.present(names_of(asked)))
                 assert loaded(link, asked) == bodies(asked)
             for thread in threads:
-                thread.join()
+                thread.join(WAIT_SECONDS)
+            assert not any(thread.is_alive() for thread in threads)
             assert found == [[True]] * len(found)
             assert max(lent) <= link.settings.connections // 2
             assert max(lent) > 1, "the stores took turns"
 
     @pytest.mark.parametrize("right", ["read", "write"])
     def test_what_a_user_may_not_do_is_refused_and_costs_no_hit_of_what_it_may(
-        self, tmp_path: Path, right: str, caplog: pytest.LogCaptureFixture
+        self, server: ServerProcess, right: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        user = UserSetting("engine", "KVENGINE000000000000", "s" * 40)
-        shared = ServerSettings(
-            dram_bytes=64 * MIB, nvme_bytes=128 * MIB, buckets=SETTINGS.buckets, users=(user,), domains=("localhost",)
-        )
-        kept, new = chunks_of("kept"), chunks_of("new")
-        with ServerProcess(tmp_path, shared) as server:
-            owner = StoreLink(
-                settings_of(server, namespace="shared", declaration={**FOREIGN, "access": {"engine": right}})
-            )
+        kept, new, namespace = chunks_of("kept"), chunks_of("new"), f"shared-{right}"
+        declaration = {**FOREIGN, "access": {USER.id: right}}
+        keys = {"access_key": USER.access_key, "secret_key": USER.secret_key}
+        with (
+            closing(StoreLink(settings_of(server, namespace=namespace, declaration=declaration))) as owner,
+            closing(StoreLink(settings_of(server, namespace=namespace, **keys))) as link,
+        ):
             assert owner.store(kept) == [True] * 4
-            link = StoreLink(
-                settings_of(server, namespace="shared", access_key=user.access_key, secret_key=user.secret_key)
-            )
             for _ in range(2):
                 assert link.store(new) == [right == "write"] * 4
                 assert link.page() is None, "the bucket's owner lists, and to others the store is not empty"
@@ -532,52 +579,32 @@ class TestFaults:
                 link.release(names_of(kept))
             assert "NotGrantedError" in str(link.report()["last_error"])
             assert not [each for each in caplog.messages if "cannot be used" in each]
-            link.close()
-            owner.close()
 
-    def test_a_report_waits_for_nothing_while_the_server_hangs(self, tmp_path: Path) -> None:
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server, timeout_seconds=5))
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                began = time.monotonic()
-                assert link.report()["same_host"] is False
-                assert time.monotonic() - began < 1, "an engine's scheduler asks for it"
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            link.close()
+    def test_a_report_waits_for_nothing_while_the_server_hangs(self, frail: ServerProcess) -> None:
+        with closing(StoreLink(settings_of(frail, timeout_seconds=5))) as link, hanging(frail):
+            began = time.monotonic()
+            assert link.report()["same_host"] is False
+            assert time.monotonic() - began < 1, "an engine's scheduler asks for it"
 
-    def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, tmp_path: Path) -> None:
+    def test_a_server_killed_under_many_loads_costs_misses_and_never_wrong_bytes(self, frail: ServerProcess) -> None:
         chunks = chunks_of("killed", (MIB,) * 12)
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server))
+        with closing(StoreLink(settings_of(frail))) as link:
             assert link.store(chunks) == [True] * 12
-            wrong: list[int] = []
-            is_over = threading.Event()
 
-            def read_on() -> None:
-                while not is_over.wait(0.01):
-                    for came, chunk in zip(loaded(link, chunks), chunks, strict=True):
-                        if came not in (None, chunk.data):
-                            wrong.append(1)
+            def load() -> None:
+                for came, chunk in zip(loaded(link, chunks), chunks, strict=True):
+                    assert came in (None, chunk.data), "wrong bytes"
 
-            readers = [threading.Thread(target=read_on) for _ in range(2)]
-            for reader in readers:
-                reader.start()
-            for _ in range(2):
-                server.kill()
-                server.start()
-            wait_until(
-                lambda: link.store(chunks) == [True] * 12 and link.hold_run(names_of(chunks)) == 12,
-                timeout_seconds=15,
-                what="the link to heal",
-            )
-            is_over.set()
-            for reader in readers:
-                reader.join(10)
-            assert not wrong
+            with done_on(load, threads=2):
+                for _ in range(2):
+                    frail.kill()
+                    frail.start()
+                wait_until(
+                    lambda: link.store(chunks) == [True] * 12 and link.hold_run(names_of(chunks)) == 12,
+                    timeout_seconds=15,
+                    what="the link to heal",
+                )
             assert loaded(link, chunks) == bodies(chunks)
-            link.close()
 
     def test_a_session_that_the_server_lost_is_opened_anew_with_all_that_is_held(
         self, server: ServerProcess, link: StoreLink
@@ -585,7 +612,7 @@ class TestFaults:
         chunks = chunks_of("lost")
         link.store(chunks)
         assert link.hold(names_of(chunks)) == [True] * 4
-        session = link._line._session
+        session = link._calls._session
         assert session is not None
         lost = session.id
         keys = server.credentials()
@@ -647,24 +674,30 @@ class TestFaults:
         link.release(names_of(chunks))
         wait_for_nothing_pinned(server)
 
-    def test_opening_ahead_fails_for_nobody(self, server: ServerProcess, link: StoreLink) -> None:
+    def test_opening_ahead_fails_for_nobody(
+        self, server: ServerProcess, link: StoreLink, caplog: pytest.LogCaptureFixture
+    ) -> None:
         link.open_ahead([])
         link.open_ahead(["never/stored"])
+        assert loaded(link, [NewChunk("never/stored", b"x")]) == [None]
         wrong = StoreLink(settings_of(server, bucket="ordinary"))
         wrong.open_ahead(["k"])
+        assert wrong.is_up, "what only saves time was taken for an outage"
         wrong.close()
         wrong.open_ahead(["k"])
+        assert [each.report()["errors"] for each in (link, wrong)] == [0, 0]
+        assert not caplog.messages
+        wait_for_nothing_pinned(server)
 
-    def test_damaged_bytes_are_a_miss_and_their_neighbours_come(self, tmp_path: Path) -> None:
+    def test_damaged_bytes_are_a_miss_and_their_neighbours_come(self, frail: ServerProcess) -> None:
         chunks = chunks_of("damage", (700_000,) * 5)
-        with ServerProcess(tmp_path, SMALL) as server:
-            link = StoreLink(settings_of(server, durability="local"))
+        with closing(StoreLink(settings_of(frail, durability="local"))) as link:
             assert link.store(chunks) == [True] * 5
-            server.terminate()
-            for leftover in server.shared_memory.parent.glob(server.shared_memory.name + "*"):
+            frail.terminate()
+            for leftover in frail.shared_memory.parent.glob(frail.shared_memory.name + "*"):
                 shutil.rmtree(leftover)
-            assert flip_bit(server.data, bytes(chunks[2].data)[300_000:300_064]) > 0
-            server.start()
+            assert flip_bit(frail.data, bytes(chunks[2].data)[300_000:300_064]) > 0
+            frail.start()
             wait_until(link.ping, timeout_seconds=10, what="the link to heal")
             expected: list[bytes | None] = [*bodies(chunks)]
             expected[2] = None
@@ -672,7 +705,6 @@ class TestFaults:
             assert loaded(link, chunks) == expected
             assert link.store([chunks[2]]) == [True], "it can be stored again"
             assert loaded(link, chunks) == bodies(chunks)
-            link.close()
 
     def test_a_namespace_declared_otherwise_is_refused_by_name_and_used_once_it_is_right(
         self, server: ServerProcess, caplog: pytest.LogCaptureFixture

@@ -50,6 +50,14 @@ class TestSettings:
         named = [problem.partition(":")[0] for problem in caught.value.problems]
         assert sorted(named) == sorted([*values, "bucket", "access_key, secret_key"])
 
+    @pytest.mark.parametrize("salt", ["\ud800", ["a", {"b": "\udfff"}], 2**70, object()])
+    def test_a_declaration_that_cannot_be_sent_is_refused(self, salt: object) -> None:
+        declaration = {"model": "m", "salt": salt}
+        with pytest.raises(ConfigurationError) as caught:
+            LinkSettings.parse({**PLACE, **KEYS, "declaration": declaration}, {})
+        (problem,) = caught.value.problems
+        assert problem.startswith("declaration: cannot be sent: ")
+
     @pytest.mark.parametrize("half", ["access_key", "secret_key"])
     def test_half_a_pair_of_keys_is_refused(self, half: str) -> None:
         with pytest.raises(ConfigurationError, match="without the other"):

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvobj.connectors.declared import differing
-from kvobj.connectors.engine_namespace import EngineChunks, link_settings
+from kvobj.connectors.engine_namespace import EngineFacts, link_settings
 from kvobj.connectors.sglang_pages import group_verdict, leading_verdict, part_names, trailing_verdict
 from kvobj.errors import ConfigurationError
 from kvobj.store.namespace_declaration import identity_of, parse_declaration
 
-CHUNKS = EngineChunks(engine="vllm", model="org/Model-8B", chunk_tokens=16, facts={"dtype": "bf16", "bytes": 4096})
+FACTS = EngineFacts(engine="vllm", model="org/Model-8B", chunk_tokens=16, others={"dtype": "bf16", "bytes": 4096})
 TABLE: dict[str, Any] = {"endpoint": "http://h:1", "bucket": "b", "access_key": "a", "secret_key": "s"}
 
 
-def named(chunks: EngineChunks = CHUNKS, **more: object) -> str:
-    return link_settings({**TABLE, **more}, {}, chunks).namespace
+def named(facts: EngineFacts = FACTS, **more: object) -> str:
+    return link_settings({**TABLE, **more}, {}, facts).namespace
 
 
 def test_the_declaration_is_one_that_a_server_takes() -> None:
-    settings = link_settings({**TABLE, "revision": "main", "tenant": "t"}, {}, replace(CHUNKS, tensor=(1, 4)))
+    settings = link_settings({**TABLE, "revision": "main", "tenant": "t"}, {}, replace(FACTS, tensor=(1, 4)))
     parsed = parse_declaration(settings.declaration or {})
     assert parsed.identity["model"] == "org/Model-8B"
     assert parsed.identity["revision"] == "main"
@@ -38,25 +38,25 @@ def test_all_that_is_declared_is_in_the_derived_name() -> None:
     others = [
         named(revision="main"),
         named(tenant="t"),
-        named(replace(CHUNKS, model="org/Model-9B")),
-        named(replace(CHUNKS, chunk_tokens=32)),
-        named(replace(CHUNKS, tensor=(0, 2))),
-        named(replace(CHUNKS, tensor=(1, 2))),
-        named(replace(CHUNKS, facts={"dtype": "fp8", "bytes": 4096})),
+        named(replace(FACTS, model="org/Model-9B")),
+        named(replace(FACTS, chunk_tokens=32)),
+        named(replace(FACTS, tensor=(0, 2))),
+        named(replace(FACTS, tensor=(1, 2))),
+        named(replace(FACTS, others={"dtype": "fp8", "bytes": 4096})),
     ]
     assert len({named(), *others}) == len(others) + 1
 
 
 def test_a_given_name_is_kept_and_ranks_get_a_suffix() -> None:
     assert named(namespace="prod") == "prod"
-    assert named(replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2)), namespace="prod") == "prod.tp1of4.pp0of2"
-    assert named(replace(CHUNKS, context=(1, 2)), namespace="prod") == "prod.cp1of2"
-    ranks = replace(CHUNKS, tensor=(1, 4), pipeline=(0, 2), context=(1, 2), decode_context=(3, 4))
+    assert named(replace(FACTS, tensor=(1, 4), pipeline=(0, 2)), namespace="prod") == "prod.tp1of4.pp0of2"
+    assert named(replace(FACTS, context=(1, 2)), namespace="prod") == "prod.cp1of2"
+    ranks = replace(FACTS, tensor=(1, 4), pipeline=(0, 2), context=(1, 2), decode_context=(3, 4))
     assert named(ranks, namespace="prod") == "prod.tp1of4.pp0of2.cp1of2.dcp3of4"
 
 
 def test_what_an_owner_declared_is_compared_with_what_would_be_declared() -> None:
-    settings = link_settings({**TABLE, "revision": "main", "declare": False}, {}, replace(CHUNKS, tensor=(1, 4)))
+    settings = link_settings({**TABLE, "revision": "main", "declare": False}, {}, replace(FACTS, tensor=(1, 4)))
     assert not settings.declare
     assert settings.declaration is not None
     wanted = settings.declaration
@@ -90,12 +90,31 @@ def test_fields_that_say_nothing_are_those_that_are_not_declared() -> None:
 def test_an_engine_of_its_own_configuration_has_no_chunks_in_default() -> None:
     for declare in (True, False):
         with pytest.raises(ConfigurationError, match="namespace: default declares nothing"):
-            link_settings({**TABLE, "namespace": "default", "declare": declare}, {}, CHUNKS)
+            link_settings({**TABLE, "namespace": "default", "declare": declare}, {}, FACTS)
 
 
 def test_wrong_settings_are_told_with_their_names() -> None:
     with pytest.raises(ConfigurationError, match=r"revision.*declaration.*declare"):
-        link_settings({**TABLE, "revision": 1, "declare": "no", "declaration": {}}, {}, CHUNKS)
+        link_settings({**TABLE, "revision": 1, "declare": "no", "declaration": {}}, {}, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("setting", "more", "facts"),
+    [
+        ("tenant", {"tenant": "t\ud800"}, FACTS),
+        ("tenant", {"tenant": "t\ud800", "namespace": "n"}, FACTS),
+        ("revision", {"revision": "\udfff"}, FACTS),
+        ("model", {}, replace(FACTS, model="org/\ud800")),
+        ("tenant", {}, replace(FACTS, others={"partition": "\ud800"})),
+    ],
+)
+def test_half_a_character_is_told_with_the_setting_that_has_it(
+    setting: str, more: dict[str, object], facts: EngineFacts
+) -> None:
+    with pytest.raises(ConfigurationError, match="a lone surrogate") as told:
+        link_settings({**TABLE, **more}, {}, facts)
+    (problem,) = told.value.problems
+    assert problem.startswith(f"{setting}: ")
 
 
 def test_parts_and_pools_of_a_page_have_names_of_their_own() -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from kvobj.config import parse_settings
 from kvobj.connectors import LinkSettings
-from kvobj.connectors.engine_namespace import EngineChunks, link_settings
+from kvobj.connectors.engine_namespace import EngineFacts, link_settings
 from kvobj.connectors.link_settings import CREDENTIALS_FILE
 from kvobj.connectors.lmcache.plugin_settings import plugin_settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEYS = {"KVOBJ_ACCESS_KEY": "access", "KVOBJ_SECRET_KEY": "secret"}
-CHUNKS = EngineChunks("engine", "example/Model-8B", 256, {})
+FACTS = EngineFacts("engine", "example/Model-8B", 256, {})
 LOADERS = {"type", "backend_name", "module_path", "class_name", "interface_v1"}
 """Settings of who loads a plug-in."""
 
@@ -59,13 +59,13 @@ def test_vllms_tier_takes_what_is_told_to_copy() -> None:
     told = given("docs/engines/vllm.md", "--kv-transfer-config")
     (tier,) = told["kv_connector_extra_config"]["secondary_tiers"]
     assert (tier["type"], tier["module_path"]) == ("KvobjTier", "kvobj.connectors.vllm")
-    assert link_settings(without_file(tier), KEYS, CHUNKS).bucket == "cache"
+    assert link_settings(without_file(tier), KEYS, FACTS).bucket == "cache"
 
 
 def test_sglangs_backend_takes_what_is_told_to_copy() -> None:
     table = given("docs/engines/sglang.md", "--hicache-storage-backend-extra-config")
     assert (table["module_path"], table["class_name"]) == ("kvobj.connectors.sglang", "KvobjHiCache")
-    assert link_settings(without_file(table), KEYS, CHUNKS).bucket == "cache"
+    assert link_settings(without_file(table), KEYS, FACTS).bucket == "cache"
 
 
 @pytest.mark.parametrize("path", ["docs/engines.md", "docs/engines/lmcache.md"])

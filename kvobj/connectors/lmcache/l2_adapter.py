@@ -23,12 +23,13 @@ from lmcache.v1.platform import create_event_notifier
 
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv_values import NewChunk
-from kvobj.connectors.line import Outcome
+from kvobj.connectors.ending_threads import CLOSE_SECONDS
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
 from kvobj.connectors.lmcache.keys import ObjectName, may_be_cursor, model_prefix, object_name
 from kvobj.connectors.lmcache.memory import ObjectMemory
 from kvobj.connectors.lmcache.tasks import TaskRunner
+from kvobj.connectors.storing import Outcome
 
 _THREADS: Final = {"lookup_threads": 2, "load_threads": 4, "store_threads": 2}
 _THREADS_MAX: Final = 64
@@ -36,7 +37,6 @@ _CAPACITY: Final = "capacity_bytes"
 _BYTES_MAX: Final = 2**63 - 1
 _USAGE_SECONDS: Final = 5.0
 """How old what is told of the store's usage may be: LMCache asks each second, and may not wait."""
-_CLOSE_SECONDS: Final = 10.0
 _PAGE_MAX: Final = 1000
 _SIZES_MAX: Final = 262_144
 _NOT_STORED: Final = L2StoreResult(success=False, bytes_transferred=0)
@@ -120,7 +120,7 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
 
     # -- the rest ------------------------------------------------------------------------------------------------
     def delete(self, keys: list[Any]) -> None:
-        """Remove chunks; blocks for at most the link's deadline."""
+        """Remove chunks; blocks for at most the link's deadline, after which some may be gone, and none is told as deleted."""
         names = [object_name(key) for key in keys]
         with self._sizes_lock:  # first: what is stored anew behind the delete is counted by who stores it
             sizes = {name: size for name in names if (size := self._sizes.pop(name, None)) is not None}
@@ -185,7 +185,7 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         if self._is_closed:
             return
         self._is_closed = True
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         for runner in (self._lookups, self._loads, self._stores):
             runner.close(deadline)
         self._link.close()
@@ -240,7 +240,9 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         """A listener's fault is not the task's."""
         try:
             notify(*arguments)
-        except Exception:
+        except (
+            Exception
+        ):  # listeners are LMCache's, and others' on it, and raise what they like; the chunks are moved by then
             self._link.log.exception("a listener of LMCache failed")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -13,11 +12,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
+from kvobj.connectors.ending_threads import end_threads
 
 _LOG: Final = logging.getLogger(__name__)
-
-_END_SECONDS: Final = 10.0
-"""How long a task that was ended may take to return: nothing that it waits for keeps it, and a copy is soon done."""
 
 T = TypeVar("T")
 
@@ -108,14 +105,8 @@ class TaskRunner(Generic[T]):
         self._is_closed = True
         for waker in self._wakers:
             waker.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        for scope in self._scopes:
-            scope.cancel()
-        deadline = time.monotonic() + _END_SECONDS
-        for thread, scope in zip(self._threads, self._scopes, strict=True):
-            if scope in self._running:  # of the others one may wait for who was interrupted
-                thread.join(max(0.0, deadline - time.monotonic()))
+        # Of those that run nothing one may wait for who was interrupted.
+        end_threads(self._threads, self._scopes, deadline, is_calling=self._running.__contains__)
 
     def _run(self, waker: SimpleQueue[None], scope: CallScope) -> None:
         with scope.entered():

@@ -8,44 +8,37 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from enum import Enum, auto
 from functools import partial
-from itertools import pairwise
 from typing import Final, TypeVar
 
-from kvobj.client.call_scope import ends_by
+from kvobj.client.call_scope import current_scope, ends_by
 from kvobj.client.connection import trusting
 from kvobj.client.credentials import Credentials
 from kvobj.client.kv import KvClient
-from kvobj.client.kv_values import DEFAULT, DEFAULT_NAME, Name, Namespace, NewChunk, StoredChunk
+from kvobj.client.kv_values import DEFAULT_NAME, Name, Namespace, NewChunk
 from kvobj.client.loans import Places
 from kvobj.client.retry import RetryRule
 from kvobj.client.session import Pin, Session
 from kvobj.connectors.bucket_calls import PAGE_KEYS_MAX, BucketCalls
-from kvobj.connectors.declared import differing
 from kvobj.connectors.helpers import Helpers
 from kvobj.connectors.holds import Holds, let_go, live_as_far_as_it_fits, pin_what_fits
 from kvobj.connectors.link_settings import SECONDS_PER_BYTE, LinkSettings
-from kvobj.connectors.pieces import bytes_for, cut, shared_out
+from kvobj.connectors.pieces import MOVED_AT_ONCE, cut
 from kvobj.connectors.reading import ChunkReader, Wanted
-from kvobj.connectors.tally import Tally, another_size
+from kvobj.connectors.storing import ChunkWriter, Outcome
+from kvobj.connectors.tally import Tally
+from kvobj.connectors.used_namespace import UsedNamespace
 from kvobj.errors import (
-    AccessDeniedError,
-    ConflictError,
+    BusyError,
     CorruptionError,
-    ImmutableChunkError,
     InvalidRequestError,
     KvobjError,
-    LayoutMismatchError,
-    NamespaceConflictError,
     NoSuchNamespaceError,
-    ParentNotFoundError,
     PinLimitExceededError,
-    QuotaExceededError,
     UnavailableError,
 )
 
@@ -53,46 +46,19 @@ T = TypeVar("T")
 
 MATCHED_AT_ONCE: Final = 65_536
 PINNED_AT_ONCE: Final = 1024
-MOVED_AT_ONCE: Final = 1000
 LOADED_BYTES_AT_ONCE: Final = 256 * 1024 * 1024
-BYTES_A_THREAD: Final = 4 * 1024 * 1024
-"""Less than this for each is moved by one thread."""
-STORED_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
-"""A batch may take up a quarter of the server's arena at most; a chunk may always."""
-
-STORED_BYTES_AT_LEAST: Final = 8 * 1024 * 1024
-STORED_IN_TURN: Final = 3
-"""What one call stores on the same host goes in so many batches: in fewer, of about so many bytes each, where it is little, and in
-more where they would be of more than goes at once. The server's work on one is done while the next is copied, but for the first
-one's beginning and the last one's end."""
 STORE_THREADS: Final = 2
 """How many threads of an engine's store at once, where it does not say."""
-_SPOILED: Final = (InvalidRequestError, LayoutMismatchError)
-"""How a batch is refused that one of its chunks spoils, or that is too large."""
-
-RIGHTS_SECONDS: Final = 60.0
-"""Who may only read asks again after so long whether it may store."""
 CHECKED_SECONDS: Final = 1.0
 """A server that answers nothing else for so long is not there. Of a call's time that is kept back for asking, but half of it at
 most."""
+_LAST_CHARACTER: Final = chr(sys.maxunicode)
 _RETRY: Final = RetryRule(tries=2, burst=4.0)
 """One more try for a connection that the server closed; a longer wait is the link's to make, without an engine waiting in it."""
 
 
-class NotGrantedError(AccessDeniedError):
-    """The user may not do this in a place that it may use: nothing is wrong with the place."""
-
-
-class Outcome(Enum):
-    """What became of a chunk that was to be stored: it is there, it was there before, or it is not."""
-
-    STORED = auto()
-    EXISTED = auto()
-    FAILED = auto()
-
-
-class Line:
-    """What one process has of a link. Thread-safe."""
+class LinkCalls:
+    """The calls that one process makes for a link, and what they stand on. Thread-safe."""
 
     def __init__(
         self,
@@ -107,7 +73,6 @@ class Line:
         credentials = Credentials(settings.access_key, settings.secret_key)
         self._settings = settings
         self._tally = tally
-        self._note_refusal = note_refusal
         self._client = KvClient(
             settings.endpoint,
             credentials,
@@ -131,8 +96,7 @@ class Line:
             retry=_RETRY,
             tls=None if settings.ca_bundle is None else trusting(settings.ca_bundle),
         )
-        self._namespace: Namespace | None = None
-        self._may_write_due = 0.0
+        self._namespace = UsedNamespace(self._client, settings)
         self._session: Session | None = None
         self._opening = Places(1)
         self._closing = threading.Lock()
@@ -144,6 +108,14 @@ class Line:
         # A store that waits for room keeps its connection until the deadline. If stores could have all of them, a load would wait
         # behind them for as long: those that store and their helpers have half.
         self._store_helpers = Helpers(max(0, min(helpers, settings.connections // 2 - store_threads)))
+        self._writer = ChunkWriter(
+            self._client,
+            tally,
+            self._store_helpers,
+            threads=self._threads,
+            durability=settings.durability,
+            note_refusal=note_refusal,
+        )
 
     @property
     def held(self) -> int:
@@ -177,7 +149,7 @@ class Line:
         pins = self._pinned(names)
         try:
             rest = names[len(pins) :]
-            found = self._present(self._space(), rest, has_room=False) if rest else []
+            found = self._present(self._namespace.get(), rest, has_room=False) if rest else []
         except BaseException:
             let_go(pins)
             raise
@@ -191,7 +163,7 @@ class Line:
 
     def hold_run(self, names: Sequence[Name]) -> int:
         """See `StoreLink.hold_run`."""
-        space, session = self._space(), self._own_session()
+        space, session = self._namespace.get(), self._own_session()
         asked = names[:MATCHED_AT_ONCE]
         while asked:
             try:
@@ -208,7 +180,7 @@ class Line:
     def present(self, names: Sequence[Name]) -> list[bool]:
         """See `StoreLink.present`. What the leading run does not tell is pinned for a moment, which asks for many in one call, and
         in the middle of a chain too. Where the session has no room for that, one is opened that has."""
-        return self._present(self._space(), names, has_room=True)
+        return self._present(self._namespace.get(), names, has_room=True)
 
     def _present(self, space: Namespace, names: Sequence[Name], *, has_room: bool) -> list[bool]:
         """See `present`. `has_room`: whether the session may have some."""
@@ -222,12 +194,12 @@ class Line:
 
     def run(self, names: Sequence[Name]) -> int:
         """See `StoreLink.run`."""
-        return self._client.match(namespace=self._space(), ids=names[:MATCHED_AT_ONCE]).matched
+        return self._client.match(namespace=self._namespace.get(), ids=names[:MATCHED_AT_ONCE]).matched
 
     def release(self, names: Sequence[Name]) -> None:
         """See `StoreLink.release`."""
         let_go(self._holds.take(names))
-        space = self._namespace  # another thread may forget it meanwhile
+        space = self._namespace.known
         if space is not None:
             left = [name for name in names if self._holds.pin_of(name) is None]
             self._client.drop_ahead(left, namespace=space)
@@ -236,9 +208,9 @@ class Line:
         """See `StoreLink.open_ahead`."""
         session = self._own_session()
         # Who stands still for longer than a lease finds nothing: what is locked is then what can be pinned again.
-        self._client.open_ahead(names, namespace=self._space(), seconds=session.renew_seconds)
+        self._client.open_ahead(names, namespace=self._namespace.get(), seconds=session.renew_seconds)
         gone = [name for name in names if self._holds.pin_of(name) is None]  # let go of meanwhile
-        self._client.drop_ahead(gone, namespace=self._space())
+        self._client.drop_ahead(gone, namespace=self._namespace.get())
 
     # -- chunks --------------------------------------------------------------------------------------------------
     def load(
@@ -272,13 +244,14 @@ class Line:
                 found[index] = data
 
         if self._session is not None and not self._session.is_valid:
-            self._client.drop_ahead(names, namespace=self._space())
-        wanted = Wanted(names, self._space(), views, came, deadline, is_exact=exact)
+            self._client.drop_ahead(names, namespace=self._namespace.get())
+        wanted = Wanted(names, self._namespace.get(), views, came, deadline, is_exact=exact)
         for start, stop in cut(sizes, LOADED_BYTES_AT_ONCE, MOVED_AT_ONCE):
             if self.is_same_host:  # one call, and the client copies by several threads
                 self._reader.read(wanted, start, stop)
             else:
-                self._divided(self._helpers, sizes, start, stop, partial(self._reader.read, wanted))
+                move = partial(self._reader.read, wanted)
+                self._helpers.divide(sizes, start, stop, move, threads=self._threads)
         self._load_pinned(names, views, found, came, exact=exact)
 
     def _load_pinned(
@@ -301,15 +274,17 @@ class Line:
 
     def read(self, names: Sequence[Name], found: list[memoryview | None]) -> None:
         """See `StoreLink.read`; sets `found[i]` once all bytes of that chunk are right."""
+        pieces = -(-len(names) // MOVED_AT_ONCE)
+        ends = self._deadline(pieces * LOADED_BYTES_AT_ONCE)
         for start in range(0, len(names), MOVED_AT_ONCE):
-            deadline = self._deadline(LOADED_BYTES_AT_ONCE)
+            deadline = min(ends, self._deadline(LOADED_BYTES_AT_ONCE))
             with ends_by(deadline):
                 self._read(names, found, start, min(len(names), start + MOVED_AT_ONCE), deadline)
 
     def _read(
         self, names: Sequence[Name], found: list[memoryview | None], start: int, stop: int, deadline: float
     ) -> None:
-        wanted = Wanted(names, self._space(), None, found.__setitem__, deadline)
+        wanted = Wanted(names, self._namespace.get(), None, found.__setitem__, deadline)
         self._reader.read(wanted, start, stop)
         for index in range(start, stop):
             pin = None if found[index] is not None else self._holds.pin_of(names[index])
@@ -320,70 +295,62 @@ class Line:
         """See `StoreLink.put`; sets `outcomes[i]` once that chunk is stored. `NotGrantedError` for who may only read."""
         sizes = [memoryview(chunk.data).nbytes for chunk in chunks]
         with ends_by(self._deadline(sum(sizes))):
-            self._check_may_write()
-            self._granted(lambda: self._store(chunks, sizes, outcomes))
-
-    def _store(self, chunks: Sequence[NewChunk], sizes: Sequence[int], outcomes: list[Outcome]) -> None:
-        def put(start: int, stop: int) -> None:
-            note(start, self._put_piece(chunks[start:stop]))
-
-        def note(start: int, answers: Sequence[StoredChunk | KvobjError]) -> None:
-            for index, told in enumerate(answers, start=start):
-                if isinstance(told, StoredChunk):
-                    outcomes[index] = Outcome.EXISTED if told.existed else Outcome.STORED
-                elif isinstance(told, ConflictError):
-                    self._tally.disagreed(told, _difference(told, sizes[index]))
-                else:
-                    self._note_refusal(told)
-
-        if any(chunk.parent is not None for chunk in chunks):  # a child waits for its parent
-            for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
-                put(start, stop)
-        elif self.is_same_host:
-            share = bytes_for(sizes, STORED_IN_TURN)
-            size_bytes = min(max(share, STORED_BYTES_AT_LEAST), STORED_BYTES_AT_ONCE)
-            self._put_in_turn(list(cut(sizes, size_bytes, MOVED_AT_ONCE)), chunks, note)
-        else:
-            for start, stop in cut(sizes, STORED_BYTES_AT_ONCE, MOVED_AT_ONCE):
-                self._divided(self._store_helpers, sizes, start, stop, put)
+            self._namespace.check_may_write()
+            space = self._namespace.get()
+            self._namespace.granted(lambda: self._writer.store(space, chunks, sizes, outcomes))
 
     def delete(self, names: Sequence[Name]) -> bool:
-        """See `StoreLink.delete`. `NotGrantedError` as `store`."""
-        space = self._space()
+        """See `StoreLink.delete`. `NotGrantedError` as `store`; `BusyError` where the call's time ended before all were asked
+        for."""
+        space = self._namespace.get()
         keys = [space.key_of(name) for name in names]
         self._client.drop_ahead(names, namespace=space)
         for start in range(0, len(keys), PAGE_KEYS_MAX):
-            self._granted(partial(self._bucket.delete, keys[start : start + PAGE_KEYS_MAX]))
+            remove = partial(self._bucket.delete, keys[start : start + PAGE_KEYS_MAX])
+            self._paged(remove, is_first=start == 0)
         return True
 
     # -- what the namespace has ----------------------------------------------------------------------------------
     def names(self, *, after: str, limit: int, key_prefix: str) -> list[tuple[str, int]]:
-        """See `StoreLink.names`. `NotGrantedError` for who may use the namespace, and not list the bucket."""
-        space = self._space()
+        """See `StoreLink.page`. `NotGrantedError` for who may use the namespace, and not list the bucket; `BusyError` where the
+        call's time ended before there was a whole page."""
+        space = self._namespace.get()
         if space.has_chains:
             raise InvalidRequestError("keys of a namespace with kvobj's ids do not tell their namespace")
         base = "" if space.name == DEFAULT_NAME else f"{space.name}/"
         foreign = () if base else tuple(f"{each.name}/" for each in self._client.namespaces())
         found: list[tuple[str, int]] = []
+        is_first, behind = True, base + after if after else ""
         while len(found) < limit:
             asked = min(limit - len(found), PAGE_KEYS_MAX)
-            page = self._granted(
-                partial(self._bucket.page, prefix=base + key_prefix, after=base + after if after else "", limit=asked)
+            page = self._paged(
+                partial(self._bucket.page, prefix=base + key_prefix, after=behind, limit=asked), is_first=is_first
             )
             found += [(key[len(base) :], size) for key, size in page if not key.startswith(foreign)]
             if len(page) < asked:
                 break
-            after = page[-1][0][len(base) :]
+            is_first, behind = False, _behind(page[-1][0], foreign)
         return found
+
+    def _paged(self, ask: Callable[[], T], *, is_first: bool) -> T:
+        """One request of a call that makes several. Where the call's time ends during a later one the server is not away: it has
+        answered this very call."""
+        try:
+            return self._namespace.granted(ask)
+        except UnavailableError as error:
+            scope = current_scope()
+            if is_first or scope is None or time.monotonic() < scope.deadline:
+                raise
+            raise BusyError("the call's time ended before all of it was done", reason=str(error)) from error
 
     def namespace(self) -> Namespace:
         """See `StoreLink.namespace`."""
-        return self._space()
+        return self._namespace.get()
 
     def usage(self) -> tuple[int, int]:
         """See `StoreLink.usage`."""
         try:
-            told = self._client.namespace(self._space().name)
+            told = self._client.namespace(self._namespace.get().name)
         except NoSuchNamespaceError:
             if self._settings.namespace == DEFAULT_NAME:
                 return 0, 0  # told to the bucket's owner alone
@@ -392,8 +359,7 @@ class Line:
 
     def ping(self) -> bool:
         """See `StoreLink.ping`."""
-        space = self._space()
-        self._client.match(namespace=space, ids=[bytes(32)] if space.has_chains else ["ping"])
+        self._namespace.ping()
         return True
 
     def is_answered(self) -> bool:
@@ -401,8 +367,8 @@ class Line:
         return self._client.is_answered(timeout_seconds=self._checked_seconds)
 
     def forget_namespace(self) -> None:
-        """Ask again which namespace this is: somebody may have removed or declared it."""
-        self._namespace = None
+        """See `UsedNamespace.forget`."""
+        self._namespace.forget()
 
     def close(self, *, is_up: bool) -> None:
         """End the session, if the server is there to be told, and the connections. Idempotent."""
@@ -429,59 +395,6 @@ class Line:
         seconds = self._settings.timeout_seconds + size_bytes * SECONDS_PER_BYTE
         return time.monotonic() + seconds - self._checked_seconds
 
-    def _space(self) -> Namespace:
-        space = self._namespace
-        if space is None:
-            try:
-                space = self._told_space()
-            except InvalidRequestError as error:  # an ordinary bucket, which would take PUTs all the same
-                raise NoSuchNamespaceError(error.message, **error.data) from error
-            self._namespace = space
-            self._may_write_due = time.monotonic() + RIGHTS_SECONDS
-        return space
-
-    def _check_may_write(self) -> None:
-        """`NotGrantedError` where the server has said that the user may only read: no bytes are sent to hear it again. Asked anew
-        now and then, since rights change. Asks which namespace this is if nobody has: a server that hangs is then waited for once,
-        and not for each way to store."""
-        if not self._space().may_write and time.monotonic() >= self._may_write_due:
-            self._namespace = None
-        if not self._space().may_write:
-            raise NotGrantedError("the user may read this namespace, and not store", namespace=self._space().name)
-
-    def _granted(self, call: Callable[[], T]) -> T:
-        """Make a call that wants more than reading."""
-        try:
-            return call()
-        except (PinLimitExceededError, QuotaExceededError):
-            raise
-        except AccessDeniedError as error:
-            if not self._may_read():
-                raise
-            raise NotGrantedError(error.message, **error.data) from error
-
-    def _may_read(self) -> bool:
-        try:
-            return self.ping()
-        except KvobjError:
-            return False
-
-    def _told_space(self) -> Namespace:
-        name, declaration = self._settings.namespace, self._settings.declaration
-        if declaration is not None:
-            if self._settings.declare:
-                return self._client.declare_namespace(name, declaration)
-            space = self._client.namespace(name)
-            if differs := differing(space.declaration, declaration):
-                raise NamespaceConflictError(
-                    f"the namespace is declared otherwise: {', '.join(differs)}", namespace=name, differs=differs
-                )
-            return space
-        if name != DEFAULT_NAME:
-            return self._client.namespace(name)
-        self._client.match(namespace=DEFAULT, ids=["ping"])  # told of to owners alone, used by whom it may be used
-        return DEFAULT
-
     def _own_session(self) -> Session:
         session = self._session
         if session is not None:
@@ -503,7 +416,7 @@ class Line:
             place.leave()
 
     def _is_kept(self, session: Session) -> bool:
-        """Whether the session is the line's now. Not where `close` ran meanwhile: it found none to end, and this one would be
+        """Whether the session is the link's now. Not where `close` ran meanwhile: it found none to end, and this one would be
         renewed for ever."""
         with self._closing:
             if not self._is_closed:
@@ -517,7 +430,7 @@ class Line:
     def _pinned(self, names: Sequence[Name]) -> list[Pin | None]:
         """A pin for each name that is live; of the first names alone where the session may not hold more. Where it raises, none is
         left."""
-        space, session = self._space(), self._own_session()
+        space, session = self._namespace.get(), self._own_session()
         pins: list[Pin | None] = []
         try:
             for start in range(0, len(names), PINNED_AT_ONCE):
@@ -527,57 +440,6 @@ class Line:
             let_go(pins)
             raise
         return pins
-
-    def _divided(
-        self, helpers: Helpers, sizes: Sequence[int], start: int, stop: int, move: Callable[[int, int], None]
-    ) -> None:
-        """Move a piece's chunks, some of them by each thread that is free."""
-        size_bytes = sum(sizes[start:stop])
-        wanted = min(self._threads, stop - start, size_bytes // BYTES_A_THREAD) - 1
-        taken = helpers.take(wanted)
-        bounds = shared_out(sizes, start, stop, taken + 1)
-        helpers.run([partial(move, *each) for each in pairwise(bounds)], taken=taken)
-
-    def _put_in_turn(
-        self,
-        pieces: Sequence[tuple[int, int]],
-        chunks: Sequence[NewChunk],
-        note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
-    ) -> None:
-        """Store pieces as batches, and tell of those that were stored. Raises what one of them was refused with as a whole."""
-        refused = self._put_batches(pieces, chunks, note)
-        try:
-            if refused is not None:
-                raise refused
-        finally:
-            # The traceback has this frame: what is raised must not be in it, or it keeps the engine's memory until the interpreter
-            # looks for cycles.
-            del refused
-
-    def _put_batches(
-        self,
-        pieces: Sequence[tuple[int, int]],
-        chunks: Sequence[NewChunk],
-        note: Callable[[int, Sequence[StoredChunk | KvobjError]], None],
-    ) -> KvobjError | None:
-        """See `_put_in_turn`; what that raises."""
-        answers = self._client.mput_batches(
-            [chunks[start:stop] for start, stop in pieces],
-            namespace=self._space(),
-            durability=self._settings.durability,
-        )
-        refused: KvobjError | None = None
-        spoiled: list[tuple[int, int]] = []
-        for piece, told in zip(pieces, answers, strict=True):
-            if not isinstance(told, KvobjError):
-                note(piece[0], told)
-            elif isinstance(told, _SPOILED):
-                spoiled.append(piece)
-            else:
-                refused = refused or told
-        for start, stop in spoiled:
-            note(start, [self._put(chunk) for chunk in chunks[start:stop]])
-        return refused
 
     def _read_pinned(self, pin: Pin, name: Name, view: memoryview | None) -> memoryview | None:
         """A chunk that is held: a DELETE may have hidden it from those who hold it not."""
@@ -589,33 +451,8 @@ class Line:
             pass  # larger than its room
         return None
 
-    def _put_piece(self, chunks: Sequence[NewChunk]) -> list[StoredChunk | KvobjError]:
-        """One batch: for each chunk what a PUT of it tells, or its error."""
-        if len(chunks) > 1:
-            with suppress(*_SPOILED):
-                return self._client.mput(chunks, namespace=self._space(), durability=self._settings.durability)
-        return [self._put(chunk) for chunk in chunks]
 
-    def _put(self, chunk: NewChunk) -> StoredChunk | KvobjError:
-        try:
-            return self._client.put_chunk(
-                chunk.id,
-                chunk.data,
-                namespace=self._space(),
-                parent=chunk.parent,
-                tokens=chunk.tokens,
-                durability=self._settings.durability,
-            )
-        except (InvalidRequestError, ConflictError) as error:
-            return error
-
-
-def _difference(error: ConflictError, size_bytes: int) -> str:
-    """What a log line says of a chunk of so many bytes that was refused; "" for what comes to pass where nothing is wrong: a parent
-    that was evicted meanwhile."""
-    if isinstance(error, ParentNotFoundError):
-        return ""
-    stored_bytes = error.data.get("size_bytes")
-    if isinstance(error, ImmutableChunkError) and isinstance(stored_bytes, int):  # a batch tells it, a PUT does not
-        return another_size(stored_bytes, size_bytes)
-    return f"were refused: {error}"
+def _behind(key: str, foreign: tuple[str, ...]) -> str:
+    """Where a listing goes on behind a key: past all of its namespace, if that is another's, of which there may be many more keys
+    than of those that are asked for."""
+    return next((prefix + _LAST_CHARACTER for prefix in foreign if key.startswith(prefix)), key)
