@@ -12,20 +12,23 @@ import logging
 import queue
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
+from kvobj.connectors.ending_threads import end_threads
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.transfers import end_threads
 
 _LOG: Final = logging.getLogger("kvobj.connectors")
 
 PINS_MAX: Final = 3000
-"""Below what a session may pin (4,096). Of what is over it the stored run at the head is found without being held: policy leaves
-alone for a while what it was asked for, and a load that comes too late says so."""
+"""Below what a session may pin (4,096), so that there is room to pin the rest for a moment, which tells of each whether it is
+stored. That is then not held: policy leaves alone for a while what it was asked for, and a load that comes too late says so."""
+_ROUND_NAMES_MIN: Final = 256
+"""A round that may ask for fewer is not worth its call."""
 TOUCHED_MAX: Final = 4096
 TOUCH_SECONDS: Final = 2.0
 
@@ -75,7 +78,7 @@ class Lookups:
         self._states: dict[bytes, _State] = {}
         self._keys_of: dict[str, set[bytes]] = {}
         self._asked: list[tuple[bytes, _State]] = []
-        self._touched: dict[bytes, None] = {}
+        self._touched: OrderedDict[bytes, None] = OrderedDict()
         self._touched_at = now()
         self._sent: queue.SimpleQueue[list[tuple[bytes, _State]] | _Touched | None] = queue.SimpleQueue()
         self._is_forked = False
@@ -89,7 +92,7 @@ class Lookups:
         """See `ForgetsInChild`: the parent goes on with what was asked, and holds what was found."""
         self._is_forked = True
         self._lock, self._scope = threading.Lock(), CallScope()
-        self._states, self._keys_of, self._asked, self._touched = {}, {}, [], {}
+        self._states, self._keys_of, self._asked, self._touched = {}, {}, [], OrderedDict()
 
     def ask(self, key: bytes, request: str) -> bool | None:
         """Whether the store has it; None: ask again later. Never waits for the store."""
@@ -107,7 +110,7 @@ class Lookups:
                 self._sent.put(wanted)
             if self._touched and self._now() - self._touched_at >= TOUCH_SECONDS:
                 self._touched_at = self._now()
-                touched, self._touched = list(self._touched), {}
+                touched, self._touched = list(self._touched), OrderedDict()
                 self._sent.put(_Touched(touched))
 
     def loaded(self, keys: Iterable[bytes]) -> None:
@@ -129,11 +132,11 @@ class Lookups:
     def touch(self, keys: Iterable[bytes]) -> None:
         """These are used from a faster tier: the store's policy is told now and then, of the latest ones."""
         with self._lock:
-            for key in keys:
-                self._touched.pop(key, None)
+            for key in deque(keys, TOUCHED_MAX):
                 self._touched[key] = None
+                self._touched.move_to_end(key)
             while len(self._touched) > TOUCHED_MAX:
-                del self._touched[next(iter(self._touched))]
+                self._touched.popitem(last=False)
 
     def ended(self, request: str) -> None:
         """A request has ended. What only it wanted is let go of; a question on its way keeps its place until it is answered."""
@@ -142,7 +145,7 @@ class Lookups:
 
     def close(self, deadline: float | None = None) -> None:
         """End the thread; waits for the calls that it has to make until this moment of `time.monotonic`, by default for
-        `transfers.CLOSE_SECONDS`, and ends them then. Idempotent."""
+        `ending_threads.CLOSE_SECONDS`, and ends them then. Idempotent."""
         self._sent.put(None)
         end_threads([self._thread], [self._scope], deadline)
 
@@ -243,11 +246,13 @@ class Lookups:
                 self._note_answers((key, state, *each) for (key, state), each in zip(work, found, strict=True))
 
     def _looked_up(self, names: Sequence[str]) -> list[tuple[bool, bool]]:
-        """Of each name whether it is stored, and whether it is held."""
-        room = max(0, PINS_MAX - self._held())
-        held = self._link.hold(names[:room])
-        run = self._link.run(names[room:])
-        return [(each, each) for each in held] + [(index < run, False) for index in range(len(names) - len(held))]
+        """Of each name whether it is stored, and whether it is held. In rounds, since only what was found takes up room; and never
+        as a run: the names are several requests', and the first miss of one says nothing of the next one's."""
+        answers: list[tuple[bool, bool]] = []
+        while (room := PINS_MAX - self._held()) >= _ROUND_NAMES_MIN and len(answers) < len(names):
+            answers += [(each, each) for each in self._link.hold(names[len(answers) : len(answers) + room])]
+        rest = names[len(answers) :]
+        return answers + ([(each, False) for each in self._link.present(rest)] if rest else [])
 
     def _held(self) -> int:
         held = self._link.report()["held"]

@@ -1,5 +1,7 @@
 """Jobs of copying chunks, done by threads beside an engine's scheduler: loads before stores, what waited too long given up.
 
+A full store lets each store wait, so of several threads one is left to loads.
+
 A job is cut into pieces for several threads and is finished when all of them are; each piece says of each of its chunks whether it
 was copied. Nothing that a piece raises leaves a thread.
 """
@@ -16,13 +18,9 @@ from typing import Final
 
 from kvobj.client.call_scope import CallScope
 from kvobj.client.forking import forget_in_child
-
-CLOSE_SECONDS: Final = 10.0
-"""Who closes waits so long for what is under way, before it is ended."""
+from kvobj.connectors.ending_threads import end_threads
 
 _LOG: Final = logging.getLogger("kvobj.connectors")
-_END_SECONDS: Final = 10.0
-"""How long a call that was ended may take to return: nothing that it waits for keeps it, and a copy is soon done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,15 @@ class _Job:
 
 
 class Transfers:
-    """A pool of threads. Thread-safe. A store that waited longer than `store_wait_seconds` in the queue is given up, since it keeps
-    rows of the engine's memory from being used; a load is always tried. In a forked child, which has no such threads, every job has
-    failed, those that its parent goes on with too."""
+    """A pool of threads, of which at most `store_threads` store at once: all but one, where there are several. Thread-safe. A store
+    that waited longer than `store_wait_seconds` in the queue is given up, since it keeps rows of the engine's memory from being
+    used; a load is always tried. In a forked child, which has no such threads, every job has failed, those that its parent goes on
+    with too."""
 
     def __init__(self, *, threads: int, store_wait_seconds: float) -> None:
+        self.threads = threads
+        self.store_threads = max(1, threads - 1)
+        self._storing = 0
         self._store_wait_seconds = store_wait_seconds
         self._loads: deque[tuple[_Job, int, Piece]] = deque()
         self._stores: deque[tuple[_Job, int, Piece]] = deque()
@@ -67,7 +69,6 @@ class Transfers:
         self._is_closed = False
         self._changed = threading.Condition()
         forget_in_child(self)
-        self.threads = threads
         self._scopes = [CallScope() for _ in range(threads)]
         self._threads = [
             threading.Thread(target=self._run, args=(scope,), name=f"kvobj-transfers-{number}", daemon=True)
@@ -120,8 +121,8 @@ class Transfers:
 
     def close(self, deadline: float | None = None) -> None:
         """Give up what is queued, and wait for what is being copied until this moment of `time.monotonic`, by default for
-        `CLOSE_SECONDS`. Calls to a store that still run then are ended: who closes it may take back the memory that jobs came with.
-        Idempotent."""
+        `ending_threads.CLOSE_SECONDS`. Calls to a store that still run then are ended: who closes it may take back the memory that
+        jobs came with. Idempotent."""
         with self._changed:
             self._is_closed = True
             while self._loads or self._stores:
@@ -138,18 +139,28 @@ class Transfers:
     def _run_pieces(self) -> None:
         while True:
             with self._changed:
-                while not (self._loads or self._stores or self._is_closed):
+                while (queue := self._queue()) is None and not self._is_closed:
                     self._changed.wait()
-                if not (self._loads or self._stores):
+                if queue is None:
                     return
-                job, index, piece = (self._loads or self._stores).popleft()
+                job, index, piece = queue.popleft()
+                self._storing += not job.is_load
                 now = time.monotonic()
                 job.began = now if job.began is None else job.began
                 is_late = not job.is_load and now - job.submitted > self._store_wait_seconds
             copied = None if is_late else _copied(piece)
             del piece  # it holds the engine's memory
             with self._changed:
+                if not job.is_load:
+                    self._storing -= 1
+                    self._changed.notify_all()  # another thread may store now, and this one may come to a load
                 self._done(job, index, copied)
+
+    def _queue(self) -> deque[tuple[_Job, int, Piece]] | None:
+        """From where a thread that is free takes its next piece; None where it has to wait."""
+        if self._loads:
+            return self._loads
+        return self._stores if self._stores and self._storing < self.store_threads else None
 
     def _done(self, job: _Job, index: int, copied: list[bool] | None) -> None:
         if copied is not None:
@@ -159,19 +170,6 @@ class Transfers:
             del self._unfinished[job.job]
             self._finished.append(_ended(job))
             self._changed.notify_all()
-
-
-def end_threads(threads: Sequence[threading.Thread], scopes: Sequence[CallScope], deadline: float | None) -> None:
-    """Wait for threads that begin nothing more until the deadline, by default for `CLOSE_SECONDS`, then end the calls that they
-    make, each in its scope, and wait until those have returned."""
-    deadline = time.monotonic() + CLOSE_SECONDS if deadline is None else deadline
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    for scope in scopes:
-        scope.cancel()
-    deadline = time.monotonic() + _END_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _copied(piece: Piece) -> list[bool] | None:

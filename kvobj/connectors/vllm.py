@@ -32,15 +32,18 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvobj.client.kv_values import NewChunk
-from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings, partition_fact
+from kvobj.connectors.ending_threads import CLOSE_SECONDS
+from kvobj.connectors.engine_namespace import EngineFacts, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.lookups import Lookups
-from kvobj.connectors.transfers import CLOSE_SECONDS, Finished, Piece, Transfers
+from kvobj.connectors.transfers import Finished, Piece, Transfers
 
 _LOG: Final = logging.getLogger("vllm.kvobj")
 """Below vLLM's own logger, the one that vLLM configures: its log shows no other's lines of INFO."""
 _THREADS: Final = 4
 _THREADS_MAX: Final = 64
+_THREADS_MIN: Final = 2
+"""One that may store, and one that stores keep nobody from."""
 _PIECE_CHUNKS_MIN: Final = 8
 _SUSPECTS_MAX: Final = 65_536
 
@@ -90,11 +93,13 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         self._rows: np.ndarray[Any, Any] | None = np.asarray(primary_kv_view)
         self._row_count = shape[0]
         self._row_bytes = shape[1] * primary_kv_view.itemsize
-        settings = link_settings(store, os.environ, _chunks_of(offloading_spec, self._row_bytes), problems=problems)
-        self._link = StoreLink(settings, log=_LOG, store_threads=io_threads)
+        settings = link_settings(store, os.environ, _facts_of(offloading_spec, self._row_bytes), problems=problems)
+        self._transfers = Transfers(
+            threads=max(_THREADS_MIN, io_threads), store_wait_seconds=2 * settings.timeout_seconds
+        )
+        self._link = StoreLink(settings, log=_LOG, store_threads=self._transfers.store_threads)
         self._link.connect()
         self._lookups = Lookups(self._link, name_of=chunk_name, deadline_seconds=settings.timeout_seconds)
-        self._transfers = Transfers(threads=io_threads, store_wait_seconds=2 * settings.timeout_seconds)
         self._keys: dict[int, list[bytes]] = {}
         self._suspects: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
@@ -119,7 +124,8 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         return LookupResult.HIT if found else LookupResult.MISS
 
     def touch(self, keys: Iterable[bytes], req_context: object) -> None:  # noqa: ARG002 - vLLM's signature
-        """Blocks that are used from the GPU or the CPU stay known to the store's policy."""
+        """Blocks that are used from the GPU or the CPU stay known to the store's policy. vLLM's manager passes it on; the scheduler
+        of 0.33.0 never calls it."""
         self._lookups.touch(keys)
 
     def on_new_request(self, req_context: object) -> RequestOffloadingContext:  # noqa: ARG002 - vLLM's signature
@@ -212,7 +218,8 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         rows = self._views(job.chunk_ids, len(keys))
         pieces: list[Piece] = []
         if rows is not None:
-            each = max(_PIECE_CHUNKS_MIN, -(-len(keys) // self._transfers.threads))
+            threads = self._transfers.threads if is_load else self._transfers.store_threads
+            each = max(_PIECE_CHUNKS_MIN, -(-len(keys) // threads))
             names = [chunk_name(key) for key in keys]
             for start in range(0, len(keys), each):
                 some, views = names[start : start + each], rows[start : start + each]
@@ -282,7 +289,7 @@ def chunk_name(key: bytes) -> str:
     return f"{get_offload_block_hash(key).hex()}-g{get_offload_group_idx(key)}"
 
 
-def _chunks_of(spec: Any, row_bytes: int) -> EngineChunks:  # noqa: ANN401 - vLLM's OffloadingSpec
+def _facts_of(spec: Any, row_bytes: int) -> EngineFacts:  # noqa: ANN401 - vLLM's OffloadingSpec
     """What vLLM's configuration fixes. A row's bytes do not depend on how heads are split where it is canonical, or has one copy of
     what all workers hold; else workers are counted, of which a row has all, side by side.
 
@@ -294,11 +301,11 @@ def _chunks_of(spec: Any, row_bytes: int) -> EngineChunks:  # noqa: ANN401 - vLL
     is_free = config.replicated_layout or (config.canonical_layout and parallel.is_parallelism_agnostic)
     sizes = (1 if is_free else parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
     groups = [[group.tokens_per_block, list(group.layer_names)] for group in config.groups]
-    return EngineChunks(
+    return EngineFacts(
         engine="vllm",
         model=config.model.name,
         chunk_tokens=max(1, config.groups[0].tokens_per_block * cache.blocks_per_chunk if config.groups else 1),
-        facts={
+        others={
             "dtype": config.model.dtype,
             "hash_tokens": cache.tokens_per_hash,
             "blocks": cache.blocks_per_chunk,

@@ -9,14 +9,22 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_process import EngineProcess, digest_of
 from engine_tests import BUCKET, connector_process, delete_all, needs_engine_modules, store_settings
+from link_world import settings_of
 from module_paths import ModulePaths
-from server_process import ServerProcess, wait_until
+from server_process import MIB, ServerProcess, wait_until
+
+from kvobj.client import NewChunk
+from kvobj.connectors import StoreLink
+from kvobj.connectors.lookups import PINS_MAX
 
 needs_engine_modules()
 
@@ -69,7 +77,7 @@ class Managed:
         self.opened = engine.ask("open", name=self.name, tier=tier, rows=ROWS, row_bytes=ROW_BYTES, **options)
 
     def __call__(self, command: str, *given: object, **fields: Any) -> Any:  # noqa: ANN401 - JSON
-        order: dict[str, tuple[str, ...]] = dict.fromkeys(("store", "look_up", "read"), ("request", "blocks"))
+        order: dict[str, tuple[str, ...]] = dict.fromkeys(("store", "look_up", "ask", "read"), ("request", "blocks"))
         order |= {"finish": ("request",), "misfit": ("chunk_ids", "blocks")}
         named: dict[str, Any] = dict(zip(order.get(command, ()), given, strict=True))
         return self._engine.ask(command, name=self.name, **named, **fields)
@@ -339,6 +347,46 @@ def test_jobs_that_do_not_fit_the_memory_fail_and_touch_nothing(manager: Managed
     assert manager("misfit", [-1], [1]) == [False]
 
 
+def test_stored_blocks_are_hits_whatever_other_requests_of_the_same_step_ask_for(manager: Managed) -> None:
+    manager("store", "first", [1, 2])
+    manager("reset")
+    new = list(range(1000, 1000 + PINS_MAX + 100))  # more than may be held: nobody has them, and they take up no room
+    assert manager("ask", "long", new) == len(new)
+    assert manager("look_up", "short", [1, 2])["results"] == ["HIT", "HIT"]
+    assert manager("read", "short", [1, 2]) == digests([1, 2])
+
+
+def test_loads_wait_for_no_store_that_waits_for_room(engine: EngineProcess, tmp_path: Path) -> None:
+    full = replace(store_settings(), dram_bytes=64 * MIB, nvme_bytes=64 * MIB)
+    with ServerProcess(tmp_path, full) as server:
+        manager = Managed(engine, server, tier={"io_threads": 1, "same_host": False})
+        manager("store", "first", [1, 2])
+        manager("reset")
+        assert manager("look_up", "held", [1, 2], until="HIT_PENDING")["results"] == ["HIT_PENDING"] * 2
+        with full_of_pins(server):
+            manager("store", "waiting", [11, 12], settled=False)
+            assert manager("look_up", "held", [1, 2])["results"] == ["HIT", "HIT"]
+            assert manager("report")["store_failures"] == 0, "the loads came behind the store"
+            manager("settle")
+            assert manager("report")["store_failures"] == 2
+        assert manager("read", "held", [1, 2]) == digests([1, 2])
+        manager.close()
+
+
+@contextmanager
+def full_of_pins(server: ServerProcess) -> Iterator[None]:
+    """Within the block the server has no room, and nothing that it may evict."""
+    settings = settings_of(server, bucket=BUCKET, timeout_seconds=1.0)
+    with closing(StoreLink(settings)) as link:
+        for size_bytes in (4 * MIB, ROW_BYTES):
+            for index in count():
+                name = f"full/{size_bytes}/{index}"
+                if link.store([NewChunk(name, bytes(size_bytes))]) != [True]:
+                    break
+                assert link.hold([name]) == [True]
+        yield
+
+
 def test_what_is_stored_is_not_sent_again(engine: EngineProcess, server: ServerProcess) -> None:
     one = Managed(engine, server, model="example/once")
     one("store", "a", [1, 2])
@@ -377,3 +425,5 @@ def test_a_wrong_setting_is_told_when_the_engine_starts(engine: EngineProcess, s
         Managed(engine, server, tier={"no_such_setting": 1})
     with pytest.raises(RuntimeError, match="io_threads"):
         Managed(engine, server, tier={"io_threads": 0})
+    with pytest.raises(RuntimeError, match=r"tenant: the declaration's salt has .* characters"):
+        Managed(engine, server, tier={"tenant": "t" * 1024})

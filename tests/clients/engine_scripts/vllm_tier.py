@@ -173,6 +173,13 @@ def look_up(name: str, request: str, blocks: list[int], *, until: str = "") -> d
         time.sleep(0.002)
 
 
+def ask(name: str, request: str, blocks: list[int]) -> int:
+    """Ask for blocks within a step that others ask in, too: how many are not answered yet."""
+    manager, context = managers[name], context_of(name, request)
+    with manager.lock:
+        return [manager.lookup(key_of(block), context) for block in blocks].count(LookupResult.RETRY)
+
+
 def read(name: str, request: str, blocks: list[int]) -> list[str]:
     """Digests of blocks that are hits, as a worker would load them to the GPU."""
     manager, context = managers[name], context_of(name, request)
@@ -248,6 +255,7 @@ if __name__ == "__main__":
             "open": open_manager,
             "store": store,
             "look_up": look_up,
+            "ask": ask,
             "read": read,
             "finish": finish,
             "settle": settle,
