@@ -5,7 +5,8 @@ configuration. SGLang calls it from threads of its own, one for what comes and o
 
 With `interface_v1` bytes go straight from and into SGLang's host memory. A page lies there in one buffer or a few (K and V); each
 is a chunk, named by SGLang's hash of the page and all before it. A page in more than `PARTS_MAX` buffers (the layer-first layouts)
-is one chunk, put together in memory of ours: one copy more. Pages of the older interface are one chunk under a name of their own.
+is one chunk, put together in memory of ours: one copy more; and so is one whose pool does not tell where it lies. Pages of the
+older interface are one chunk under a name of their own.
 """
 
 from __future__ import annotations
@@ -22,21 +23,11 @@ from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 from kvobj.client.kv_values import ROOT, NewChunk
-from kvobj.connectors.engine_namespace import EngineChunks, fact_digest, link_settings, partition_fact
+from kvobj.connectors.clearing import clear
+from kvobj.connectors.engine_namespace import EngineFacts, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
-from kvobj.connectors.sglang_memory import (
-    Page,
-    all_of,
-    batches,
-    first_layer,
-    is_packed,
-    page_buffers,
-    page_facts,
-    tensor_bytes,
-    unpack,
-)
+from kvobj.connectors.sglang_memory import Page, PagePool, all_of, batches, first_layer, page_pool, tensor_bytes
 from kvobj.connectors.sglang_pages import (
-    PARTS_MAX,
     Verdict,
     group_verdict,
     leading_verdict,
@@ -60,7 +51,8 @@ _RANKED_POOLS: Final[Mapping[str, tuple[type, ...]]] = {
 which are the same on all ranks as well, and which SGLang has one rank write (`MooncakeStore._get_hybrid_page_component_keys`)."""
 _TRAILING_PAGES_MAX: Final = 1024
 """How far back from the end of a prefix states that exist at some pages only are looked for."""
-_DELETED_AT_ONCE: Final = 1000
+_CLEAR_SECONDS: Final = 120.0
+"""SGLang's scheduler waits for a clear, and serves nobody meanwhile."""
 
 
 class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not installed where types are checked
@@ -79,9 +71,12 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         self._is_zero_copy = bool(extra.get("interface_v1", 0))
         self._has_chains = extra.get("chains", False)
         self._timings: list[tuple[bool, int, int, float]] = []
-        self._parts = 1
+        self._is_fault_told = False
+        self._kv: PagePool | None = None
         self._is_logical = False
         self.registered_pools: dict[str, Any] = {}
+        self._pools: dict[str, PagePool | None] = {}
+        """None: one whose pages cannot be read, which was told when it was registered."""
         self._pool_digests: dict[str, str] = {}
         self._link = StoreLink(
             self._settings({}, chunk_tokens=1), log=_LOG
@@ -93,11 +88,8 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         super().register_mem_pool_host(mem_pool_host)
         page_size = _page_size(mem_pool_host)
         self._is_logical = getattr(mem_pool_host, "kv_buffer", None) is None
-        sizes: list[int] = []
-        if self._is_zero_copy and not self._is_logical:
-            rooms = page_buffers(mem_pool_host, torch.arange(page_size), 1)[0]
-            sizes = [len(room) for room in rooms]
-            self._parts = len(sizes) if len(sizes) <= PARTS_MAX else 1
+        self._kv = page_pool(mem_pool_host) if self._is_zero_copy and not self._is_logical else None
+        sizes = self._kv.sizes if self._kv is not None else []
         facts = {
             "dtype": str(getattr(mem_pool_host, "dtype", "")),
             "memory": str(getattr(mem_pool_host, "layout", "")),
@@ -106,6 +98,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
             # Some pools (DeepSeek-V4's) count their layers from 0 in each stage.
             **partition_fact(os.environ.get("SGLANG_PP_LAYER_PARTITION", ""), self.storage_config.pp_size),
             **_meant_dtype(getattr(mem_pool_host, "dtype", None)),
+            **({"form": "flat"} if self._kv is not None and self._kv.flat_dtype is not None else {}),
             "buffers": len(sizes),
             "bytes": sum(sizes) or int(getattr(mem_pool_host, "size_per_token", 0) or 0) * page_size,
         }
@@ -121,10 +114,21 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:  # noqa: ANN401 - SGLang's HostKVCache
         """A pool beside it (states, indexers, sliding windows, drafts). What its pages hold is in the names of its chunks: the
-        namespace is declared before pools are known, and says nothing of them."""
+        namespace is declared before pools are known, and says nothing of them. Of one whose pages cannot be read nothing is stored
+        or found, which is told here once."""
         name = _text(host_pool_name)
         self.registered_pools[name] = host_pool
-        self._pool_digests[name] = fact_digest(page_facts(host_pool, _page_size(host_pool)))
+        if name == _KV:  # the memory itself, which was registered as that
+            return
+        try:
+            pool = self._pools[name] = page_pool(host_pool)
+        except Exception as error:  # noqa: BLE001 - each pool raises what it likes
+            self._pools[name] = None
+            _LOG.error(
+                "pool %s: its pages can be neither stored nor found, and no prefix that needs them: %s", name, error
+            )
+        else:
+            self._pool_digests[name] = fact_digest(pool.facts())
 
     def on_host_pools_registered(self) -> None:
         """Nothing waits for it: pools may come later, too."""
@@ -135,8 +139,8 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         if self._is_logical:
             return len(keys)
         before = self._prefix(extra_info)  # a chain is found from its beginning
-        names = [name for key in (*before, *keys) for name in self._names(key, _KV, self._parts)]
-        return max(0, self._link.run(names) // self._parts - len(before)) if keys else 0
+        names = [name for key in (*before, *keys) for name in self._names(key, _KV, self._kv_parts)]
+        return max(0, self._link.run(names) // self._kv_parts - len(before)) if keys else 0
 
     def exists(self, key: str) -> bool:
         """Whether the page is stored."""
@@ -167,13 +171,13 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         """Fill pages of the KV memory: which came whole."""
         if self._is_logical:
             return [True] * len(keys)
-        return self._get(self._pages(_KV, self.mem_pool_host, keys, host_indices))
+        return self._get(self._pages(_KV, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:  # noqa: ANN401 - SGLang's
         """Store pages of the KV memory: which are stored now. With `chains` only those whose prefix is."""
         if self._is_logical or not self.storage_config.is_storage_writer:
             return [True] * len(keys)
-        pages = self._pages(_KV, self.mem_pool_host, keys, host_indices)
+        pages = self._pages(_KV, keys, host_indices)
         return self._set(pages, parent=self._parent(extra_info))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, list[bool]]:  # noqa: ANN401, ARG002
@@ -234,11 +238,10 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
 
     # -- the rest ------------------------------------------------------------------------------------------------
     def clear(self) -> None:
-        """Remove this rank's pages from the store."""
-        while True:
-            found = self._link.names(limit=_DELETED_AT_ONCE)
-            if not found or not self._link.delete([name for name, _size in found]):
-                return
+        """Remove this rank's pages from the store. Raises where pages are not removed, and may be had on, as `clearing.clear` does:
+        `AccessDeniedError` for who may not (the bucket's owner and root may), else `UnavailableError`. Ends within
+        `_CLEAR_SECONDS` and two calls' time, also while others store on."""
+        clear(self._link, seconds=_CLEAR_SECONDS)
 
     def get_stats(self) -> Any:  # noqa: ANN401 - SGLang's StorageMetrics
         """Pages and GiB/s of each batch since the last call, as SGLang exports them with `--enable-metrics`."""
@@ -266,7 +269,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         return link_settings(
             self._table,
             os.environ,
-            EngineChunks(
+            EngineFacts(
                 engine="sglang",
                 model=config.model_name or "",
                 chunk_tokens=chunk_tokens,
@@ -274,7 +277,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
                 pipeline=(config.pp_rank, config.pp_size),
                 context=(config.attn_cp_rank, config.attn_cp_size),
                 decode_context=(config.dcp_rank, config.dcp_size),
-                facts={
+                others={
                     **facts,
                     "chains": int(bool(self._has_chains)),
                     "context": f"{config.attn_cp_rank}of{config.attn_cp_size}",
@@ -304,22 +307,17 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         if not self._has_chains:
             return None
         before = self._prefix(extra_info)
-        return self._names(before[-1], _KV, self._parts)[-1] if before else ROOT
+        return self._names(before[-1], _KV, self._kv_parts)[-1] if before else ROOT
 
     def _verdict(self, keys: list[str], kv_pages: int, transfer: Any) -> Verdict:  # noqa: ANN401 - SGLang's PoolTransfer
-        pool = _text(transfer.name)
-        host_pool = self.registered_pools.get(pool)
-        if host_pool is None:
-            _LOG.error("pool %s is not registered", pool)
+        name = _text(transfer.name)
+        pool = self._pool(name)
+        if pool is None:
             return Verdict(0, set())
-        try:
-            parts = self._pool_parts(host_pool)
-        except Exception:  # noqa: BLE001 - SGLang's own pools refuse some layouts
-            _LOG.exception("pool %s has no buffers that can be read", pool)
-            return Verdict(0, set())
+        parts = pool.parts
 
         def names_of(wanted: Sequence[str]) -> list[str]:
-            return [name for key in wanted for name in self._names(key, pool, parts)]
+            return [each for key in wanted for each in self._names(key, name, parts)]
 
         if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
             return leading_verdict(self._link.run(names_of(keys[:kv_pages])) // parts)
@@ -337,45 +335,43 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
         _LOG.error("the hit policy %s is not known", transfer.hit_policy)
         return Verdict(0, set())
 
-    def _pool_parts(self, host_pool: Any) -> int:  # noqa: ANN401 - SGLang's HostKVCache
-        buffers = len(page_buffers(host_pool, torch.arange(_page_size(host_pool)), 1)[0])
-        return buffers if buffers <= PARTS_MAX else 1
+    @property
+    def _kv_parts(self) -> int:
+        return self._kv.parts if self._kv is not None else 1
 
-    def _pages(self, pool: str, host_pool: Any, keys: Sequence[str], indices: Any) -> list[Page]:  # noqa: ANN401
+    def _pool(self, name: str) -> PagePool | None:
+        """None for one that cannot be read."""
+        if name == _KV:
+            return self._kv
+        if name not in self._pools:
+            _LOG.error("pool %s is not registered", name)
+        return self._pools.get(name)
+
+    def _pages(self, name: str, keys: Sequence[str], indices: Any) -> list[Page]:  # noqa: ANN401
         """The pages' names and buffers; none where indices do not fit the keys."""
-        page_size = _page_size(host_pool)
         count = 0 if indices is None else len(indices)
         if not keys and not count:
             return []
-        if indices is None or count != len(keys) * page_size:
-            _LOG.error("pool %s: %d keys of %d rows, and %d rows", pool, len(keys), page_size, count)
-            return [Page([], [])] * len(keys)
+        nothing = [Page([], [])] * len(keys)
+        pool = self._pool(name)
+        if pool is None:
+            return nothing
+        if indices is None or count != len(keys) * pool.page_size:
+            _LOG.error("pool %s: %d keys of %d rows, and %d rows", name, len(keys), pool.page_size, count)
+            return nothing
         try:
-            buffers = page_buffers(host_pool, indices, len(keys))
-        except Exception:  # noqa: BLE001 - as above
-            _LOG.exception("pool %s has no buffers that can be read", pool)
-            return [Page([], [])] * len(keys)
-        return [
-            Page(self._names(key, pool, len(rooms) if len(rooms) <= PARTS_MAX else 1), rooms)
-            for key, rooms in zip(keys, buffers, strict=True)
-        ]
+            return pool.pages([self._names(key, name, pool.parts) for key in keys], indices)
+        except Exception:  # noqa: BLE001 - the pool's own, for rows that are none of its
+            self._note_fault(f"pool {name}")
+            return nothing
 
     def _each_pool(self, transfers: Sequence[Any], move: Any) -> dict[str, list[bool]]:  # noqa: ANN401
         """All pools' pages in one go."""
         pages: list[Page] = []
         spans: list[tuple[Any, int, int]] = []
         for transfer in transfers:
-            keys = list(transfer.keys or ())
-            name = _text(transfer.name)
-            host_pool = self.registered_pools.get(name)
-            if host_pool is None and name == _KV:
-                host_pool = self.mem_pool_host
             begin = len(pages)
-            if host_pool is None:
-                _LOG.error("pool %s is not registered", name)
-                pages += [Page([], [])] * len(keys)
-            elif keys:
-                pages += self._pages(name, host_pool, keys, transfer.host_indices)
+            pages += self._pages(_text(transfer.name), list(transfer.keys or ()), transfer.host_indices)
             spans.append((transfer.name, begin, len(pages)))
         moved = move(pages) if pages else []
         return {name: moved[begin:end] for name, begin, end in spans}
@@ -383,7 +379,7 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
     def _get(self, pages: Sequence[Page]) -> list[bool]:
         began, got = time.monotonic(), []
         for some in batches(pages):
-            staged = [bytearray(page.size_bytes) if is_packed(page) else None for page in some]
+            staged = [bytearray(page.size_bytes) if page.is_staged else None for page in some]
             names = [name for page in some for name in page.names]
             rooms = [
                 room
@@ -393,25 +389,46 @@ class KvobjHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not insta
             came = iter(self._link.load(names, rooms))
             for page, stage in zip(some, staged, strict=True):
                 is_whole = bool(page.names) and all_of(came, len(page.names))
-                if is_whole and stage is not None:
-                    unpack(stage, page.rooms)
-                got.append(is_whole)
+                got.append(is_whole and (stage is None or self._unpacked(page, stage)))
         self._timed(pages, got, began, is_load=True)
         return got
 
     def _set(self, pages: Sequence[Page], *, parent: str | None) -> list[bool]:
         began, put = time.monotonic(), []
         for some in batches(pages):
+            buffers = [self._packed(page) if page.is_staged else page.rooms for page in some]
             chunks: list[NewChunk] = []
-            for page in some:
-                data = [memoryview(b"".join(page.rooms))] if is_packed(page) else page.rooms
-                for name, room in zip(page.names, data, strict=True):
+            for page, data in zip(some, buffers, strict=True):
+                for name, room in zip(page.names, data, strict=False):  # of a page that cannot be read there are none
                     chunks.append(NewChunk(name, room, parent=parent))
                     parent = None if parent is None else name
+                if parent is not None and page.names:
+                    parent = page.names[-1]  # also where it is not stored: what follows hangs under nothing else
             stored = iter(self._link.store(chunks))
-            put += [bool(page.names) and all_of(stored, len(page.names)) for page in some]
+            put += [bool(data) and all_of(stored, len(data)) for data in buffers]
         self._timed(pages, put, began, is_load=False)
         return put
+
+    def _packed(self, page: Page) -> list[memoryview]:
+        try:
+            return [page.packed()]
+        except Exception:  # noqa: BLE001 - the pool's own, for rows that are none of its
+            self._note_fault(page.names[0])
+            return []
+
+    def _unpacked(self, page: Page, stage: bytearray) -> bool:
+        try:
+            page.unpack(stage)
+        except Exception:  # noqa: BLE001 - the pool's own, for bytes that are no page of it
+            self._note_fault(page.names[0])
+            return False
+        return True
+
+    def _note_fault(self, what: str) -> None:
+        """In the log once, since what a pool refuses it goes on refusing."""
+        if not self._is_fault_told:
+            self._is_fault_told = True
+            _LOG.exception("%s: pages of SGLang's memory cannot be read or written, and are misses", what)
 
     def _timed(self, pages: Sequence[Page], moved: Sequence[bool], began: float, *, is_load: bool) -> None:
         if self.storage_config.enable_storage_metrics and any(moved):

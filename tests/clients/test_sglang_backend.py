@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from engine_process import EngineProcess
 from engine_tests import BUCKET, connector_process, delete_all, needs_engine_modules, store_settings
 from module_paths import ModulePaths
-from server_process import ServerProcess, wait_until
+from server_process import ServerProcess, UserSetting, wait_until
+
+from kvobj.client import Credentials, KvClient
 
 needs_engine_modules()
 
@@ -247,6 +250,47 @@ def test_states_of_another_data_type_are_other_states_and_those_of_more_memory_a
     assert larger.ask("digests", slots=[3], pool="mamba") == written
 
 
+@pytest.mark.parametrize(
+    ("pool", "kind", "layout"),
+    [
+        ("indexer", "indexer", "layer_first"),
+        ("indexer", "indexer", "page_first"),
+        ("mamba", "mamba_sides", "page_first"),
+    ],
+)
+def test_pages_of_a_pool_come_back_byte_for_byte_also_where_it_does_not_tell_where_they_lie(
+    engine: EngineProcess, server: ServerProcess, pool: str, kind: str, layout: str
+) -> None:
+    backend = Backend(engine, server, mla=True, layout=layout, model=f"example/{kind}-{layout}")
+    backend.ask("add_pool", pool=pool, kind=kind)
+    pages, slots = [1, 2, 3], [4, 0, 7]
+    backend.ask("fill", pages=pages, slots=slots)
+    written = backend.ask("fill", pages=pages, slots=slots, pool=pool)
+    assert backend.ask("set_pool", pool=pool, pages=pages, slots=slots) == [True] * 3
+    assert backend.ask("set_v1", pages=pages, slots=slots) == [True] * 3
+    told = backend.ask("exists_v2", pages=[*pages, 4], policy="all_pages", count=4, pool=pool)
+    assert told == {"pages": 3, "reach": {"kv": 3, pool: 3}, "lengths": [1, 2, 3]}
+    before = backend.ask("digests", slots=[12], pool=pool)
+    came = backend.ask("get_pool", pool=pool, pages=[*pages, 4], slots=[9, 10, 11, 12])
+    assert came == [True, True, True, False]
+    assert backend.ask("digests", slots=[9, 10, 11, 12], pool=pool) == [*written, *before]
+
+
+def test_a_pool_whose_pages_cannot_be_had_is_told_of_once_and_its_prefixes_are_misses(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    backend = Backend(engine, server, model="example/logical")
+    backend.ask("add_pool", pool="swa", kind="logical")
+    backend.ask("fill", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("set_v1", pages=[1, 2], slots=[0, 1]) == [True, True]
+    for _ in range(3):
+        assert backend.ask("set_pool", pool="swa", pages=[1, 2], slots=[0, 1]) == [False, False]
+        assert backend.ask("get_pool", pool="swa", pages=[1, 2], slots=[0, 1]) == [False, False]
+        told = backend.ask("exists_v2", pages=[1, 2], policy="all_pages", count=2, pool="swa")
+        assert told == {"pages": 0, "reach": {"kv": 2}, "lengths": []}
+    assert engine.log_tail(200).count("pool swa") == 1
+
+
 def test_indices_that_do_not_fit_are_misses_and_touch_nothing(engine: EngineProcess, server: ServerProcess) -> None:
     backend = Backend(engine, server, model="example/misfit")
     before = backend.ask("digests", slots=[0])
@@ -286,6 +330,42 @@ def test_metrics_and_clear(engine: EngineProcess, server: ServerProcess) -> None
     backend.ask("clear")
     assert backend.ask("exists", pages=[1]) == 0
     assert other.ask("exists", pages=[1, 2]) == 2
+
+
+def test_a_clear_that_the_server_does_not_answer_is_an_error_and_leaves_the_pages(
+    engine: EngineProcess, server: ServerProcess
+) -> None:
+    backend = Backend(engine, server, model="example/unanswered")
+    backend.ask("fill", pages=[1, 2], slots=[0, 1])
+    assert backend.ask("set_v1", pages=[1, 2], slots=[0, 1]) == [True, True]
+    with (
+        server.hanging(),
+        pytest.raises(RuntimeError, match=r"UnavailableError: the chunks in namespace .* not removed"),
+    ):
+        backend.ask("clear")
+    wait_until(
+        lambda: bool(backend.ask("exists", pages=[1, 2]) == 2), timeout_seconds=20, what="the store to be asked again"
+    )
+    backend.ask("clear")
+    assert backend.ask("exists", pages=[1]) == 0
+
+
+def test_a_clear_by_who_may_not_delete_is_an_error_and_leaves_the_pages(engine: EngineProcess, tmp_path: Path) -> None:
+    user = UserSetting("engine", "KVENGINE000000000000", "s" * 40)
+    with ServerProcess(tmp_path, replace(store_settings(), users=(user,))) as server:
+        owner = Backend(engine, server, model="example/owned")
+        owner.ask("fill", pages=[1], slots=[0])
+        assert owner.ask("set_v1", pages=[1], slots=[0]) == [True]
+        root = server.credentials()
+        with KvClient(server.endpoint, Credentials(root.access_key, root.secret_key), BUCKET) as client:
+            declared = client.namespace(owner.opened["namespace"]).declaration
+            client.declare_namespace(owner.opened["namespace"], {**declared, "access": {"engine": "write"}})
+        keys = {"access_key": user.access_key, "secret_key": user.secret_key, "declare": False}
+        granted = Backend(engine, server, model="example/owned", extra=keys)
+        assert granted.ask("exists", pages=[1]) == 1
+        with pytest.raises(RuntimeError, match=r"AccessDeniedError: the chunks in namespace .* not removed"):
+            granted.ask("clear")
+        assert owner.ask("exists", pages=[1]) == 1
 
 
 def test_a_server_that_is_away_makes_misses_and_is_used_again_when_it_is_back(
@@ -335,3 +415,7 @@ def test_a_wrong_setting_is_told_when_the_engine_starts(engine: EngineProcess, s
         Backend(engine, server, extra={"no_such_setting": 1})
     with pytest.raises(RuntimeError, match="chains"):
         Backend(engine, server, extra={"chains": 1})
+    with pytest.raises(RuntimeError, match="namespace: is no namespace's name"):
+        Backend(engine, server, extra={"namespace": "a/b c"})
+    with pytest.raises(RuntimeError, match="model: the declaration's model has 1025 characters"):
+        Backend(engine, server, model="m" * 1025)

@@ -34,6 +34,9 @@ from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool  # noqa: E402
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost  # noqa: E402
+from sglang.srt.mem_cache.pool_host.host_pool_decl import HostPoolDecl, HostPoolStorageInfo  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
@@ -110,11 +113,36 @@ def mla_pool(layout: str, dtype: torch.dtype) -> Any:  # noqa: ANN401
     )
 
 
-def mamba_pool(dtype: torch.dtype = torch.float32, capacity: int = 64) -> Any:  # noqa: ANN401
-    """Host memory for states, one a page where a prefix may end; `dtype` as `--mamba-ssm-dtype` says."""
+def mamba_pool(dtype: torch.dtype = torch.float32, capacity: int = 64, *, has_sides: bool = False) -> Any:  # noqa: ANN401
+    """Host memory for states, one a page where a prefix may end; `dtype` as `--mamba-ssm-dtype` says. `has_sides`: each has
+    another one beside it, and SGLang's pool does not tell where a page lies."""
     temporal, conv = torch.zeros(LAYERS, capacity, 8, 8, dtype=dtype), torch.zeros(LAYERS, capacity, 4, 6)
-    info = MambaStateBufferInfo(temporal=temporal, conv=(conv,))
+    sides = (torch.zeros(capacity, 3, dtype=torch.int32),) if has_sides else ()
+    info = MambaStateBufferInfo(temporal=temporal, conv=(conv,), extra_checkpoint_buffers=sides)
     return MambaPoolHost(info, 2.0, 0, device_capacity=capacity, pin_memory=False, layout="page_first")
+
+
+def indexer_pool(anchor: Any) -> Any:  # noqa: ANN401
+    """Host memory for the index keys of sparse attention beside latents, laid out as they are."""
+    keys = [torch.zeros(TOKENS // PAGE, PAGE * 132, dtype=torch.uint8) for _ in range(LAYERS)]
+    device_pool = SimpleNamespace(
+        store_dtype=torch.uint8,
+        start_layer=0,
+        end_layer=LAYERS,
+        layer_num=LAYERS,
+        layer_shard_enabled=False,
+        device="cpu",
+        index_k_with_scale_buffer=keys,
+    )
+    declared = HostPoolDecl(
+        pool_name=PoolName.INDEXER,
+        device_pool=device_pool,
+        indices_from_pool=PoolName.KV,
+        layout_source=PoolName.KV,
+        storage_info=HostPoolStorageInfo(bytes_per_token_per_layer=132, dtype=torch.uint8),
+        host_pool_builder=None,
+    )
+    return DSAIndexerPoolHost(declared, anchor, pin_memory=False)
 
 
 def open_backend(
@@ -166,10 +194,13 @@ def open_backend(
 
 
 def add_pool(name: str, pool: str, kind: str, dtype: str = "bfloat16", capacity: int = 64) -> None:
-    """Register one more pool: states, or the KV of a draft model with heads or with latents."""
+    """Register one more pool: states, the KV of a draft model with heads or with latents, index keys, or none but in name."""
     made = getattr(torch, dtype)
     pools[name][pool] = {
         "mamba": lambda: mamba_pool(made, capacity),
+        "mamba_sides": lambda: mamba_pool(made, capacity, has_sides=True),
+        "indexer": lambda: indexer_pool(pools[name]["kv"]),
+        "logical": lambda: LogicalHostPool(TOKENS, PAGE),
         "mha": lambda: mha_pool("page_first", made),
         "mla": lambda: mla_pool("page_first", made),
     }[kind]()
