@@ -19,10 +19,11 @@ from kvobj.api.upstream_writes import ForwardedBatch, ForwardedTransfer, Upstrea
 from kvobj.catalog.chunk_list import ChunkList, IdList
 from kvobj.catalog.chunk_records import EncodedChunks
 from kvobj.catalog.rows import BucketRow, Checksum, ObjectRow, UploadRow, WriteCondition
-from kvobj.errors import NoSuchNamespaceError
+from kvobj.errors import NoSuchKeyError, NoSuchNamespaceError
 from kvobj.store.batch import ChunkBatch
 from kvobj.store.chunk_naming import front_of
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, MissExplanation, OpenNamespace
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.groups import GroupStart, GroupState
 from kvobj.store.multipart import CompletedPart
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, default_namespace, expected_bytes
@@ -30,13 +31,12 @@ from kvobj.store.representation import Accepted, takes_raw
 from kvobj.store.requests import PutRequest, PutResult
 from kvobj.store.upstream.agreement import Agreement
 from kvobj.store.upstream.client import MatchAnswer, UpstreamClient
-from kvobj.store.upstream.fetching import Fetcher, Outcome, Passed
+from kvobj.store.upstream.fetching import Fetcher, Outcome
+from kvobj.store.upstream.passing import Passed, Passing, is_passed
 from kvobj.tiers.remote.faults import RemoteFault
 
 TIER: Final = "upstream"
 """What a match calls the tier of a chunk that is there alone."""
-_KEPT_SECONDS: Final = 10.0
-"""Between the look-up of a chunk that is handed on and its read; a read that does not come is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Upstream:
     client: UpstreamClient
     agreement: Agreement
     fetcher: Fetcher
+    passing: Passing
     writes: UpstreamWrites
 
     @property
@@ -95,7 +96,6 @@ class UpstreamStore:
     def __init__(self, inner: ObjectStore, upstreams: Upstreams) -> None:
         self._inner = inner
         self._upstreams = upstreams
-        self._passed: dict[bytes, Passed] = {}
 
     def as_store(self) -> ObjectStore:
         """Itself, for who needs the protocol: `__getattr__` gives what is not written down here."""
@@ -105,7 +105,8 @@ class UpstreamStore:
         return getattr(self._inner, name)
 
     async def look_up(self, bucket: str, key: str, *, will_open: bool = False) -> ObjectRow | None:
-        """See `ObjectStore.look_up`; what is not here is fetched first. A chunk that cannot be stored here is handed on."""
+        """See `ObjectStore.look_up`; what is not here is fetched first. Of a chunk that cannot be stored here the row is the
+        upstream's, whose bytes are read when it is opened."""
         row = await self._inner.look_up(bucket, key, will_open=will_open)
         upstream = None if row is not None else self._upstreams.get(bucket)
         if upstream is None or not upstream.may_ask:
@@ -113,38 +114,24 @@ class UpstreamStore:
         bucket_row = await self._inner.catalog.bucket(bucket)
         if bucket_row is None:
             return None
-        until = upstream.client.deadline()
-        outcome = await upstream.fetcher.fetch(bucket_row, key, until=until)
-        if outcome is Outcome.STORED:
+        found = await upstream.fetcher.fetch(bucket_row, key, until=upstream.client.deadline())
+        if found.outcome is Outcome.STORED:
             return await self._inner.look_up(bucket, key, will_open=will_open)
-        if outcome is not Outcome.LOOSE:
-            return None
-        passed = await upstream.fetcher.passed(bucket_row, key, until=upstream.client.deadline())
-        if passed is None:
-            return None
-        if will_open:
-            blob_id = passed.row.blobs[0].blob_id
-            self._passed[blob_id] = passed
-            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._forget, blob_id)
-        else:
-            passed.release()
-        return passed.row
-
-    def _forget(self, blob_id: bytes) -> None:
-        passed = self._passed.pop(blob_id, None)
-        if passed is not None:
-            passed.release()
+        return found.row
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> Reader | None:
-        """See `ObjectStore.open`."""
-        passed = self._passed.pop(row.blobs[0].blob_id, None) if self._passed and row.blobs else None
-        if passed is not None:
-            return _PassedReader(passed, start, stop)
-        return await self._inner.open(row, start, stop)
+        """See `ObjectStore.open`. `NoSuchKeyError` where what is handed on is not to be had: looking again would not help."""
+        upstream = self._upstreams.get(row.bucket) if is_passed(row) else None
+        if upstream is None:
+            return await self._inner.open(row, start, stop)
+        passed = await upstream.passing.open(row)
+        if passed is None:
+            raise NoSuchKeyError("no such key", bucket=row.bucket, key=row.key)
+        return _PassedReader(passed, start, stop)
 
     async def represent(self, row: ObjectRow, accepts: Sequence[Accepted]) -> ObjectRow | None:
         """See `ObjectStore.represent`: what is handed on is raw."""
-        if self._passed and row.blobs and row.blobs[0].blob_id in self._passed:
+        if is_passed(row):
             return row if takes_raw(accepts) else None
         return await self._inner.represent(row, accepts)
 
@@ -306,12 +293,13 @@ class UpstreamChunks:
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> MatchReply:
         """See `ChunkStore.match`. Without a pin the run counts what either has; for a pin the rest of it is fetched first, as far
         as the time allows, and the run is what is here then and pinned."""
         upstream = self._upstreams.get(bucket.name)
 
-        async def here(*, whole: bool) -> MatchReply:
+        async def here(*, session: bytes | None, detail: bool = detail, explain: bool = explain) -> MatchReply:
             return await self._inner.match(
                 bucket,
                 namespace,
@@ -321,28 +309,28 @@ class UpstreamChunks:
                 session=session,
                 detail=detail,
                 name=name,
-                may_encode=may_encode and whole,
+                may_encode=may_encode and (upstream is None or session is not None),
                 explain=explain,
                 partial_last=partial_last,
                 hint=hint,
+                accepts=accepts,
             )
 
-        found = await here(whole=upstream is None)
-        if upstream is None or found.matched == len(chunks) or not upstream.may_ask:
-            return found
-        there = await upstream.match(namespace, chunks, detail=detail and session is None, explain=explain)
-        if there is None or there.matched <= found.matched:
-            return found
-        if session is None:
-            return _both(found, there, chunks, name)
-        keys = [chunks.key(index) for index in range(found.matched, there.matched)]
-        if not await upstream.fetcher.fetch_all(bucket, keys, until=upstream.client.deadline(), is_run=True):
-            return found
-        again = await here(whole=True)
-        if found.pin is not None:
-            # What the first match pinned is pinned by the second: its pin is nobody's.
-            await self._inner.pin_tails(bucket, session, IdList(b""), release=[found.pin], caller=caller)
-        return again
+        if upstream is None or not upstream.may_ask or not takes_raw(accepts):
+            return await here(session=session)
+        # Without a pin at first: who gives the match up while the rest is fetched would leave one that nobody knows of.
+        is_answer = session is None
+        found = await here(session=None, detail=detail and is_answer, explain=explain and is_answer)
+        there: MatchAnswer | None = None
+        if found.matched < len(chunks):
+            there = await upstream.match(namespace, chunks, detail=detail and is_answer, explain=explain and is_answer)
+        is_longer = there is not None and there.matched > found.matched
+        if is_answer:
+            return _both(found, there, chunks, name) if there is not None and is_longer else found
+        if there is not None and is_longer:
+            keys = [chunks.key(index) for index in range(found.matched, there.matched)]
+            await upstream.fetcher.fetch_all(bucket, keys, until=upstream.client.deadline(), is_run=True)
+        return await here(session=session)
 
 
 def _both(here: MatchReply, there: MatchAnswer, chunks: ChunkList, name: Callable[[str], str | bytes]) -> MatchReply:

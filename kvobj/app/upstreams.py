@@ -6,7 +6,6 @@ Where none is configured nothing is put in front of anything.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ class Fronted:
         from kvobj.store.upstream.via import VIA_HEADER, Request  # noqa: PLC0415 - as below
 
         async def handled(head: RequestHead, body: RequestBody) -> Reply:
-            with Request(head.header(VIA_HEADER) or ""):
+            with Request(head.header(VIA_HEADER) or "", request_id=head.request_id):
                 return await handle(head, body)
 
         return handled
@@ -52,6 +51,7 @@ class Fronted:
         """End what is on its way, and the connections. After the last request."""
         for upstream in self.upstreams.values():
             await upstream.fetcher.aclose()
+            await upstream.passing.aclose()
             await upstream.client.aclose()
 
 
@@ -87,7 +87,12 @@ def make_upstreams(
     from kvobj.store.upstream.fetching import Fetcher  # noqa: PLC0415
     from kvobj.store.upstream.forwarding import Forwarder  # noqa: PLC0415
     from kvobj.store.upstream.instruments import UpstreamInstruments, UpstreamMetrics  # noqa: PLC0415
-    from kvobj.store.upstream.via import Via  # noqa: PLC0415
+    from kvobj.store.upstream.passing import Passing  # noqa: PLC0415
+    from kvobj.store.upstream.storing import ChunkWriter  # noqa: PLC0415
+    from kvobj.store.upstream.via import Via, tell_request  # noqa: PLC0415
+
+    log = log.getChild("upstream")
+    log.addFilter(tell_request)
 
     via, all_metrics = Via(store_id), UpstreamMetrics(metrics)
     upstreams: dict[str, Upstream] = {}
@@ -99,16 +104,16 @@ def make_upstreams(
             client,
             agreement,
             catalog=store.catalog,
-            batch=chunks.batch,
+            writer=ChunkWriter(chunks.batch, store.start_put),
             instruments=instruments,
             clock=clock,
-            random_bytes=os.urandom,
             log=log,
         )
         forwarder = Forwarder(client, agreement, instruments)
         writes = UpstreamWrites(
             client, forwarder, BatchForwarder(client, forwarder), store=store, has_remote=has_remote
         )
-        upstreams[each.bucket] = Upstream(client, agreement, fetcher, writes)
+        passing = Passing(client, instruments)
+        upstreams[each.bucket] = Upstream(client, agreement, fetcher, passing, writes)
     fronted = UpstreamStore(store, upstreams)
     return Fronted(fronted.as_store(), UpstreamChunks(chunks, store, upstreams).as_chunks(), upstreams, metrics)

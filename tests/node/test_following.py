@@ -13,7 +13,7 @@ from following_world import DATA, KEY, LAYER_BYTES, SECONDS, Follower, OpenBody,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kv_driver import CHUNK_BYTES, LAYERS, kv_node, payload, stream
-from s3_driver import BOB, ROOT, Answer, FakeBody
+from s3_driver import BOB, ROOT, Answer, FakeBody, all_headers
 
 from kvobj.api.following import USER_FOLLOWERS_MAX, FollowedReads
 from kvobj.api.http import HttpSettings
@@ -94,7 +94,7 @@ async def test_a_stored_chunk_is_followed_as_it_is_read(world: World) -> None:
     assert (await world.kv.put(KEY, DATA, namespace="plain", parent="root")).status == 200
     followed = await world.kv.driver.get(f"/cache/{KEY}?follow")
     read = await world.kv.driver.get(f"/cache/{KEY}")
-    assert (followed.status, followed.body, followed.reply.all_headers[1:]) == (200, DATA, read.reply.all_headers[1:])
+    assert (followed.status, followed.body, all_headers(followed.reply)[1:]) == (200, DATA, all_headers(read.reply)[1:])
     ranged = await world.kv.driver.get(f"/cache/{KEY}?follow&layers=3-3")
     assert (ranged.status, ranged.body) == (206, layer(3))
 

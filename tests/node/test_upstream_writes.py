@@ -89,7 +89,9 @@ async def near(tmp_path: Path, shm_path: Path) -> AsyncIterator[Near]:
         writes = UpstreamWrites(
             cast("Any", client), cast("Any", forwarder), cast("Any", taken), store=store, has_remote=False
         )
-        upstreams = {"cache": Upstream(cast("Any", client), cast("Any", None), cast("Any", None), writes)}
+        upstreams = {
+            "cache": Upstream(cast("Any", client), cast("Any", None), cast("Any", None), cast("Any", None), writes)
+        }
         fronted = UpstreamStore(store, upstreams).as_store()
         driver = Driver(store=fronted)
         driver.service = S3Service(

@@ -180,12 +180,14 @@ def stored(server: ServerProcess) -> set[str]:
 
 
 @contextmanager
-def federation(root: Path, *, workers: int = 1, **upstream: str) -> Iterator[World]:
-    """`upstream`: further lines of the `[[upstreams]]` table, values in TOML."""
+def federation(
+    root: Path, *, workers: int = 1, near_bytes: int = 32 * MIB, far_bytes: int = 16 * MIB, **upstream: str
+) -> Iterator[World]:
+    """`near_bytes` and `far_bytes`: of the arenas. `upstream`: further lines of the `[[upstreams]]` table, values in TOML."""
     users = [ALICE, BOB]
     sections = {"log": {"requests": "false"}}
     far_settings = ServerSettings(
-        dram_bytes=16 * MIB,
+        dram_bytes=far_bytes,
         nvme_bytes=128 * MIB,
         buckets=[BucketSetting("cache", "kv", "memory")],
         users=users,
@@ -206,7 +208,7 @@ def federation(root: Path, *, workers: int = 1, **upstream: str) -> Iterator[Wor
         }
         lm_port = free_port()
         near_settings = ServerSettings(
-            dram_bytes=32 * MIB,
+            dram_bytes=near_bytes,
             nvme_bytes=128 * MIB,
             buckets=[BucketSetting("cache", "kv", "memory"), BucketSetting("own", "kv", "memory")],
             users=users,

@@ -321,8 +321,11 @@ def test_wrong_bytes_are_a_miss_and_are_not_stored(world: World) -> None:
     ids = ids_of(namespace, 1)
     put_chain(world.far, namespace, ids)
     world.proxy.plan = Plan((Toxic.WRONG_BYTE_DOWN,), rate=1.0, operations=frozenset({Operation.GET}), key_part=ids[0])
-    assert call(world.near, "GET", f"/cache/{ids[0]}").status == 404
+    reply = call(world.near, "GET", f"/cache/{ids[0]}")
+    assert reply.status == 404
     assert ids[0] not in stored(world.near)
+    (line,) = [each for each in world.near.log_path.read_text().splitlines() if "came with wrong bytes" in each]
+    assert reply.headers["x-amz-request-id"] in line
     world.proxy.plan = NOTHING
     assert call(world.near, "GET", f"/cache/{ids[0]}").body == bytes_of(ids[0])
 

@@ -34,8 +34,6 @@ class CircuitBreaker:
         self._opened_at: float | None = None
         self._open_seconds = _OPEN_SECONDS
         self._trial_since: float | None = None
-        self.openings = 0
-        """How often it has opened, a failed trial included."""
 
     @property
     def state(self) -> BreakerState:
@@ -101,7 +99,6 @@ class CircuitBreaker:
     def _open(self, seconds: float) -> None:
         self._opened_at = self._clock.monotonic()
         self._open_seconds = seconds
-        self.openings += 1
 
     def _close(self) -> None:
         self._opened_at = self._trial_since = None

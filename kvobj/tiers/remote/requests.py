@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -289,27 +290,40 @@ class Requests:
     async def _tried(self, operation: str, attempt: Callable[[], Awaitable[T]], *, until: float) -> T | RemoteFault:
         """One attempt's result, or its fault, accounted for."""
         loop = asyncio.get_running_loop()
+        ends = math.inf
         try:
             # A turn is waited for outside of the request's time: the server is not to blame for it.
-            async with (
-                self._upload_slots if operation in _UPLOADS else nullcontext(),
-                self._slots,
-                asyncio.timeout_at(min(loop.time() + self._request_seconds, until - _MARGIN_SECONDS)),
-            ):
-                result = await attempt()
+            async with self._upload_slots if operation in _UPLOADS else nullcontext(), self._slots:
+                ends = min(loop.time() + self._request_seconds, until - _MARGIN_SECONDS)
+                async with asyncio.timeout_at(ends):
+                    result = await attempt()
         except TimeoutError:
             fault = RemoteFault("timeout", "no answer in time")
         except RemoteFault as error:
             fault = error
+        except asyncio.CancelledError:
+            # Who asks has a deadline too, and on a busy loop both are over in one turn of it: the server did not answer in time.
+            if loop.time() >= ends:
+                self._failed(operation, RemoteFault("timeout", "no answer in time"))
+            else:
+                self._abandoned(operation)
+            raise
         except BaseException:
-            self._breaker.abandoned()
-            self.instruments.count(operation, "cancelled")
+            self._abandoned(operation)
             raise
         else:
             self._breaker.succeeded()
             self.instruments.count(operation, "ok")
             self._on_outcome(None)
             return result
+        self._failed(operation, fault)
+        return fault
+
+    def _abandoned(self, operation: str) -> None:
+        self._breaker.abandoned()
+        self.instruments.count(operation, "cancelled")
+
+    def _failed(self, operation: str, fault: RemoteFault) -> None:
         if fault.is_ambiguous:
             self._breaker.failed()
         else:
@@ -318,7 +332,6 @@ class Requests:
         is_missing = fault.status == _NOT_FOUND and fault.kind == "client"
         self.instruments.count(operation, "missing" if is_missing else _OUTCOMES.get(fault.kind, "error"))
         self._on_outcome(fault)
-        return fault
 
     async def _exchanged(self, request: RemoteRequest, *, is_fresh: bool = False) -> Exchange:
         """One exchange up to its head."""
