@@ -96,6 +96,8 @@ class HotReads:
         if found is None:
             return None
         row, body = found.row, found.body
+        if is_head and row.lossy is not None:
+            return None  # whether a GET would find plain bytes has to be asked
         size_bytes = row.size_bytes if is_head else None
         with_checksums = wants_checksums(fields)
         log["operation"] = GetObject.__name__

@@ -12,10 +12,12 @@ from typing import Protocol
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.lease_protocol import PinsResult, Renewal
 from kvobj.catalog.lease_rows import SessionRow
-from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.catalog.namespace_protocol import NamespaceRow, NamespaceUsage
 from kvobj.catalog.rows import BucketRow, ObjectRow
 from kvobj.store.batch import ChunkBatch
 from kvobj.store.chunk_values import Caller, MatchReply, OpenNamespace
+from kvobj.store.given_chunks import PLAIN
+from kvobj.store.representation import Accepted
 
 
 class ChunkStore(Protocol):
@@ -72,8 +74,10 @@ class ChunkStore(Protocol):
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> MatchReply:
-        """The longest live run, pinned where a session is given; the policy is told the whole request, after the answer.
+        """The longest live run, pinned where a session is given; the policy is told the whole request, after the answer. A chunk of
+        which nothing is left that `accepts` takes counts as absent.
 
         `tokens`: those that the list was made of; `explain` looks for them in other namespaces. `detail`: every chunk of the run is
         told of, by what `name` makes of its key; `may_encode`: as `EncodedChunks` where that is possible, for ids that stay raw.
@@ -121,7 +125,16 @@ class ChunkStore(Protocol):
         ...
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: ChunkList, *, release: Sequence[bytes], caller: Caller
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        tails: ChunkList,
+        *,
+        release: Sequence[bytes],
+        caller: Caller,
+        namespace: NamespaceRow | None = None,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> PinsResult:
-        """See `Leases.pin_tails`. Tails of namespaces that the caller may not use are answered as if they were not live."""
+        """See `Leases.pin_tails`. Tails of namespaces that the caller may not use, and those of which nothing is left that
+        `accepts` takes, are answered as if they were not live. `namespace`: that of all of them, if that is known."""
         ...

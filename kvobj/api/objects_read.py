@@ -23,6 +23,7 @@ from kvobj.api.operations import GetObject
 from kvobj.api.ranges import parse_range
 from kvobj.catalog.rows import BucketKind, Checksum, ObjectRow
 from kvobj.errors import CorruptionError, NoSuchKeyError, PreconditionFailedError
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.places import layer_span
 from kvobj.store.representation import plain_only
 
@@ -52,19 +53,29 @@ class ObjectReads:
             raise S3Error("InvalidRequest", "Layers, parts by index and follow are for buckets of kind kv.")
         if _CUSTOMER_KEY in exchange.fields or _ENCRYPTION in exchange.fields:
             raise _no_encryption(exchange.fields)
-        if not operation.follow:
+        if operation.follow and PIN_HEADER not in exchange.fields:
+            return await self._stored_or_followed(exchange, operation, access)
+        return await self._stored(exchange, operation, access)
+
+    async def _stored_or_followed(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply:
+        """What is here, then what is on its way here, and only then what an upstream may have: that may take long to tell."""
+        if not await self._is_here(operation):
+            reply = await self._followed.get(exchange, operation, access)
+            if reply is not None:
+                return reply
+        try:
             return await self._stored(exchange, operation, access)
-        # Twice: between the two looks what was on its way may have arrived.
-        for is_last in (False, True):
-            try:
-                return await self._stored(exchange, operation, access)
-            except NoSuchKeyError:
-                reply = None if PIN_HEADER in exchange.fields else await self._followed.get(exchange, operation, access)
-                if reply is not None:
-                    return reply
-                if is_last:
-                    raise
-        raise AssertionError("unreachable: the last look returns or raises")
+        except NoSuchKeyError:
+            reply = await self._followed.get(exchange, operation, access)
+            if reply is not None:
+                return reply
+            if not await self._is_here(operation):
+                raise
+        return await self._stored(exchange, operation, access)  # it arrived between the looks
+
+    async def _is_here(self, operation: GetObject) -> bool:
+        (row,) = await self._store.catalog.lookup(operation.bucket, [operation.key])
+        return row is not None
 
     async def _stored(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply:
         """The reply to a read of what is there. `NoSuchKeyError`, `CorruptionError` where its bytes are lost."""
@@ -80,8 +91,7 @@ class ObjectReads:
     async def _read(self, exchange: Exchange, operation: GetObject, access: ChunkAccess) -> Reply | None:
         """The reply, or None where the row's bytes are gone: it was replaced since it was looked up, or they are lost."""
         bucket, fields = access.bucket, exchange.fields
-        look_up = self._represented if ACCEPT_HEADER in fields else self._row
-        row = await look_up(exchange, operation, access)
+        row = await self._represented(exchange, operation, access)
         verdict = judge_read(fields, row)
         if verdict is Verdict.FAILED:
             raise PreconditionFailedError("a condition does not hold", bucket=operation.bucket, key=operation.key)
@@ -115,6 +125,8 @@ class ObjectReads:
         nothing there will do: to that reader the chunk is a miss."""
         row = await self._row(exchange, operation, access)
         accepts = parse_accept(exchange.fields) if access.bucket.kind is BucketKind.KV else None
+        if accepts is None and row.lossy is not None:
+            accepts = PLAIN  # a HEAD or a condition opens nothing that would tell whether the lossy copy alone is left
         if accepts is None or not row.size_bytes:
             return row
         if operation.layers is not None or operation.part is not None or operation.part_number is not None:

@@ -93,3 +93,10 @@ class KeyList:
     def lanes(self, start: int, stop: int) -> bytes:
         """See `ChunkList.lanes`. ~1.5 µs a key that is no chunk id: it is hashed."""
         return b"".join([key_lanes(key) for key in self._keys[start:stop]])
+
+
+def first_of(chunks: ChunkList, count: int) -> ChunkList:
+    """So many chunks at the head of a list, in the same form."""
+    if isinstance(chunks, IdList):
+        return IdList(chunks.raw[: count * CHUNK_ID_BYTES])
+    return KeyList([chunks.key(index) for index in range(min(count, len(chunks)))])

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import Final, Protocol
 
 from kvobj.catalog.chunk_heads import MatchedChunk
-from kvobj.catalog.chunk_list import ChunkList, KeyList
+from kvobj.catalog.chunk_list import ChunkList, KeyList, first_of
 from kvobj.catalog.chunk_records import ChunkRecords, EncodedChunks, encode_chunks
 from kvobj.catalog.lease_protocol import MatchResult, PinsResult, Renewal, TailPin
 from kvobj.catalog.lease_rows import SessionRow
@@ -30,12 +30,15 @@ from kvobj.errors import (
 from kvobj.store.batch import ChunkBatch, Reached, StartsTogether
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
-from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
-from kvobj.store.explain import Explainer
+from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, MissExplanation, OpenNamespace
+from kvobj.store.explain import Explainer, MissReason
+from kvobj.store.given_chunks import PLAIN, GivenChunks
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.load_estimate import expected_load_ms
+from kvobj.store.lossy_namespaces import LossyNamespaces
 from kvobj.store.namespaces import NamespaceBook, differs, require_owner
 from kvobj.store.places import DEFAULT_NAMESPACE
+from kvobj.store.representation import Accepted
 from kvobj.store.request_feed import RequestTrace
 from kvobj.store.requests import PutRequest
 from kvobj.tiers.coded_frames import spoken_name
@@ -48,6 +51,7 @@ LOOKUP_KEYS: Final = 1024
 DETAILS_A_TURN: Final = 4096
 """About 3 ms; then others run."""
 _NAMESPACES_EXPLAINED: Final = 1000
+_MATCH_ATTEMPTS: Final = 16
 _REMOVAL_ROUNDS: Final = 8
 _REMOVAL_FACTOR: Final = 4
 """The chunks of a namespace that is removed go so much faster than the collector's, beside other work."""
@@ -74,7 +78,8 @@ class ChunkStore:
     that blobs would be read from, `codecs_of` the codecs of those that lie coded there; `on_request` is told of every matched
     request and must return at once; `on_removed` of rows that were hidden, and `removed` is waited for with the bucket before
     anybody is told that they are gone (`Store.removed`); `is_arriving` answers whether a key of a bucket is being written in
-    a namespace; `pace` is how fast a namespace's chunks are removed.
+    a namespace; `pace` is how fast a namespace's chunks are removed; `given` tells which chunks a reader would be given, `lossy` is
+    told of namespaces that were lossy.
     """
 
     def __init__(
@@ -99,8 +104,12 @@ class ChunkStore:
         is_arriving: Callable[[str, str, str], bool],
         lease_ttl_ms: int,
         pace: RemovalPace,
+        given: GivenChunks,
+        lossy: LossyNamespaces,
     ) -> None:
         self._catalog = catalog
+        self._given = given
+        self._lossy = lossy
         self._pace = pace
         self._lease_ttl_ms = lease_ttl_ms
         self._book = book
@@ -134,8 +143,11 @@ class ChunkStore:
     ) -> tuple[OpenNamespace, bool]:
         """See `api.kv_store.ChunkStore`. Errors as `NamespaceBook.declare`; `AccessDeniedError` for all but owners."""
         require_owner(bucket, caller)
-        if await self._catalog.namespaces.namespace(bucket.name, name) is None:
+        standing = await self._catalog.namespaces.namespace(bucket.name, name)
+        if standing is None:
             await self._check_no_keys_below(bucket, name)
+        elif standing.lossy:
+            self._lossy.note(bucket.name, name)  # it may not be from now on
         declared = await self._book.declare(bucket, name, declaration, caller=caller, key=key)
         # Where it stood equally declared nothing was written that looked at the bucket, and its key is about to be told.
         if not bucket.is_still(await self._catalog.bucket(bucket.name)):
@@ -185,6 +197,7 @@ class ChunkStore:
                 removed += await self._recall(meant, made_ms=bucket.created_ms)
         else:
             raise BusyError("the namespace is being written", bucket=bucket.name, namespace=name)
+        self._lossy.forget(bucket.name, name)
         await self._catalog.history.tell_cleared(bucket.name, name, now_ms=self._clock.now_ms())
         await self._removed(bucket.name)
         return removed
@@ -238,24 +251,21 @@ class ChunkStore:
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> MatchReply:
         """See `api.kv_store.ChunkStore`. Errors as `Leases.match`."""
-        result = await self._catalog.leases.match(
-            bucket.name,
-            chunks,
-            namespace=namespace.row.name,
-            rows=detail,
-            pin_for=session,
-            user=caller.user_id,
-            now_boot_ms=boot_ms(self._clock),
+        result, is_cut = await self._run(
+            bucket, namespace, chunks, caller=caller, session=session, rows=detail, accepts=accepts
         )
-        is_lossy = namespace.row.lossy
+        is_lossy = self._lossy.may_be(namespace.row)
         details = None
         if detail:
             may_encode = may_encode and not is_lossy
             details = await self._details(bucket, result.rows, name, may_encode=may_encode, is_lossy=is_lossy)
         explanation = None
-        if explain and result.matched < len(chunks):
+        if explain and is_cut:
+            explanation = MissExplanation(result.matched, MissReason.NOT_ACCEPTED)
+        elif explain and result.matched < len(chunks):
             others: Sequence[OpenNamespace] = ()
             if tokens is not None:
                 others = await self._book.page(bucket, after="", limit=_NAMESPACES_EXPLAINED, caller=caller)
@@ -274,6 +284,39 @@ class ChunkStore:
             chunks=details,
             explain=explanation,
         )
+
+    async def _run(
+        self,
+        bucket: BucketRow,
+        namespace: OpenNamespace,
+        chunks: ChunkList,
+        *,
+        caller: Caller,
+        session: bytes | None,
+        rows: bool,
+        accepts: Sequence[Accepted],
+    ) -> tuple[MatchResult, bool]:
+        """The longest run that the caller is given, pinned; and whether it ends at a chunk that is live. `BusyError` where what it
+        is given changed time and again meanwhile."""
+        is_sure = self._given.is_sure(namespace.row, accepts)
+        asked, count = chunks, len(chunks)
+        for _ in range(_MATCH_ATTEMPTS):
+            result = await self._catalog.leases.match(
+                bucket.name,
+                asked,
+                namespace=namespace.row.name,
+                rows=rows or not is_sure,
+                pin_for=session,
+                user=caller.user_id,
+                now_boot_ms=boot_ms(self._clock),
+            )
+            given = result.matched if is_sure else await self._given.run(bucket.name, result.rows, accepts)
+            if given == result.matched:
+                return result, result.matched == count < len(chunks)
+            if session is not None and result.pin is not None:  # of chunks that are none of the run: nobody hears of it
+                await self.pin_tails(bucket, session, KeyList([]), release=[result.pin], caller=caller)
+            asked, count = first_of(chunks, given), given
+        raise BusyError("the chain changed too often while it was matched", bucket=bucket.name)
 
     async def _details(
         self,
@@ -454,15 +497,26 @@ class ChunkStore:
         await self._catalog.leases.close_session(session_id, user=caller.user_id, bucket=bucket.name)
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: ChunkList, *, release: Sequence[bytes], caller: Caller
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        tails: ChunkList,
+        *,
+        release: Sequence[bytes],
+        caller: Caller,
+        namespace: NamespaceRow | None = None,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> PinsResult:
-        """See `Leases.pin_tails`. Tails of namespaces that the caller may not use are answered as if they were not live."""
+        """See `api.kv_store.ChunkStore`. Errors as `Leases.pin_tails`."""
         keys = [tails.key(index) for index in range(len(tails))]
         allowed = keys
         if not caller.is_owner and keys:
             seen = await self._catalog.lookup(bucket.name, keys)
             readable = await self._readable(bucket, seen, caller)
             allowed = [key for key, row in zip(keys, readable, strict=True) if row is not None]
+        if namespace is None or not self._given.is_sure(namespace, accepts):
+            given = await self._given.each(bucket.name, allowed, accepts)
+            allowed = [key for key, is_given in zip(allowed, given, strict=True) if is_given]
         result = await self._catalog.leases.pin_tails(
             session_id,
             allowed,

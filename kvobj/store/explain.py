@@ -26,7 +26,8 @@ CHUNKS_MAX: Final = 65_536
 
 
 class MissReason(StrEnum):
-    """Why a chunk was not found, as replies say it. `lost`: its bytes were, by a crash or a bad medium."""
+    """Why a chunk was not found, as replies say it. `lost`: its bytes were, by a crash or a bad medium; `not-accepted`: what is
+    left of it, as a lossy copy, is none of what the request takes."""
 
     UNKNOWN = "unknown"
     NEVER_STORED = "never-stored"
@@ -37,6 +38,7 @@ class MissReason(StrEnum):
     PARENT_MISSING = "parent-missing"
     UPLOADING = "uploading"
     OTHER_NAMESPACE = "other-namespace"
+    NOT_ACCEPTED = "not-accepted"
 
 
 _REMOVALS: Final = {

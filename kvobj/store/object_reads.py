@@ -15,7 +15,7 @@ from kvobj.store.at_once import at_once
 from kvobj.store.lost_rows import LostRows
 from kvobj.store.placement import Placement
 from kvobj.store.reader import BlobSlice, HotRead, ObjectReader, fetch, slices_of
-from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted, stored_codec
+from kvobj.store.representation import Accepted, choose, choose_demoted, coarser_wanted, stored_codec, would_give
 from kvobj.tiers.coded_blobs import CodedBlob
 from kvobj.tiers.in_use import BlobsInUse
 
@@ -102,6 +102,14 @@ class ObjectReads:
                 if found is not None:
                     return found
         return chosen
+
+    async def would_give(self, row: ObjectRow, accepts: Sequence[Accepted]) -> bool:
+        """Whether `represent` would find something (`representation.would_give`). Nothing is read or made for it, and no row is
+        taken for lost: that is for who reads to find."""
+        lies: list[CodedBlob | None] = []
+        if len(row.blobs) == 1:
+            lies = await self._placement.read.lies(BlobId(row.blobs[0].blob_id))
+        return would_give(row, lies, accepts)
 
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).

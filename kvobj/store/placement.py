@@ -134,12 +134,14 @@ class Placement:
         self._wait_seconds = wait_seconds
         self._clean_event = asyncio.Event()
         self._reserved_bytes = 0
+        self._waiting: list[int] = []
 
     async def reserve_dirty(self, size_bytes: int) -> None:
         """Wait until `size_bytes` more may be dirty; matched by one `unreserve_dirty`. Raises BusyError at the deadline."""
         if self.has_dirty_room(size_bytes):
             self._reserved_bytes += size_bytes
             return
+        self._waiting.append(size_bytes)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 while not self.has_dirty_room(size_bytes):
@@ -147,6 +149,8 @@ class Placement:
                     await self._clean_event.wait()
         except TimeoutError as error:
             raise BusyError("too much is waiting to be written down", dirty_bytes=self.cache.dirty_bytes) from error
+        finally:
+            self._waiting.remove(size_bytes)
         self._reserved_bytes += size_bytes
 
     def unreserve_dirty(self, size_bytes: int) -> None:
@@ -157,6 +161,11 @@ class Placement:
     def has_dirty_room(self, size_bytes: int) -> bool:
         """Whether so many more bytes may be dirty at once."""
         return self.cache.dirty_bytes + self._reserved_bytes + size_bytes <= self.dirty_bytes_max
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits until more may be dirty; not who has room by now and only has to go on."""
+        return any(not self.has_dirty_room(size_bytes) for size_bytes in self._waiting)
 
     @property
     def dirty_share(self) -> float:

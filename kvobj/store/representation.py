@@ -82,6 +82,16 @@ def coarser_wanted(row: ObjectRow, chosen: ObjectRow | None, accepts: Sequence[A
     )
 
 
+def would_give(row: ObjectRow, lies: Sequence[CodedBlob | None], accepts: Sequence[Accepted]) -> bool:
+    """Whether there is something for this reader, as far as that is known without making it: a copy that has to be made coarser
+    counts where any error will do, for what the coarser one's is shows only once it is made."""
+    if not row.size_bytes:
+        return True  # no bytes are the same in every form
+    chosen = choose(row, lies, accepts)
+    unbounded = [each for each in accepts if each.max_error is None]
+    return chosen is not None or bool(coarser_wanted(row, chosen, unbounded))
+
+
 def choose_demoted(row: ObjectRow, demoted: DemotedCopy, accepts: Sequence[Accepted]) -> ObjectRow | None:
     """The row to read the demoted copy from, as a frame; None where its certificate does not meet what the reader says."""
     if row.lossy is None:

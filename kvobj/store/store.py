@@ -288,6 +288,10 @@ class Store:
         will do. A lossy copy may be made coarser for it, which it waits for. `BusyError`: no room for that."""
         return await self._reads.represent(row, accepts)
 
+    async def would_give(self, row: ObjectRow, accepts: Sequence[Accepted]) -> bool:
+        """See `ObjectReads.would_give`."""
+        return await self._reads.would_give(row, accepts)
+
     async def open(self, row: ObjectRow, start: int, stop: int) -> ObjectReader | None:
         """A reader over the object's bytes `[start, stop)`; None when no tier has them any more (a miss).
 

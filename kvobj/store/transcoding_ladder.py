@@ -21,6 +21,7 @@ from kvobj.catalog.rows import LossyCopy, ObjectRow
 from kvobj.clock import Clock
 from kvobj.errors import CapacityError, KvobjError, StoreFullError, TierUnavailableError
 from kvobj.ids import BlobId
+from kvobj.store.lossy_namespaces import LossyNamespaces
 from kvobj.store.placement import ReadTier
 from kvobj.store.transcoding import Transcoder
 from kvobj.store.transcoding_home import CodedTier
@@ -48,8 +49,8 @@ class DemotionCounts:
 
 
 class HomeDemotion(BackgroundWorker):
-    """See the module's text. `allocate` gives blob ids, `on_queued` is told that blobs were queued for deletion.
-    Event-loop-only."""
+    """See the module's text. `allocate` gives blob ids, `on_queued` is told that blobs were queued for deletion, `lossy` of the
+    namespaces whose chunks have lossy copies. Event-loop-only."""
 
     worker_name = "home-demotion"
 
@@ -66,6 +67,7 @@ class HomeDemotion(BackgroundWorker):
         on_queued: Callable[[], None],
         clock: Clock,
         log: logging.Logger,
+        lossy: LossyNamespaces,
         sleep: Callable[[float], asyncio.Future[None]] | None = None,
     ) -> None:
         super().__init__()
@@ -79,6 +81,7 @@ class HomeDemotion(BackgroundWorker):
         self._on_queued = on_queued
         self._clock = clock
         self._log = log
+        self._lossy = lossy
         self._sleep = asyncio.sleep if sleep is None else sleep
         self._waiting: dict[tuple[str, str], None] = {}
         self._must_look = False
@@ -135,7 +138,10 @@ class HomeDemotion(BackgroundWorker):
             seen += 1
             if seen % _LOOK_STEP == 0:
                 await asyncio.sleep(0)
-            if row.lossy is None or await self._wanted_codec(row) is None:
+            if row.lossy is None:
+                continue
+            self._lossy.note(row.bucket, row.namespace)
+            if await self._wanted_codec(row) is None:
                 continue
             if len(self._waiting) >= WAITING_MAX:
                 self._must_look = True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
 
+import msgspec
 import pytest
 from kv_driver import payload, rows
 from lm_peers import (
@@ -27,9 +29,12 @@ from lm_peers import (
     until,
 )
 from s3_driver import ALICE, BOB, ROOT
+from tier_codecs import LAYOUT, TOKENS, lossy, tensor
 
-from kvobj.api.lm import LmLimits
+from kvobj.api.lm import LmCommands, LmLimits
+from kvobj.api.lm.commands import OpenChunk
 from kvobj.app.node import flush
+from kvobj.catalog.rows import CommitMode
 from kvobj.config import LmSettings
 from kvobj.ids import BlobId
 from kvobj.wire.body_handover import ReceiveMode
@@ -427,3 +432,65 @@ async def test_a_drain_gives_up_a_put_that_does_not_come(tmp_path: Path, shm_pat
         assert await draining
         assert await rows(lm.kv) == []
         assert lm.is_clean
+
+
+async def test_a_chunk_larger_than_a_head_can_tell_is_absent_to_every_request(tmp_path: Path, shm_path: Path) -> None:
+    async with lm_node(tmp_path, shm_path) as lm:
+        peer = await lm.connect()
+        await peer.put(KEY, b"small")
+        assert await peer.has(KEY)
+        (row,) = await rows(lm.kv)
+        (blob,) = row.blobs
+        for size_bytes, name in ((2**31 - 1, "largest"), (2**31, "larger")):
+            blob_id = blob.blob_id[:8] + (int.from_bytes(blob.blob_id[8:], "big") + size_bytes).to_bytes(8, "big")
+            blob = msgspec.structs.replace(blob, blob_id=blob_id, plain_bytes=size_bytes)
+            large = msgspec.structs.replace(row, key=name, blobs=(blob,), size_bytes=size_bytes)
+            await lm.kv.node.catalog.commit(large, mode=CommitMode.FIRST_WRITER_WINS, now_ms=0)
+        assert await peer.has("largest")
+        assert not await peer.has("larger")
+        assert await peer.ask(GET, "larger") == MISS
+        assert (await peer.ask(LIST)).body.split(b"\n") == sorted([b"largest", KEY.encode()])
+        assert (await peer.ask(GET, KEY)).body == b"small"
+        assert lm.is_clean
+
+
+async def test_a_reply_that_cannot_be_begun_ends_the_connection_and_holds_nothing(
+    tmp_path: Path, shm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = LmCommands.open
+
+    async def unspeakable(commands: LmCommands, key: str) -> OpenChunk | None:
+        """The chunk, with a form that no head has room for."""
+        chunk = await opened(commands, key)
+        return None if chunk is None else replace(chunk, form=replace(chunk.form, fmt=2**31))
+
+    async with lm_node(tmp_path, shm_path) as lm:
+        peer = await lm.connect()
+        await peer.put(KEY, payload(b"x", MIB))
+        assert await peer.has(KEY)
+        assert await flush(lm.kv.node, timeout_seconds=20)
+        with monkeypatch.context() as patched:
+            patched.setattr(LmCommands, "open", unspeakable)
+            await peer.send(request(GET, KEY))
+            assert await peer.is_ended()
+        await until(lambda: lm.is_clean)
+        assert (await (await lm.connect()).ask(GET, KEY)).body == payload(b"x", MIB)
+
+
+async def test_where_a_lossy_copy_alone_is_left_a_look_up_misses_as_a_get_does(tmp_path: Path, shm_path: Path) -> None:
+    async with lm_node(tmp_path, shm_path) as lm:
+        await lm.kv.declare(
+            "org", ids="foreign", layout=LAYOUT, chunk_tokens=TOKENS, codecs={"nvme": lossy()}, lossy=True
+        )
+        peer = await lm.connect()
+        await peer.put(KEY, tensor(1))
+        assert await peer.has(KEY)
+        assert await flush(lm.kv.node, timeout_seconds=20)
+        (row,) = await rows(lm.kv)
+        assert row.lossy is not None
+        await lm.kv.node.dram.delete([BlobId(row.blobs[0].blob_id)])
+        assert not await peer.has(KEY)
+        assert await peer.ask(GET, KEY) == MISS
+        await peer.put(KEY, tensor(1))
+        assert await peer.has(KEY)
+        assert (await peer.ask(GET, KEY)).body == tensor(1)

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvobj.api.accepting import parse_accepted
 from kvobj.api.exchange import Exchange
 from kvobj.api.kv.bodies import short_id, tokens_of
 from kvobj.api.kv.calls import begin
@@ -16,10 +17,13 @@ from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import MatchChunks
 from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.chunk_records import EncodedChunks
+from kvobj.codec.frame import CODEC_RAW
 from kvobj.errors import InvalidRequestError, NoSuchSessionError
 from kvobj.ids.chunk_ids import TOKEN_BYTES
 from kvobj.store.chunk_values import MatchReply, OpenNamespace
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.places import DEFAULT_NAMESPACE
+from kvobj.store.representation import Accepted
 
 _HINT_MAX: Final = 5
 
@@ -37,6 +41,7 @@ class _Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: Literal["none", "chunks"] = "none"
     explain: bool = False
     hint: Hint = Hint()
+    accept: tuple[str, ...] = (CODEC_RAW,)
 
 
 class MatchJson(_Match, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +90,7 @@ class Matching:
             explain=request.explain,
             partial_last=partial_last,
             hint=hint_level(request.hint.output_tokens),
+            accepts=accepted_of(request.accept),
         )
         return call.reply(_reply(found))
 
@@ -108,6 +114,15 @@ def session_of(value: str | bytes | None) -> bytes:
     if session_id is None:
         raise NoSuchSessionError("no such session")
     return session_id
+
+
+def accepted_of(items: tuple[str, ...]) -> tuple[Accepted, ...]:
+    """What a document's `accept` takes. `InvalidRequestError` where it is none."""
+    try:
+        accepted = parse_accepted(items)
+    except ValueError as error:
+        raise InvalidRequestError(f"accept is {error}", field="accept") from error
+    return PLAIN if accepted is None else accepted
 
 
 def hint_level(output_tokens: int) -> int:

@@ -25,6 +25,7 @@ from kvobj.catalog.chunk_list import ChunkList
 from kvobj.catalog.namespace_protocol import NamespaceRow
 from kvobj.catalog.rows import ObjectRow
 from kvobj.errors import BusyError, InvalidRequestError, NoSuchNamespaceError
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.places import DEFAULT_NAMESPACE, layer_count, layer_span
 from kvobj.store.representation import Accepted, lossy_text, plain_only, stored_codec, takes_raw
 from kvobj.tiers.coded_frames import spoken_name
@@ -119,7 +120,7 @@ class BatchReads:
         chunks = chunk_list(namespace, request.ids)
         headers = [("content-type", CONTENT_TYPE)]
         if session is not None:
-            headers += await self._pin(call, namespace, chunks, session)
+            headers += await self._pin(call, namespace, chunks, session, PLAIN if accepts is None else accepts)
         rows = await self._chunks.find(call.bucket, chunks, caller=call.caller)
         if namespace is not None:
             # A key may be of another namespace than the one that was named: it is not in that one.
@@ -148,13 +149,20 @@ class BatchReads:
         return plain_only(accepts)
 
     async def _pin(
-        self, call: Call, namespace: NamespaceRow | None, chunks: ChunkList, session: bytes
+        self,
+        call: Call,
+        namespace: NamespaceRow | None,
+        chunks: ChunkList,
+        session: bytes,
+        accepts: tuple[Accepted, ...],
     ) -> list[tuple[str, str]]:
-        """Pin the live run at the head of the list, as ?match does; what the reply's headers tell of it."""
+        """Pin the run at the head of the list that is given, as ?match does; what the reply's headers tell of it."""
         if namespace is None:
             raise InvalidRequestError("a pin needs a namespace", field="namespace")
         opened = await call.namespace(namespace.name)
-        found = await self._chunks.match(call.bucket, opened, chunks, caller=call.caller, session=session)
+        found = await self._chunks.match(
+            call.bucket, opened, chunks, caller=call.caller, session=session, accepts=accepts
+        )
         if found.pin is None:
             return []
         return [

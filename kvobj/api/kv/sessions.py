@@ -10,12 +10,13 @@ from kvobj.api.exchange import Exchange
 from kvobj.api.kv.bodies import short_id
 from kvobj.api.kv.calls import begin
 from kvobj.api.kv.chunk_lists import chunk_list, namer
-from kvobj.api.kv.matching import session_of
+from kvobj.api.kv.matching import accepted_of, session_of
 from kvobj.api.kv_store import ChunkStore
 from kvobj.api.message import Reply
 from kvobj.api.object_store import ObjectStore
 from kvobj.api.operations import CloseSession, OpenSession, PinChunks, RenewSession
 from kvobj.codec.checksums import blake3_digest
+from kvobj.codec.frame import CODEC_RAW
 from kvobj.errors import BatchTooLargeError, InvalidRequestError
 
 RENEWALS_A_TTL: Final = 3
@@ -54,6 +55,7 @@ class RenewalMsgpack(_Renewal, frozen=True, forbid_unknown_fields=True):
 
 class _Pins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespace: str | None = None
+    accept: tuple[str, ...] = (CODEC_RAW,)
 
 
 class PinsJson(_Pins, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +129,13 @@ class Sessions:
         namespace = None if request.namespace is None else (await call.namespace(request.namespace)).row
         tails = chunk_list(namespace, request.tails)
         result = await self._chunks.pin_tails(
-            call.bucket, session_id, tails, release=_pin_ids(request.release), caller=call.caller
+            call.bucket,
+            session_id,
+            tails,
+            release=_pin_ids(request.release),
+            caller=call.caller,
+            namespace=namespace,
+            accepts=accepted_of(request.accept),
         )
         name = namer(namespace, raw=call.is_msgpack_reply)
         pins = [{"tail": name(each.tail), "pin": each.pin, "live": each.pin is not None} for each in result.pins]

@@ -1,7 +1,8 @@
 """What the commands of `lm://` mean: one bucket of kind kv, used as one user, through the same store as every other request.
 
 LMCache's key is the chunk's S3 key, a foreign key of `default`, or of the namespace that it begins with. What LMCache says of the
-bytes stands in the row's metadata; a chunk without it came by another way, and is a miss here: nobody could say its shape.
+bytes stands in the row's metadata; a chunk without it came by another way, and is a miss here: nobody could say its shape. So is
+one that is larger than a reply's head can tell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kvobj.api.lm.protocol import Form, Request
+from kvobj.api.lm.protocol import BODY_BYTES_MAX, Form, Request
 from kvobj.api.message import ByteSource
 from kvobj.api.object_store import ObjectStore, Reader
 from kvobj.api.users import UserDirectory
@@ -27,6 +28,7 @@ from kvobj.errors import (
     NoSuchBucketError,
     NoSuchUserError,
 )
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.places import DEFAULT_NAMESPACE, ChunkPlace, check_size, default_namespace, place_of
 from kvobj.store.requests import PutRequest
 
@@ -92,7 +94,10 @@ class LmCommands:
         """Whether a GET would find the chunk. It is then held against policy for the grace time, as after a HEAD."""
         await self.check()
         row = await self._store.look_up(self._bucket, key)
-        return row is not None and _form(row) is not None
+        if row is None or _form(row) is None:
+            return False
+        # Where a lossy copy alone is left there is nothing for who can say of no codec that it takes it.
+        return row.lossy is None or await self._store.represent(row, PLAIN) is not None
 
     async def open(self, key: str) -> OpenChunk | None:
         """The chunk, or None where there is none, or its bytes are not what was stored."""
@@ -190,6 +195,9 @@ class LmCommands:
 
 
 def _form(row: ObjectRow) -> Form | None:
+    """What LMCache said of the chunk; None for one that cannot be sent to it."""
+    if row.size_bytes > BODY_BYTES_MAX:
+        return None
     return Form.parse(row.metadata.get(FORM_NAME))
 
 

@@ -215,11 +215,11 @@ class LmConnection:
     async def _send(self, chunk: OpenChunk) -> str:
         """Head and bytes, the head in one write with the first of them: sent apart, they would wait 40 ms for each other."""
         wire, reader = self.wire, chunk.reader
-        head = reply_head(Code.SUCCESS, body_bytes=chunk.size_bytes, form=chunk.form)
         if reader is None:
-            return await self._say(head)
+            return await self._say(reply_head(Code.SUCCESS, form=chunk.form))
         is_whole = False
         try:
+            head = reply_head(Code.SUCCESS, body_bytes=chunk.size_bytes, form=chunk.form)
             async with aclosing(cast("AsyncGenerator[memoryview, None]", reader.views())) as views:
                 async for view in views:
                     if len(view):
@@ -229,11 +229,13 @@ class LmConnection:
         except KvobjError as error:
             self._serving.instruments.failed("get", str(error))
         finally:
-            if not is_whole:
-                self._serving.instruments.cut_replies.inc()
-                wire.reset()
-                await wire.wait_closed()  # from then on nothing refers to what was written
-            await reader.aclose()
+            try:
+                if not is_whole:
+                    self._serving.instruments.cut_replies.inc()
+                    wire.reset()
+                    await wire.wait_closed()  # from then on nothing refers to what was written
+            finally:
+                await reader.aclose()
         if not is_whole:
             raise ConnectionResetError("the reply was cut")
         return "ok"

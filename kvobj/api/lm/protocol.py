@@ -21,6 +21,8 @@ _REQUEST: Final = struct.Struct(f"<9i{KEY_BYTES}s")
 _REPLY: Final = struct.Struct("<9i")
 _NUMBERS: Final = 6
 _INT32_MAX: Final = 2**31
+BODY_BYTES_MAX: Final = _INT32_MAX - 1
+"""No reply's head tells of more."""
 _INT32_TEXT: Final = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 
 REQUEST_BYTES: Final = _REQUEST.size
