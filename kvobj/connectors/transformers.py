@@ -14,6 +14,7 @@ shape, a model that was changed since, or is in training with dropout.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -25,7 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 from kvobj.client.kv_values import ROOT, NewChunk
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.link_settings import LinkSettings
-from kvobj.connectors.transformers_fitness import check_dropout, check_layer
+from kvobj.connectors.transformers_fitness import check_dropout, check_layer, check_states
 from kvobj.connectors.transformers_model import declaration_of, namespace_name, shape_of
 from kvobj.connectors.transformers_weights import fingerprint_of
 from kvobj.errors import InvalidRequestError
@@ -33,6 +34,13 @@ from kvobj.errors import InvalidRequestError
 CHUNK_TOKENS: Final = 64
 SAVED_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 """So much host memory, or one chunk, is used for what is about to be stored."""
+
+_TOKEN_DTYPES: Final = frozenset(
+    {
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    }
+)
 
 TokenIds: TypeAlias = "torch.Tensor | Sequence[int]"
 
@@ -215,6 +223,8 @@ class PrefixCache:
         shape = self._shape
         if type(cache) is not DynamicCache:
             raise InvalidRequestError(f"a cache of class {type(cache).__name__} is not supported: DynamicCache is")
+        for layer in cache.layers:
+            check_states(layer)
         length = int(cache.get_seq_length())
         if not length:
             return 0
@@ -224,6 +234,8 @@ class PrefixCache:
         for layer in cache.layers:
             check_layer(layer)
             for states in (layer.keys, layer.values):
+                if states is None:
+                    raise InvalidRequestError("the cache has states in some of its layers only")
                 if tuple(states.shape) != wanted or states.dtype != shape.dtype:
                     raise InvalidRequestError(
                         f"the cache has states of {tuple(states.shape)} {states.dtype}, and the model of one sequence "
@@ -253,13 +265,19 @@ def _tokens(input_ids: TokenIds) -> list[int]:
     """The token ids of one sequence. `InvalidRequestError` for what is none, first of all a tokenizer's whole answer."""
     if isinstance(input_ids, Mapping):
         raise InvalidRequestError("of what a tokenizer answers give its input_ids alone: tokenizer(…)['input_ids']")
+    if isinstance(input_ids, str | bytes | bytearray):
+        raise InvalidRequestError("give the token ids of one sequence, and not its text or bytes")
     if not isinstance(input_ids, torch.Tensor):
         try:
-            return [int(token) for token in input_ids]
-        except (TypeError, ValueError) as error:
+            return list(map(operator.index, input_ids))
+        except TypeError as error:
             raise InvalidRequestError(
                 f"give the token ids of one sequence, a tensor or a list of whole numbers: {error}"
             ) from error
+    if input_ids.dtype not in _TOKEN_DTYPES:
+        raise InvalidRequestError(
+            f"give the token ids of one sequence, which are whole numbers, and not a tensor of {input_ids.dtype}"
+        )
     if input_ids.dim() > 1 and math.prod(input_ids.shape[:-1]) != 1:
         raise InvalidRequestError(
             "one sequence at a time: call once for each row of a batch", shape=tuple(input_ids.shape)

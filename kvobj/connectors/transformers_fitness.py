@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -151,6 +152,18 @@ def check_layer(layer: object) -> None:
     nothing quantised, no state of linear attention, no indexer."""
     if type(layer) is not DynamicLayer:
         raise InvalidRequestError(f"cache layers of class {type(layer).__name__} are not supported: DynamicLayer is")
+
+
+def check_states(layer: object) -> None:
+    """Raise `InvalidRequestError` where a layer of a cache that was filled has no keys or values that could be copied."""
+    if not getattr(layer, "is_initialized", False):
+        return
+    for name in ("keys", "values"):
+        states = getattr(layer, name, None)
+        if not isinstance(states, torch.Tensor):
+            raise InvalidRequestError(f"the cache has {name} of class {type(states).__name__}: tensors are stored")
+        if states.is_meta:
+            raise InvalidRequestError(f"the cache has {name} on the device meta, where tensors have no values")
 
 
 def check_dropout(model: PreTrainedModel) -> None:

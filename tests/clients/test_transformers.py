@@ -13,7 +13,10 @@ import pytest
 from engine_process import EngineProcess, needs_engines
 from module_paths import ModulePaths
 from server_process import ServerProcess
+from tier_codecs import lossy
 from transformers_engine import CHUNK_TOKENS, ENVIRONMENT, opened, sequence, server_in, settings_of
+
+from kvobj.client import Credentials, KvClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,7 +280,7 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
     assert "LinkSettings.parse" in engine.ask("refused_table", model="fine", settings=settings)
     opened(engine, server, "fine")
     words = engine.ask("wrong_inputs", store="fine", model="fine")
-    assert len(words) == 10
+    assert len(words) == 22
     for told in words[:4]:
         assert "its input_ids alone" in told
     for told in words[4:]:
@@ -288,6 +291,12 @@ def test_what_cannot_be_stored_is_refused_by_name(engine: EngineProcess, server:
         (
             *("one sequence at a time", "(2, 2, 20, 16)", "float16", "StaticCache", "QuantizedCache"),
             "the cache has 20 tokens, and the sequence 19",
+            *(
+                "keys of class NoneType",
+                "values of class NoneType",
+                "some of its layers only",
+                "values on the device meta",
+            ),
         ),
         strict=True,
     ):
@@ -422,3 +431,27 @@ def test_generation_goes_on_without_the_server_and_finds_it_again(engine: Engine
 
         assert any(known() == 48 for _ in range(50))
         engine.ask("close", store="outage")
+
+
+def test_where_lossy_copies_alone_are_left_the_cache_is_computed_once_more_and_saved_again(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    engine.ask("make", model="lossy", kind="llama", seed=6, dtype="bfloat16")
+    prompt = sequence(75, 20)
+    with server_in(tmp_path) as server:
+        keys = server.credentials()
+        with KvClient(server.endpoint, Credentials(keys.access_key, keys.secret_key), "cache") as client:
+            name = opened(engine, server, "lossy")
+            engine.ask("generate", store="lossy", model="lossy", tokens=prompt, save=False)  # which declares it
+            namespace = client.namespace(name)
+            settings = {"codecs": {"nvme": lossy()}, "lossy": True}
+            client.declare_namespace(namespace.name, {**namespace.declaration, **settings})
+        first = engine.ask("generate", store="lossy", model="lossy", tokens=prompt)
+        assert (first["known"], first["stored"]) == (0, 80)
+        assert server.terminate() == 0  # a clean stop writes down, and forgets, what memory had
+        server.start()
+        again = engine.ask("generate", store="lossy", model="lossy", tokens=prompt)
+        assert (again["known"], again["stored"], again["sequence"]) == (0, 80, first["sequence"])
+        healed = engine.ask("generate", store="lossy", model="lossy", tokens=prompt)
+        assert (healed["known"], healed["stored"], healed["sequence"]) == (64, 80, first["sequence"])
+        engine.ask("close", store="lossy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from kvobj.connectors.lmcache.stored_form import parse_head, with_head
 LISTED_MAX: Final = 1_000_000
 
 _PAGE: Final = 1000
+_UNSERIALIZABLE: Final = (KeyError, ValueError, struct.error)
+"""What `RemoteMetadata.serialize` raises for a dtype, a shape or a size that it has no numbers for."""
 
 
 class EngineChunks:
@@ -83,13 +86,22 @@ class EngineChunks:
         return filled + [None] * (len(keys) - len(rooms))
 
     def put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        """Store chunks; one that cannot be is left out."""
+        """Store chunks; one that cannot be, of a dtype that LMCache has no number for as well, is left out and counted."""
         names = self._names(keys)
         if names == [HEALTH_CHECK]:
             self._health_check = bytes(self._with_head(memory_objs[0]))
             return
-        pairs = zip(names, memory_objs, strict=True)
-        self.link.store([NewChunk(name, self._stored_form(memory)) for name, memory in pairs])
+        chunks: list[NewChunk] = []
+        problem: Exception | None = None
+        for name, memory in zip(names, memory_objs, strict=True):
+            try:
+                chunks.append(NewChunk(name, self._stored_form(memory)))
+            except _UNSERIALIZABLE as error:
+                problem = error
+        self.link.store(chunks)
+        if problem is not None:
+            why = f"LMCache has no head for chunks of this form: {type(problem).__name__}: {problem}"
+            self.link.gave_up(len(names) - len(chunks), why)
 
     def is_health_check(self, keys: Sequence[Any]) -> bool:
         """Whether this is the health check's key, which is not sent."""
@@ -104,10 +116,13 @@ class EngineChunks:
         return self.link.delete(self._names([key]))
 
     def names(self) -> list[str]:
-        """The names of all stored chunks of the namespace, `LISTED_MAX` at most."""
+        """The names of all stored chunks of the namespace, `LISTED_MAX` at most; none where the store did not tell all of them, so
+        that a part is not taken for the whole. The log says why."""
         names: list[str] = []
         while len(names) < LISTED_MAX:
-            page = self.link.names(after=names[-1] if names else "", limit=_PAGE)
+            page = self.link.page(after=names[-1] if names else "", limit=_PAGE)
+            if page is None:
+                return []
             names += [name for name, _ in page]
             if len(page) < _PAGE:
                 break

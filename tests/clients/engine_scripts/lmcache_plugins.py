@@ -204,13 +204,14 @@ def shape_of(name: str, chunk: Chunk) -> tuple[torch.Size, MemoryFormat]:
     return torch.Size([2, LAYERS, tokens, hidden]), MemoryFormat.KV_2LTD
 
 
-def engine_put(name: str, chunks: list[Chunk]) -> None:
-    """Put chunks in one batch, and wait until LMCache has given their memory back."""
+def engine_put(name: str, chunks: list[Chunk], *, dtypes: list[str] | None = None) -> None:
+    """Put chunks in one batch, of these dtypes where they are not all the engine's, and wait until LMCache has given their memory
+    back."""
     backend = backends[name]
     objects = []
-    for chunk in chunks:
+    for chunk, dtype in zip(chunks, dtypes or ["bfloat16"] * len(chunks), strict=True):
         shape, fmt = shape_of(name, chunk)
-        memory = backend.local_cpu_backend.allocate(shape, torch.bfloat16, fmt)
+        memory = backend.local_cpu_backend.allocate(shape, getattr(torch, dtype), fmt)
         memory.byte_array.cast("B")[:] = body_of(memory.get_size(), chunk[2])
         objects.append(memory)
     done = threading.Semaphore(0)

@@ -272,6 +272,12 @@ def wrong_inputs(*, store: str, model: str) -> list[str]:
         "a prompt",
         [[1, 2], [3, 4]],
         None,
+        "1" * 40,
+        b"1" * 40,
+        [1.0] * 40,
+        [1.9] * 40,
+        torch.ones(1, 40),
+        torch.ones(1, 40, dtype=torch.bool),
     )
     cache = DynamicCache(config=models[model].config)
     for given in inputs:
@@ -356,11 +362,15 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
     batch = DynamicCache(config=made.config)
     with torch.inference_mode():
         made(torch.tensor([tokens, tokens]), past_key_values=batch, use_cache=True)
-    half, whole = DynamicCache(config=made.config), DynamicCache(config=made.config)
+    half, whole, headless, valueless, partly, meta = (DynamicCache(config=made.config) for _ in range(6))
     with torch.inference_mode():
-        for cache in (half, whole):
+        for cache in (half, whole, headless, valueless, partly, meta):
             made(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     half.layers[1].keys = half.layers[1].keys.half()
+    headless.layers[0].keys = None
+    valueless.layers[1].values = None
+    partly.layers[1] = DynamicCache(config=made.config).layers[1]
+    meta.layers[2].values = meta.layers[2].values.to("meta")
     static = StaticCache(config=made.config, max_cache_len=64)
     quantised = object.__new__(QuantizedCache)
     words = []
@@ -371,6 +381,10 @@ def wrong_caches(*, store: str, model: str, tokens: list[int]) -> list[str]:
         (torch.tensor([tokens]), static),
         (torch.tensor([tokens]), quantised),
         (torch.tensor([tokens[:-1]]), whole),
+        (torch.tensor([tokens]), headless),
+        (torch.tensor([tokens]), valueless),
+        (torch.tensor([tokens]), partly),
+        (torch.tensor([tokens]), meta),
     ):
         try:
             stores[store].save(ids, cache)
