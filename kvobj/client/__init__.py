@@ -27,9 +27,10 @@ from kvobj.client.kv_values import (
     StoredPart,
 )
 from kvobj.client.lease import Lease
+from kvobj.client.pins import Pin
 from kvobj.client.retry import RetryRule
 from kvobj.client.s3 import S3Client
-from kvobj.client.session import Pin, PinnedMatch, Session
+from kvobj.client.session import PinnedMatch, Session
 from kvobj.client.views import ChunkView
 
 __all__ = [

@@ -33,15 +33,8 @@ class AdminClient:
         return _documents(self._get("buckets"), "buckets")
 
     def objects(self, bucket: str, key_prefix: str = "") -> Iterator[Document]:
-        """The objects of a bucket in key order, page by page."""
-        after = ""
-        while True:
-            page = self._get("objects", ("bucket", bucket), ("key_prefix", key_prefix), ("after", after))
-            yield from _documents(page, "objects")
-            next_after = page.get("next_after")
-            if not isinstance(next_after, str):
-                return
-            after = next_after
+        """The objects of a bucket in key order, page by page. `UnavailableError` where the list does not go on."""
+        yield from self._listed("objects", ("bucket", bucket), ("key_prefix", key_prefix))
 
     def create_bucket(
         self,
@@ -121,16 +114,8 @@ class AdminClient:
         return self._connection.request("DELETE", "/api/v1/recall").document()
 
     def namespaces(self, bucket: str) -> list[Document]:
-        """The namespaces of a KV bucket with their usage, without their keys."""
-        found: list[Document] = []
-        after = ""
-        while True:
-            page = self._get("namespaces", ("bucket", bucket), ("after", after))
-            found += _documents(page, "namespaces")
-            next_after = page.get("next_after")
-            if not isinstance(next_after, str):
-                return found
-            after = next_after
+        """The namespaces of a KV bucket with their usage, without their keys. `UnavailableError` where the list does not go on."""
+        return list(self._listed("namespaces", ("bucket", bucket)))
 
     def namespace(self, bucket: str, name: str) -> Document:
         """One namespace with its declaration and settings, without its key. `NotFoundError`."""
@@ -161,6 +146,19 @@ class AdminClient:
 
     def _get(self, name: str, *query: tuple[str, str]) -> Document:
         return self._asked("GET", name, query=query)
+
+    def _listed(self, name: str, *query: tuple[str, str]) -> Iterator[Document]:
+        """A list that comes page by page, as it comes."""
+        after = ""
+        while True:
+            page = self._get(name, *query, ("after", after))
+            yield from _documents(page, name)
+            next_after = page.get("next_after")
+            if not isinstance(next_after, str):
+                return
+            if next_after <= after:
+                raise UnavailableError(f"the list of {name} does not go on", after=next_after)
+            after = next_after
 
     def _post(self, name: str, document: Document) -> Document:
         return self._send("POST", name, document)

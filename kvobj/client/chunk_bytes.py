@@ -175,14 +175,20 @@ class ChunkBytes:
         return stored
 
     def get_many(
-        self, names: Sequence[Name], rooms: Sequence[memoryview], namespace: Namespace, *, pin: bytes | None
+        self,
+        names: Sequence[Name],
+        rooms: Sequence[memoryview],
+        namespace: Namespace,
+        *,
+        pin: bytes | None,
+        timeout_seconds: float | None,
     ) -> list[int | None]:
         """See `KvClient.get_chunks`. `PartlyReadError` where that has `UnavailableError`."""
         if len(names) != len(rooms):
             raise ValueError(f"get_chunks has one room for each name: {len(names)} names, {len(rooms)} rooms")
         sizes: list[int | None] = [None] * len(names)
         try:
-            self._get_many(names, rooms, namespace, pin, sizes)
+            self._get_many(names, rooms, namespace, sizes, pin=pin, timeout_seconds=timeout_seconds)
         except UnavailableError as error:
             raise PartlyReadError(error, sizes) from error
         return sizes
@@ -192,16 +198,18 @@ class ChunkBytes:
         names: Sequence[Name],
         rooms: Sequence[memoryview],
         namespace: Namespace,
-        pin: bytes | None,
         sizes: list[int | None],
+        *,
+        pin: bytes | None,
+        timeout_seconds: float | None,
     ) -> None:
         left = list(range(len(names)))
-        until = self._until(None)
+        until = self._until(timeout_seconds)
         while left:
-            until = self._until(None)  # of each part
+            until = self._until(timeout_seconds)  # of each part
             some, left = left[:KEYS_MAX], left[KEYS_MAX:]
             keys = [namespace.key_of(names[index]) for index in some]
-            held = self._held(keys, _pins(pin), None)
+            held = self._held(keys, _pins(pin), timeout_seconds)
             if held is None:
                 left = some + left
                 break
@@ -212,7 +220,14 @@ class ChunkBytes:
             # What the store had no room to pin is asked for again, now that the others are released.
             left = behind + left
         for place, data, _ in self._rest(
-            left, names, namespace, _pins(pin), until, lambda place: rooms[place], None, wants_digest=self._verify
+            left,
+            names,
+            namespace,
+            _pins(pin),
+            until,
+            lambda place: rooms[place],
+            timeout_seconds,
+            wants_digest=self._verify,
         ):
             sizes[place] = len(data)
 
@@ -425,25 +440,32 @@ class ChunkBytes:
             _check_digest(view, digest)
 
     # -- writing -------------------------------------------------------------------------------------------------
-    def put(self, namespace: Namespace, chunk: NewChunk, *, durability: str | None) -> StoredChunk:
+    def put(
+        self, namespace: Namespace, chunk: NewChunk, *, durability: str | None, timeout_seconds: float | None
+    ) -> StoredChunk:
         """See `KvClient.put_chunk`."""
         key, parent = namespace.key_of(chunk.id), parent_text(namespace, chunk.parent)
-        until = self._until(None)
+        until = self._until(timeout_seconds)
         # Of a key without a namespace the server finds it by the key's front, which a batch does not.
         if namespace is not DEFAULT or "/" not in key:
             renamed = replace(chunk, id=_text(chunk.id), parent=parent)
-            stored = self._same_host.store(namespace.name, [renamed], durability=durability)
+            stored = self._same_host.store(namespace.name, [renamed], durability=durability, seconds=timeout_seconds)
             if stored is not None:
                 return only_outcome(stored)
         return self._http.put(namespace, chunk, durability=durability, timeout_seconds=until - time.monotonic())
 
     def put_many(
-        self, namespace: Namespace, chunks: Sequence[NewChunk], *, durability: str | None
+        self,
+        namespace: Namespace,
+        chunks: Sequence[NewChunk],
+        *,
+        durability: str | None,
+        timeout_seconds: float | None,
     ) -> list[StoredChunk | KvobjError]:
         """See `KvClient.mput`."""
         namespace.check_names(chunks)
-        until = self._until(None)
-        stored = self._same_host.store(namespace.name, chunks, durability=durability)
+        until = self._until(timeout_seconds)
+        stored = self._same_host.store(namespace.name, chunks, durability=durability, seconds=timeout_seconds)
         if stored is not None:
             return stored
         left = until - time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from kvobj.client.kv_values import (
     NewChunk,
     StoredBytes,
     StoredChunk,
+    accepted,
     check_writable,
     fits_header,
     parent_text,
@@ -33,7 +33,6 @@ _PARTIAL: Final = 206
 REQUEST_ID: Final = "x-amz-request-id"
 """What every answer to a GET of a key has, of a chunk or of an ordinary object, whole or in part, from wherever its bytes come. A
 page that a proxy answers instead has a status, a length and often an ETag, but not this."""
-_DIGITS: Final = Context(prec=13, rounding=ROUND_CEILING)
 
 Rooms = Callable[[int, int | None, int], memoryview | None]
 """`(index, layer, size_bytes)` → where an item's bytes go, or None for new memory."""
@@ -123,8 +122,7 @@ class HttpChunks:
         timeout_seconds: float | None,
     ) -> StoredBytes | None:
         """A chunk in one of the codecs that are accepted, as the server holds it; None if it has none that will do."""
-        bound = "" if max_error is None else f";max-error={bound_text(max_error)}"
-        headers = {"x-kvobj-accept": ", ".join(f"{codec}{bound}" for codec in accept)}
+        headers = {"x-kvobj-accept": ", ".join(accepted(accept, max_error))}
         if pin is not None:
             headers["x-kvobj-pin"] = pin.hex()
         try:
@@ -299,11 +297,6 @@ def listed(names: Sequence[Name]) -> bytes | list[str]:
     for key in keys:
         check_writable(key)
     return keys
-
-
-def bound_text(max_error: float) -> str:
-    """A bound in as many digits as the header takes, rounded up: who asks for the very error of a copy gets that copy."""
-    return format(_DIGITS.create_decimal_from_float(max_error), "e")
 
 
 def new_room(size_bytes: int) -> memoryview:

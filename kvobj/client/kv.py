@@ -17,6 +17,7 @@ from kvobj.client.following import follow, stored_part
 from kvobj.client.http_chunks import HttpChunks, listed
 from kvobj.client.kv_values import (
     DEFAULT,
+    RAW,
     Buffer,
     Event,
     MatchAnswer,
@@ -30,6 +31,7 @@ from kvobj.client.kv_values import (
     StoredBytes,
     StoredChunk,
     StoredPart,
+    accepted,
     check_layers,
     check_namespace,
     fits_header,
@@ -132,7 +134,9 @@ class KvClient:
 
     @property
     def is_same_host(self) -> bool:
-        """Whether chunk bytes go by shared memory at this moment; finds out, if that is due, and may wait for that."""
+        """Whether chunk bytes go by shared memory at this moment. Asks the server where that is not known, as at the first use, and
+        waits for its answer, for the client's timeout at most; one that said no, or was not there, is not asked again for a while.
+        `is_same_host_now` asks nobody."""
         return self._same_host.is_up
 
     @property
@@ -222,13 +226,25 @@ class KvClient:
         parent: Name | None = None,
         tokens: int | None = None,
         durability: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> StoredChunk:
-        """Store a chunk. `tokens`: where it is not full; `durability`: `memory`, `local` or `shared`.
+        """Store a chunk. `data` is sent as it lies, perhaps more than once, and must not change until this returns or raises; then
+        it is the caller's again, and nothing here refers to it.
+
+        `parent`: the chunk before it, which is stored, or `ROOT` for the first of a sequence. None says nothing of one, and so the
+        chunk is in no chain: who pins what follows on it does not hold it. Only where names are the caller's own (`foreign`, as in
+        `DEFAULT`) may it be left out; where ids are kvobj's that is `InvalidRequestError`. `tokens`: where it is not full;
+        `durability`: `memory`, `local` or `shared`.
 
         `ParentNotFoundError`, `LayoutMismatchError`, `ImmutableChunkError`, `QuotaExceededError`, `StoreFullError`.
         """
         check_namespace(namespace)
-        return self._bytes.put(namespace, NewChunk(name, data, parent=parent, tokens=tokens), durability=durability)
+        return self._bytes.put(
+            namespace,
+            NewChunk(name, data, parent=parent, tokens=tokens),
+            durability=durability,
+            timeout_seconds=_seconds(timeout_seconds),
+        )
 
     def get_chunk(
         self,
@@ -269,7 +285,8 @@ class KvClient:
         the reader. Else its plain bytes where `raw` is accepted; None if neither is to be had.
 
         `max_error`: a lossy copy whose values are further off than this is not taken; with it, `raw` takes what such a copy
-        decodes to. Always over HTTP. Plain bytes are hashed as by `get_chunk`; a frame is checked by who decodes it.
+        decodes to. A codec may have a bound of its own, as `StoredBytes.lossy` tells it (`eq4;max-error=0.03`). Always over HTTP.
+        Plain bytes are hashed as by `get_chunk`; a frame is checked by who decodes it.
         """
         check_namespace(namespace)
         return self._bytes.get_stored(
@@ -313,14 +330,17 @@ class KvClient:
         *,
         namespace: Namespace = DEFAULT,
         pin: bytes | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[int | None]:
-        """Each chunk's bytes at the start of its writable room; how many they are, None for a miss. `pin` as for `get_chunk`.
+        """Each chunk's bytes at the start of its writable room; how many they are, None for a miss. `pin` as for `get_chunk`. The
+        timeout is for each part of a list that is read in several, and for each chunk that comes over HTTP behind the first
+        (awaited: for all of it).
 
         `InvalidRequestError` for a room that is too small, before a byte of it is written (on the same host: of any room).
         `CorruptionError` as `get_chunk`; what the rooms hold then is undefined.
         """
         check_namespace(namespace)
-        return self._bytes.get_many(names, rooms, namespace, pin=pin)
+        return self._bytes.get_many(names, rooms, namespace, pin=pin, timeout_seconds=_seconds(timeout_seconds))
 
     def open_ahead(
         self, names: Sequence[Name], *, namespace: Namespace = DEFAULT, seconds: float = AHEAD_SECONDS
@@ -352,13 +372,14 @@ class KvClient:
         parent: Name | None = None,
         tokens: int | None = None,
         durability: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> StoredPart:
         """Store part `(index, count)` of a chunk, along the namespace's `part_axis`; index counts from 0. The chunk is visible once
         all are there, in whatever order and by whichever writers. The parent may be coming in parts itself; where it is not whole
         when the last part is there, that part is refused (`ParentNotFoundError`) and is put again later. A parent's
         name goes in a header here: `InvalidChunkIdError` for one that is not printable ASCII, or has a space at either end.
         `LayoutMismatchError` where the writers do not agree, `NoSuchUploadError` where a DELETE gave the parts up: put all of them
-        again. Else as `put_chunk`."""
+        again. Else as `put_chunk`: whose `data` is, and what `parent` says, which is the same for all parts."""
         check_namespace(namespace)
         key, parent = namespace.key_of(name), parent_text(namespace, parent)
         if parent is not None and not fits_header(parent):
@@ -376,7 +397,10 @@ class KvClient:
         }
         headers = {header: value for header, value in place.items() if value is not None}
         path = f"{self._path}/{key}"
-        with self._transport.open("PUT", path, headers=headers, body=[memoryview(data).cast("B")]) as answer:
+        body = [memoryview(data).cast("B")]
+        with self._transport.open(
+            "PUT", path, headers=headers, body=body, timeout_seconds=_seconds(timeout_seconds)
+        ) as answer:
             answer.read()
             return stored_part(answer)
 
@@ -419,12 +443,19 @@ class KvClient:
         explain: bool = False,
         output_tokens: int = 0,
         partial_last: bool = False,
+        accept: Sequence[str] = (RAW,),
+        max_error: float | None = None,
+        timeout_seconds: float | None = None,
     ) -> MatchAnswer:
         """The longest stored run at the head of a list of chunks, or of what a sequence of tokens makes; pinned in the same step
         where a session is given (then who has it checks that no more is told than was asked for, and lets go of the pin where it
-        is). `output_tokens` and `partial_last` are hints to the eviction policy."""
+        is). `output_tokens` and `partial_last` are hints to the eviction policy.
+
+        Stored is what `get_stored` with the same `accept` and `max_error` would give, by default what `get_chunk` would: a chunk of
+        which a lossy copy alone is left ends the run of who does not take that."""
         check_namespace(namespace)
         document: dict[str, object] = {"namespace": namespace.name, "detail": "chunks" if detail else "none"}
+        document |= _accepting(accept, max_error)
         if ids is not None:
             document["ids"] = listed(ids)
         if tokens is not None:
@@ -435,7 +466,7 @@ class KvClient:
             document["explain"] = True
         if output_tokens or partial_last:
             document["hint"] = {"output_tokens": output_tokens, "partial_last": partial_last}
-        answer = self._call("POST", ("match", ""), MatchAnswer, document)
+        answer = self._call("POST", ("match", ""), MatchAnswer, document, _seconds(timeout_seconds))
         if session is None:
             answer.check(ids)  # else by who has the session, and a pin to release
         return answer
@@ -475,11 +506,14 @@ class KvClient:
         *,
         namespace: Namespace = DEFAULT,
         timeout_seconds: float | None = None,
+        accept: Sequence[str] = (RAW,),
+        max_error: float | None = None,
     ) -> PinsAnswer:
-        """Pin chunks, each with a pin of its own. `PinLimitExceededError` pins none. Whether the answer has as many as were asked
-        for is the caller's to check, who has to release them where it does not."""
+        """Pin chunks, each with a pin of its own; live is what `match` would find. `PinLimitExceededError` pins none. Whether the
+        answer has as many as were asked for is the caller's to check, who has to release them where it does not."""
         check_namespace(namespace)
-        document = {"session": session, "namespace": namespace.name, "tails": listed(tails)}
+        document: dict[str, object] = {"session": session, "namespace": namespace.name, "tails": listed(tails)}
+        document |= _accepting(accept, max_error)
         return self._lease_call("POST", ("pins", ""), PinsAnswer, document, timeout_seconds)
 
     # -- many at once --------------------------------------------------------------------------------------------
@@ -507,12 +541,18 @@ class KvClient:
         )
 
     def mput(
-        self, chunks: Sequence[NewChunk], *, namespace: Namespace = DEFAULT, durability: str | None = None
+        self,
+        chunks: Sequence[NewChunk],
+        *,
+        namespace: Namespace = DEFAULT,
+        durability: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[StoredChunk | KvobjError]:
         """Store chunks in one step, parents before their children; for each what a PUT of it tells, or its error. Of more than
-        1,000, or of a quarter of the server's memory, none is stored: `InvalidRequestError`."""
+        1,000, or of a quarter of the server's memory, none is stored: `InvalidRequestError`. Their bytes must not change until this
+        returns or raises, as those of `put_chunk`."""
         check_namespace(namespace)
-        return self._bytes.put_many(namespace, chunks, durability=durability)
+        return self._bytes.put_many(namespace, chunks, durability=durability, timeout_seconds=_seconds(timeout_seconds))
 
     def mput_batches(
         self, batches: Sequence[Sequence[NewChunk]], *, namespace: Namespace = DEFAULT, durability: str | None = None
@@ -544,8 +584,17 @@ class KvClient:
                     yield _event_of(line)
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _call(self, method: str, query: tuple[str, str], kind: type[T], document: object = None) -> T:
-        return self._transport.call(method, self._path, kind, query=(query,), document=document)
+    def _call(
+        self,
+        method: str,
+        query: tuple[str, str],
+        kind: type[T],
+        document: object = None,
+        timeout_seconds: float | None = None,
+    ) -> T:
+        return self._transport.call(
+            method, self._path, kind, query=(query,), document=document, timeout_seconds=timeout_seconds
+        )
 
     def _lease_call(
         self, method: str, query: tuple[str, str], kind: type[T], document: object, timeout_seconds: float | None
@@ -568,6 +617,12 @@ def _event_of(line: bytes) -> Event:
         return _event(line)
     except NO_DOCUMENT as error:
         raise UnavailableError("a line that is no event", reason=str(error)) from error
+
+
+def _accepting(accept: Sequence[str], max_error: float | None) -> dict[str, list[str]]:
+    """What a document says of the codecs that are accepted: nothing where it is what everybody takes."""
+    items = accepted(accept, max_error)
+    return {} if items == [RAW] else {"accept": items}
 
 
 def _seconds(timeout_seconds: float | None) -> float | None:

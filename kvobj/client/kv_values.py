@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +24,8 @@ ROOT: Final = "root"
 
 _LAYERS_MAX: Final = 2**31
 _HEX_ID: Final = re.compile("[0-9a-f]{64}")
+_ACCEPTED: Final = re.compile("[A-Za-z0-9:/]{1,32}(;max-error=[0-9.e+-]+)?")
+_DIGITS: Final = Context(prec=13, rounding=ROUND_CEILING)
 _HEADER_TEXT: Final = re.compile("[!-~](?:[ -~]*[!-~])?")
 
 
@@ -168,6 +172,35 @@ DEFAULT: Final = Namespace(name=DEFAULT_NAME, ids="foreign", chunk_tokens=0)
 RAW: Final = "raw"
 """The codec of plain bytes."""
 
+ANY_FORM: Final = (f"{RAW};max-error=9e99",)
+"""`accept` of who takes a chunk whatever is left of it."""
+
+
+def accepted(accept: Sequence[str], max_error: float | None) -> list[str]:
+    """The items of `x-kvobj-accept`: codecs, each with the bound where it names none. `TypeError` for what is no list of codecs'
+    names: a text for one, of which each character would be a name. `InvalidRequestError` for a bound that no error can have."""
+    if isinstance(accept, str | bytes | bytearray):
+        raise TypeError(f"accept is a list of codecs, as in ({accept!r},), and not one of them by itself")
+    bound = "" if max_error is None else f";max-error={bound_text(max_error)}"
+    items: list[str] = []
+    given: Sequence[object] = accept  # whatever the type says
+    for codec in given:
+        if not isinstance(codec, str) or (found := _ACCEPTED.fullmatch(codec)) is None:
+            raise TypeError(f"accept has the names of codecs (raw, x3, eq4 …), and {codec!r} is none")
+        items.append(codec if found[1] else codec + bound)
+    return items
+
+
+def bound_text(max_error: float) -> str:
+    """A bound in as many digits as the header takes, rounded up: who asks for the very error of a copy gets that copy."""
+    error = float(max_error)
+    if not 0 <= error < math.inf:
+        raise InvalidRequestError(
+            "max_error is a finite number from 0 on; None takes any error", max_error=repr(max_error)
+        )
+    # The header's exponents have two digits. No dtype has values so far apart, or so close.
+    return format(_DIGITS.create_decimal_from_float(min(max(error, 1e-99), 9e99) if error else 0.0), "e")
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
@@ -260,8 +293,9 @@ class PinsAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NewChunk:
-    """A chunk to put. `parent`: `ROOT`, a name, or None (foreign keys only); `tokens` where it is not full; `digest`: BLAKE3 of
-    the bytes, which the server then checks."""
+    """A chunk to put. `data` must not change until the call that puts it has ended. `parent`: the chunk before it, `ROOT` for the
+    first of a sequence, or None, which says nothing of one (foreign keys only): see `KvClient.put_chunk`. `tokens` where it is not
+    full; `digest`: BLAKE3 of the bytes, which the server then checks."""
 
     id: Name
     data: Buffer

@@ -310,7 +310,8 @@ class SameHost:
             place.leave()
 
     def _store(self, batch: StoreBatch, deadline: float, *, goes_on: bool) -> list[StoredChunk | KvobjError] | None:
-        with self._lane(deadline) as lane:
+        is_hurried = deadline - time.monotonic() < HURRIED_SECONDS
+        with self._lane(deadline, is_hurried=is_hurried) as lane:
             if lane is None or not lane.grant.may_write:
                 self._fall_back()
                 return None

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
-import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,6 +25,7 @@ import msgspec
 from kvobj.client.call_scope import current_scope
 from kvobj.client.errors import error_of
 from kvobj.client.forking import forget_in_child, unforked
+from kvobj.client.kernel_timeout import SHARE_LEFT, left_until, set_timeout
 from kvobj.client.native_exchange import READ_BYTES, NativeExchange
 from kvobj.errors import UnavailableError
 from kvobj.same_host.descriptors import CONTROL_BYTES, at_path, is_sealed_in_size
@@ -56,10 +55,6 @@ from kvobj.same_host.messages import (
 )
 from kvobj.same_host.revocation import is_revoked
 
-_SHARE_SET: Final = 1.05
-_SHARE_LEFT: Final = 0.9
-"""As in `kvobj.client.wire`: a timeout is set a little too long, and again where it does not fit any more."""
-_TIMEVAL: Final = struct.Struct("@ll")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 _ENDED: Final = getattr(select, "POLLRDHUP", 0)  # Linux, where the path is; the module is imported elsewhere, too
 _DESCRIPTORS_LOST: Final = int(socket.MSG_CTRUNC)  # a number: an enum's operators cost more than the call
@@ -131,7 +126,7 @@ class Lane:
                 "no same-host socket", path=grant.socket, reason=error.strerror or str(error)
             ) from error
         try:
-            connection.settimeout(_left(deadline))
+            connection.settimeout(left_until(deadline))
             at_path(Path(grant.socket), connection.connect)
             connection.settimeout(None)  # from here on the kernel keeps deadlines: Python polls before each call
             welcome = lane.call(Hello(VERSION, grant.token), Welcome, deadline=deadline)
@@ -365,12 +360,9 @@ class Lane:
 
     def _allow(self, deadline: float) -> None:
         """Have the kernel end a wait at the deadline, or a little later."""
-        left = _left(deadline)
-        if not self._timeout * _SHARE_LEFT <= left <= self._timeout:
-            self._timeout = left * _SHARE_SET
-            timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        left = left_until(deadline)
+        if not self._timeout * SHARE_LEFT <= left <= self._timeout:
+            self._timeout = set_timeout(self._socket, left)
 
     def _map(self, told: Regions) -> None:
         for region in told.regions:
@@ -420,10 +412,3 @@ class Lane:
 
 def _is_quick(request: Request | None) -> bool:
     return isinstance(request, Open) and len(request.keys) <= _QUICK_KEYS
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left

@@ -11,19 +11,31 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Self, TypeVar
 
-from kvobj.client.call_scope import ends_by, wait_by
+from kvobj.client.call_scope import bounded_seconds, ends_by, wait_by
 from kvobj.client.forking import forget_in_child
 from kvobj.client.kv import KvClient
-from kvobj.client.kv_values import DEFAULT, MatchAnswer, Name, Namespace, ReadChunk, check_namespace
-from kvobj.client.lease import Lease, boot_seconds
+from kvobj.client.kv_values import (
+    ANY_FORM,
+    DEFAULT,
+    RAW,
+    MatchAnswer,
+    Name,
+    Namespace,
+    ReadChunk,
+    accepted,
+    check_namespace,
+)
+from kvobj.client.lease import boot_seconds
 from kvobj.client.loans import Places
-from kvobj.client.pin_ledger import PinLedger, Ticket
+from kvobj.client.pin_ledger import Ticket
+from kvobj.client.pins import Grant, HeldPins, Pin, ServerSession, grant_of, grouped, names_of
 from kvobj.client.views import ChunkView
 from kvobj.errors import (
     AccessDeniedError,
@@ -37,12 +49,12 @@ from kvobj.errors import (
 )
 from kvobj.ids.chunk_ids import Tokens, token_bytes
 
+__all__ = ["DEFAULT_TTL_MS", "RELEASES_AT_ONCE", "Pin", "PinnedMatch", "Session"]
+
 DEFAULT_TTL_MS: Final = 30_000
 RELEASES_AT_ONCE: Final = 256
 """So many pins to be released are not kept waiting for the next renewal."""
 
-_ABSENT: Final = object()
-_RECLAIMED_AT_ONCE: Final = 1024
 _RETRY_SHARE: Final = 4
 _CLOSE_SECONDS: Final = 5.0
 _CALL_SECONDS_MIN: Final = 0.2
@@ -54,63 +66,45 @@ nothing of the others that are held."""
 _Answer = TypeVar("_Answer")
 
 
-class _Epoch:
-    """One session as the server knows it: id, lease, ledger. A holder goes through several where sessions are lost."""
-
-    __slots__ = ("id", "is_needed", "lease", "ledger", "renew_seconds")
-
-    def __init__(self, session_id: bytes, *, renew_ms: int) -> None:
-        self.id = session_id
-        self.is_needed = False
-        self.renew_seconds = renew_ms / 1000
-        self.lease = Lease()
-        self.ledger = PinLedger()
-
-
-@dataclass(frozen=True, slots=True)
-class _Grant:
-    """Ids of a pin, and with which session they live and die: one for all its names, or one for each, which `by_key` has then.
-    `ticket` is of the request that they were granted to: they are released once nobody has it."""
-
-    epoch: _Epoch
-    ids: tuple[bytes, ...]
-    ticket: Ticket
-    by_key: Mapping[str, bytes] = field(default_factory=dict)
-
-    def id_of(self, name: Name, namespace: Namespace) -> bytes:
-        """The id to read a chunk with: its own, or that of the pin behind it in its chain."""
-        last = self.ids[-1]
-        return self.by_key.get(namespace.key_of(name), last) if self.by_key else last
-
-
-class Pin:
-    """What one match or pin holds: `names` and, where chunks have parents, all before the last of them. Thread-safe."""
-
-    __slots__ = ("_grant", "_session", "names", "namespace")
-
-    def __init__(self, session: Session, namespace: Namespace, names: tuple[Name, ...], grant: _Grant) -> None:
-        self.namespace = namespace
-        self.names = names
-        self._session = session
-        self._grant: _Grant | None = grant
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the chunks may be relied on at this moment."""
-        grant = self._grant
-        return grant is not None and grant.epoch.lease.is_valid(self._session.now())
-
-    def release(self) -> None:
-        """Let go of it; the server is told with the next renewal. Idempotent."""
-        self._session.release(self)
-
-
 @dataclass(frozen=True, slots=True)
 class PinnedMatch:
     """A match's answer, and the pin that holds what it found; None where nothing matched."""
 
     answer: MatchAnswer
     pin: Pin | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a match asks for, as far as it names what is found. `is_chain`: the chunks have parents."""
+
+    namespace: Namespace
+    ids: Sequence[Name] | None
+    tokens: bytes | None
+    is_chain: bool
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether only the server knows what the chunks are called: of tokens, where the namespace's key is not known here, as
+        lists leave it out."""
+        return self.tokens is not None and not self._makes_ids
+
+    @property
+    def _makes_ids(self) -> bool:
+        return self.namespace.has_chains and bool(self.namespace.key)
+
+    def pinned_names(self, answer: MatchAnswer) -> tuple[Name, ...]:
+        """What a pin of the answer holds by name. `UnavailableError` where that is more than was asked for."""
+        answer.check(self.ids)
+        found = self._found(answer)
+        return tuple(found[-1:] if self.is_chain else found)
+
+    def _found(self, answer: MatchAnswer) -> Sequence[Name]:
+        if self.ids is not None:
+            return self.ids[: answer.matched]
+        if self.tokens is None or not self._makes_ids:
+            return [chunk.id for chunk in answer.chunks]
+        return self.namespace.chunk_ids(self.tokens, partial_last=True)[: answer.matched]
 
 
 class Session:
@@ -140,8 +134,9 @@ class Session:
         self._holder = holder
         self._ttl_ms = ttl_ms
         self._is_automatic = is_automatic
-        self._epochs: list[_Epoch] = []  # those that the server may have, the present one last; the thread's, too
-        self._pins: dict[Pin, object] = {}
+        self._server_sessions: list[ServerSession] = []
+        """Those that the server may have, the present one last. The thread has the same list."""
+        self._pins = HeldPins()
         self._lock = threading.Lock()
         self._renewing = Places(1)
         # A queue, and no event: putting takes no lock that an interrupt could leave held.
@@ -161,11 +156,11 @@ class Session:
     def __enter__(self) -> Self:
         if self._is_closed:
             raise _closed()
-        epoch = self._open()
+        server_session = self._open()
         try:
-            self._epochs.append(epoch)
+            self._server_sessions.append(server_session)
             if self._is_automatic:
-                self._start(epoch)
+                self._start(server_session)
         except KvobjError:
             raise
         except BaseException:
@@ -184,8 +179,8 @@ class Session:
     @property
     def is_valid(self) -> bool:
         """Whether its lease holds at this moment."""
-        epochs = self._epochs[-1:]
-        return bool(epochs) and epochs[0].lease.is_valid(self.now())
+        server_sessions = self._server_sessions[-1:]
+        return bool(server_sessions) and server_sessions[0].lease.is_valid(self.now())
 
     @property
     def renew_seconds(self) -> float:
@@ -203,62 +198,45 @@ class Session:
         explain: bool = False,
         output_tokens: int = 0,
         partial_last: bool = False,
+        accept: Sequence[str] = (RAW,),
+        max_error: float | None = None,
+        timeout_seconds: float | None = None,
     ) -> PinnedMatch:
         """`KvClient.match`, with what was found pinned. `is_chain`: the chunks have parents (always so where ids are kvobj's).
 
-        `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once, all within one timeout.
+        `PinLimitExceededError`; where the session was lost it is opened anew and asked again, once, all within the timeout.
         """
         check_namespace(namespace)
-        if tokens is not None:
-            tokens = token_bytes(tokens)
-            detail = detail or not _makes_ids(namespace)  # then only the server knows the names
+        given = None if tokens is None else token_bytes(tokens)
+        wanted = _Wanted(namespace, ids, given, is_chain=namespace.has_chains if is_chain is None else is_chain)
+        ask = partial(
+            self._client.match,
+            namespace=namespace,
+            ids=ids,
+            tokens=given,
+            detail=detail or wanted.needs_names,
+            explain=explain,
+            output_tokens=output_tokens,
+            partial_last=partial_last,
+            accept=accept,
+            max_error=max_error,
+            timeout_seconds=timeout_seconds,
+        )
+        return self._asked(lambda present: self._match(present, ask, wanted), timeout_seconds)
 
-        def ask(epoch: _Epoch) -> PinnedMatch:
-            with self._lock:
-                ticket = epoch.ledger.begin()
-            answer = None
-            sent_at = self.now()
-            try:
-                answer = self._client.match(
-                    namespace=namespace,
-                    ids=ids,
-                    tokens=tokens,
-                    session=epoch.id,
-                    detail=detail,
-                    explain=explain,
-                    output_tokens=output_tokens,
-                    partial_last=partial_last,
-                )
-            finally:
-                pin_ids = () if answer is None or answer.pin is None else (answer.pin,)
-                with self._lock:
-                    grant = 0 if answer is None else answer.grant
-                    epoch.ledger.end(ticket, grant=grant, pins=pin_ids, is_held_by_ticket=True)
-            if answer.pin is None:
-                return PinnedMatch(answer, None)
-            epoch.lease.extend(sent_at, answer.deadline_ms)
-            if epoch.lease.is_lost:
-                raise _lost()
-            chained = namespace.has_chains if is_chain is None else is_chain
-            try:
-                answer.check(ids)
-                found = _found(answer, namespace, ids, tokens)
-                names = tuple(found[-1:] if chained else found)
-                pin = Pin(self, namespace, names, _Grant(epoch, pin_ids, ticket))
-                pinned = PinnedMatch(answer, pin)
-                self._keep([pin])
-                return pinned  # noqa: TRY300 - up to here an interrupt releases it
-            except BaseException:  # whatever it was, nobody knows of the pin
-                with self._lock:
-                    epoch.ledger.release(pin_ids)
-                raise
-
-        return self._asked(ask)
-
-    def pin(self, tails: Sequence[Name], *, namespace: Namespace = DEFAULT) -> list[Pin | None]:
-        """Pin chunks by name, and with each the chain before it; None for what is not live. Errors as `match`."""
+    def pin(
+        self,
+        tails: Sequence[Name],
+        *,
+        namespace: Namespace = DEFAULT,
+        accept: Sequence[str] = (RAW,),
+        max_error: float | None = None,
+    ) -> list[Pin | None]:
+        """Pin chunks by name, and with each the chain before it; None for what is not live, or left in no form that is accepted
+        (`KvClient.match`). Errors as `match`."""
         check_namespace(namespace)
-        return self._asked(lambda epoch: self._pin(epoch, tails, namespace))
+        items = accepted(accept, max_error)
+        return self._asked(lambda server_session: self._pin(server_session, tails, namespace, items))
 
     def read(
         self,
@@ -270,10 +248,10 @@ class Session:
     ) -> memoryview | None:
         """A pinned chunk's bytes; None for a miss: the pin does not hold now, or no longer when the last byte has come, or it holds
         no such chunk."""
-        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
-        if grant is None or not grant.epoch.lease.is_valid(self.now()):
+        grant = grant_of(pin)
+        if grant is None or not grant.server_session.lease.is_valid(self.now()):
             return None
-        lease = grant.epoch.lease
+        lease = grant.server_session.lease
         timeout = self._read_seconds(pin)
         try:
             data = self._client.get_chunk(
@@ -298,11 +276,11 @@ class Session:
 
     def view_many(self, pin: Pin, names: Sequence[Name]) -> list[ChunkView | None]:
         """`view` of many chunks of a pin by one question (`KvClient.view_chunks`), in the order of `names`."""
-        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        grant = grant_of(pin)
         misses: list[ChunkView | None] = [None] * len(names)
-        if grant is None or not grant.epoch.lease.is_valid(self.now()):
+        if grant is None or not grant.server_session.lease.is_valid(self.now()):
             return misses
-        lease, timeout = grant.epoch.lease, self._read_seconds(pin)
+        lease, timeout = grant.server_session.lease, self._read_seconds(pin)
         pins = [grant.id_of(name, pin.namespace) for name in names]
         try:
             views = self._client.view_chunks(names, namespace=pin.namespace, pins=pins, timeout_seconds=timeout)
@@ -353,12 +331,11 @@ class Session:
     def release(self, pin: Pin) -> None:
         """See `Pin.release`."""
         with self._lock:
-            self._pins.pop(pin, None)
-            grant, pin._grant = pin._grant, None  # noqa: SLF001 - a pin and its session are one
+            grant = self._pins.let_go(pin)
             if grant is None:
                 return
-            grant.epoch.ledger.release(grant.ids)
-            is_much = grant.epoch.ledger.leaving >= RELEASES_AT_ONCE
+            grant.server_session.ledger.release(grant.ids)
+            is_much = grant.server_session.ledger.leaving >= RELEASES_AT_ONCE
         if is_much and not self._is_woken:
             self._is_woken = True
             self._wake.put(None)
@@ -371,22 +348,24 @@ class Session:
         if place is None:
             raise UnavailableError("another thread still renews the session")
         try:
-            epoch = self._current()
+            server_session = self._current()
             with self._lock:
-                statement = epoch.ledger.statement()
+                statement = server_session.ledger.statement()
             sent_at = self.now()
             try:
-                answer = self._client.renew_session(epoch.id, statement, timeout_seconds=_call_seconds(epoch))
+                answer = self._client.renew_session(
+                    server_session.id, statement, timeout_seconds=_call_seconds(server_session)
+                )
             except (NoSuchSessionError, SessionExpiredError):
-                epoch.lease.lose()
-                epoch = self._replace()
+                server_session.lease.lose()
+                server_session = self._replace()
             else:
-                epoch.lease.extend(sent_at, answer.ttl_ms)
+                server_session.lease.extend(sent_at, answer.ttl_ms)
                 with self._lock:
-                    epoch.ledger.confirm(statement)
+                    server_session.ledger.confirm(statement)
                 if answer.reclaim:
-                    epoch = self._replace()
-            self._reclaim(epoch)
+                    server_session = self._replace()
+            self._reclaim(server_session)
         finally:
             place.leave()
 
@@ -409,18 +388,18 @@ class Session:
 
     def _read_seconds(self, pin: Pin) -> float | None:
         """How long a read may wait: the client's timeout, or for as long as the lease holds where nobody renews it."""
-        grant = pin._grant  # noqa: SLF001 - a pin and its session are one
+        grant = grant_of(pin)
         if self._is_renewed or grant is None:
             return None
-        return max(_CALL_SECONDS_MIN, grant.epoch.lease.left_seconds(self.now()))
+        return max(_CALL_SECONDS_MIN, grant.server_session.lease.left_seconds(self.now()))
 
-    def _lose_all(self) -> list[_Epoch]:
+    def _lose_all(self) -> list[ServerSession]:
         """Rely on no pin any more. Those sessions that the server still has, as far as is known: each is told once."""
         with self._lock:
-            epochs = [each for each in self._epochs if not each.lease.is_lost]
-            for epoch in epochs:
-                epoch.lease.lose()
-        return epochs
+            server_sessions = [each for each in self._server_sessions if not each.lease.is_lost]
+            for server_session in server_sessions:
+                server_session.lease.lose()
+        return server_sessions
 
     def _stream(
         self,
@@ -445,138 +424,180 @@ class Session:
                 if _holds(pin):
                     raise
 
-    def _current(self) -> _Epoch:
-        epochs = self._epochs[-1:]
-        if not epochs or self._is_closed:
+    def _current(self) -> ServerSession:
+        server_sessions = self._server_sessions[-1:]
+        if not server_sessions or self._is_closed:
             raise _closed()
-        return epochs[0]
+        return server_sessions[0]
 
-    def _open(self) -> _Epoch:
+    def _open(self) -> ServerSession:
         sent_at = self.now()
         answer = self._client.open_session(holder=self._holder, ttl_ms=self._ttl_ms)
-        epoch = _Epoch(answer.session, renew_ms=answer.renew_ms)
-        epoch.lease.extend(sent_at, answer.ttl_ms)
-        return epoch
+        server_session = ServerSession(answer.session, renew_ms=answer.renew_ms)
+        server_session.lease.extend(sent_at, answer.ttl_ms)
+        return server_session
 
     def _keep(self, pins: Sequence[Pin]) -> None:
         """Note pins that are about to be handed out: all, or none where it is interrupted, and so nobody gets them."""
         try:
             noted = dict.fromkeys(pins)
             with self._lock:
-                self._pins |= noted
+                self._pins.add(noted)
         except BaseException:
             with self._lock:
-                for pin in pins:
-                    self._pins.pop(pin, None)
+                self._pins.drop(pins)
             raise
 
-    def _asked(self, ask: Callable[[_Epoch], _Answer]) -> _Answer:
-        epoch = self._current()
-        deadline = time.monotonic() + self._client.timeout_seconds
+    def _asked(self, ask: Callable[[ServerSession], _Answer], timeout_seconds: float | None = None) -> _Answer:
+        seconds = self._client.timeout_seconds if timeout_seconds is None else bounded_seconds(timeout_seconds)
+        deadline = time.monotonic() + seconds
+        server_session = self._current()
         try:
-            return ask(epoch)
+            return ask(server_session)
         except (NoSuchSessionError, SessionExpiredError):
-            epoch.lease.lose()
+            server_session.lease.lose()
         except PinLimitExceededError:
             with self._lock:
-                is_full = not epoch.ledger.leaving
+                is_full = not server_session.ledger.leaving
             if is_full:
                 raise
         with ends_by(deadline):
             self.renew()
             return ask(self._current())
 
-    def _pin(self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace) -> list[Pin | None]:
-        ids, ticket = self._granted(epoch, tails, namespace)
-        if epoch.lease.is_lost:
+    def _match(self, server_session: ServerSession, ask: Callable[..., MatchAnswer], wanted: _Wanted) -> PinnedMatch:
+        answer, ticket = self._matched(server_session, ask)
+        if answer.pin is None:
+            return PinnedMatch(answer, None)
+        try:
+            names = wanted.pinned_names(answer)
+            pin = Pin(self, wanted.namespace, names, Grant(server_session, (answer.pin,), ticket))
+            pinned = PinnedMatch(answer, pin)
+            self._keep([pin])
+            return pinned  # noqa: TRY300 - up to here an interrupt releases it
+        except BaseException:  # whatever it was, nobody knows of the pin
+            with self._lock:
+                server_session.ledger.release((answer.pin,))
+            raise
+
+    def _matched(self, server_session: ServerSession, ask: Callable[..., MatchAnswer]) -> tuple[MatchAnswer, Ticket]:
+        """A match's answer, and what is kept for as long as its pin is to be held."""
+        with self._lock:
+            ticket = server_session.ledger.begin()
+        answer = None
+        sent_at = self.now()
+        try:
+            answer = ask(session=server_session.id)
+        finally:
+            pins = () if answer is None or answer.pin is None else (answer.pin,)
+            with self._lock:
+                grant = 0 if answer is None else answer.grant
+                server_session.ledger.end(ticket, grant=grant, pins=pins, is_held_by_ticket=True)
+        if answer.pin is not None:
+            server_session.lease.extend(sent_at, answer.deadline_ms)
+            if server_session.lease.is_lost:
+                raise _lost()
+        return answer, ticket
+
+    def _pin(
+        self, server_session: ServerSession, tails: Sequence[Name], namespace: Namespace, accept: Sequence[str]
+    ) -> list[Pin | None]:
+        ids, ticket = self._granted(server_session, tails, namespace, accept=accept)
+        if server_session.lease.is_lost:
             raise _lost()
         pins = [
-            None if pin_id is None else Pin(self, namespace, (tail,), _Grant(epoch, (pin_id,), ticket))
+            None if pin_id is None else Pin(self, namespace, (tail,), Grant(server_session, (pin_id,), ticket))
             for tail, pin_id in zip(tails, ids, strict=True)
         ]
         self._keep([pin for pin in pins if pin is not None])
         return pins
 
     def _granted(
-        self, epoch: _Epoch, tails: Sequence[Name], namespace: Namespace, *, timeout_seconds: float | None = None
+        self,
+        server_session: ServerSession,
+        tails: Sequence[Name],
+        namespace: Namespace,
+        *,
+        accept: Sequence[str],
+        timeout_seconds: float | None = None,
     ) -> tuple[list[bytes | None], Ticket]:
         """The pins' ids, and what is kept for as long as they are to be held."""
         with self._lock:
-            ticket = epoch.ledger.begin()
+            ticket = server_session.ledger.begin()
         answer = None
         sent_at = self.now()
         try:
-            answer = self._client.pin_tails(epoch.id, tails, namespace=namespace, timeout_seconds=timeout_seconds)
+            answer = self._client.pin_tails(
+                server_session.id, tails, namespace=namespace, timeout_seconds=timeout_seconds, accept=accept
+            )
         finally:
             ids = [] if answer is None else [each.pin for each in answer.pins]
             with self._lock:
                 pins = [each for each in ids if each is not None]
                 grant = 0 if answer is None or not pins else answer.grant
-                epoch.ledger.end(ticket, grant=grant, pins=pins, is_held_by_ticket=True)
+                server_session.ledger.end(ticket, grant=grant, pins=pins, is_held_by_ticket=True)
         if len(ids) != len(tails):
             with self._lock:
-                epoch.ledger.release(pins)
+                server_session.ledger.release(pins)
             raise UnavailableError("the server answers for other chunks", given=len(ids), wanted=len(tails))
-        epoch.lease.extend(sent_at, answer.deadline_ms)
+        server_session.lease.extend(sent_at, answer.deadline_ms)
         return ids, ticket
 
-    def _replace(self) -> _Epoch:
+    def _replace(self) -> ServerSession:
         """Open another session. `NoSuchSessionError` where this one was closed meanwhile: whoever did so knew of no other."""
         new = self._open()
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
-                self._epochs.append(new)
+                self._server_sessions.append(new)
         if is_closed:
             _end(self._client, new, timeout_seconds=_CLOSE_SECONDS)
             raise _closed()
         self.reclaims += 1
         return new
 
-    def _reclaim(self, new: _Epoch) -> None:
+    def _reclaim(self, new: ServerSession) -> None:
         """Pin under the present session what is held under those before it; called by who renews.
 
         What is not live any more, or may not be pinned, stays with its old session where the server still has that, until its lease
         runs out: a DELETE may have hidden it. An old session with which nothing stays is closed.
         """
         with self._lock:
-            held = [(pin, pin._grant) for pin in self._pins]  # noqa: SLF001 - a pin and its session are one
-        behind = [(pin, grant) for pin, grant in held if grant is not None and grant.epoch is not new]
-        for group in _grouped(behind):
+            behind = self._pins.behind(new)
+        for group in grouped(behind):
             self._current()  # who closed it has ended the new session, or is about to
-            names = _of_one_kind([name for pin, _ in group for name in pin.names])
+            names = names_of(group)
             try:
                 seconds = _call_seconds(new)
-                granted, ticket = self._granted(new, names, group[0][0].namespace, timeout_seconds=seconds)
+                # In whatever form they are left: what a tail protects may be there as it was put still.
+                granted, ticket = self._granted(
+                    new, names, group[0][0].namespace, accept=ANY_FORM, timeout_seconds=seconds
+                )
             except _NOT_PINNED_AGAIN:
                 granted, ticket = [None] * len(names), Ticket(0)
             ids = iter(granted)
             for pin, grant in group:
-                self._move(pin, grant, new, [next(ids) for _ in pin.names], ticket)
+                with self._lock:
+                    self._pins.move(pin, grant, new, [next(ids) for _ in pin.names], ticket)
         with self._lock:
-            past = [old for old in self._epochs if old is not new and not old.lease.is_lost]
+            past = [old for old in self._server_sessions if old is not new and not old.lease.is_lost]
             unneeded = [old for old in past if not old.is_needed]
-            self._epochs[:] = [*[old for old in past if old.is_needed and old.lease.is_valid(self.now())], new]
+            self._server_sessions[:] = [*[old for old in past if old.is_needed and old.lease.is_valid(self.now())], new]
         for old in unneeded:
             _end(self._client, old, timeout_seconds=_call_seconds(new))
 
-    def _move(self, pin: Pin, old: _Grant, new: _Epoch, ids: Sequence[bytes | None], ticket: Ticket) -> None:
-        granted = tuple([each for each in ids if each is not None])
-        with self._lock:
-            if pin._grant is not old or len(granted) < len(pin.names):  # noqa: SLF001 - a pin and its session are one
-                new.ledger.release(granted)
-                if self._pins.pop(pin, _ABSENT) is not _ABSENT:
-                    old.epoch.is_needed = True
-            else:
-                keys = [pin.namespace.key_of(name) for name in pin.names] if len(granted) > 1 else []
-                pin._grant = _Grant(new, granted, ticket, dict(zip(keys, granted, strict=False)))  # noqa: SLF001
-
-    def _start(self, epoch: _Epoch) -> None:
+    def _start(self, server_session: ServerSession) -> None:
         """Start the thread that renews it. The thread has no reference to it but a weak one: it ends with it."""
         wake = self._wake
         # Its first pause is handed over: the session may be closed before the thread begins. The callback is written in C, and
         # so is sure to run (`loans`).
-        arguments = (weakref.ref(self, wake.put), self._client, self._epochs, wake, epoch.renew_seconds)
+        arguments = (
+            weakref.ref(self, wake.put),
+            self._client,
+            self._server_sessions,
+            wake,
+            server_session.renew_seconds,
+        )
         thread = threading.Thread(target=_keep_renewed, args=arguments, name="kvobj-session", daemon=True)
         handled = sys.exception()
         try:
@@ -585,8 +606,8 @@ class Session:
             interrupt = error.__context__
             if interrupt is not None and interrupt is not handled:
                 raise interrupt from None  # in the middle of the start, whose own locks then fail
-            self._epochs.remove(epoch)
-            _end(self._client, epoch, timeout_seconds=_CLOSE_SECONDS)
+            self._server_sessions.remove(server_session)
+            _end(self._client, server_session, timeout_seconds=_CLOSE_SECONDS)
             raise UnavailableError("no thread can be started to renew the session") from error
         self._thread = thread
 
@@ -597,7 +618,8 @@ class Session:
             self._leave(is_told=True)
             _end_all(self._client, self._lose_all())
             return None
-        pause = self._epochs[-1].renew_seconds / _RETRY_SHARE  # until it works: the lease says meanwhile what holds
+        # Until it works: the lease says meanwhile what holds.
+        pause = self._server_sessions[-1].renew_seconds / _RETRY_SHARE
         with suppress(KvobjError):
             self.renew()
             pause = self.renew_seconds
@@ -608,8 +630,8 @@ class Session:
         # A session that is opened at this moment is either known from here on, or closed by who opened it.
         with self._lock:
             self._is_closed = True
-            for epoch in self._epochs if not is_told else ():
-                epoch.lease.lose()
+            for server_session in self._server_sessions if not is_told else ():
+                server_session.lease.lose()
         self._wake.put(None)
 
     def _wait_for_thread(self) -> None:
@@ -627,7 +649,7 @@ class Session:
 def _keep_renewed(
     session: weakref.ref[Session],
     client: KvClient,
-    epochs: list[_Epoch],
+    server_sessions: list[ServerSession],
     wake: SimpleQueue[object],
     pause: float | None,
 ) -> None:
@@ -637,40 +659,23 @@ def _keep_renewed(
             wake.get(timeout=pause)
         held = session()
         if held is None:
-            _end_all(client, [each for each in epochs if not each.lease.is_lost])
+            _end_all(client, [each for each in server_sessions if not each.lease.is_lost])
             return
         pause = held._turn()  # noqa: SLF001 - a session and its thread are one
         del held
 
 
-def _end_all(client: KvClient, epochs: Iterable[_Epoch]) -> None:
+def _end_all(client: KvClient, server_sessions: Iterable[ServerSession]) -> None:
     with ends_by(time.monotonic() + _CLOSE_SECONDS):
-        for epoch in epochs:
-            _end(client, epoch)
+        for server_session in server_sessions:
+            _end(client, server_session)
 
 
-def _end(client: KvClient, epoch: _Epoch, *, timeout_seconds: float | None = None) -> None:
+def _end(client: KvClient, server_session: ServerSession, *, timeout_seconds: float | None = None) -> None:
     """Close a session that nothing relies on. Where that fails it ends by its TTL."""
-    epoch.lease.lose()  # first: what is granted under it at this moment must not be relied on
+    server_session.lease.lose()  # first: what is granted under it at this moment must not be relied on
     with suppress(KvobjError):
-        client.close_session(epoch.id, timeout_seconds=timeout_seconds)
-
-
-def _found(
-    answer: MatchAnswer, namespace: Namespace, ids: Sequence[Name] | None, tokens: Tokens | None
-) -> Sequence[Name]:
-    """The names of what a match found."""
-    if ids is None:
-        if not _makes_ids(namespace) or tokens is None:
-            return [chunk.id for chunk in answer.chunks]
-        ids = namespace.chunk_ids(tokens, partial_last=True)
-    return ids[: answer.matched]
-
-
-def _makes_ids(namespace: Namespace) -> bool:
-    """Whether the names of a sequence's chunks are known without the server: not without the namespace's key, which lists leave
-    out."""
-    return namespace.has_chains and bool(namespace.key)
+        client.close_session(server_session.id, timeout_seconds=timeout_seconds)
 
 
 def _lost() -> NoSuchSessionError:
@@ -687,21 +692,6 @@ def _holds(pin: Pin) -> bool:
     return pin.is_valid
 
 
-def _call_seconds(epoch: _Epoch) -> float:
+def _call_seconds(server_session: ServerSession) -> float:
     """A renewal that hangs must leave time for another."""
-    return max(_CALL_SECONDS_MIN, epoch.renew_seconds)
-
-
-def _of_one_kind(names: Sequence[Name]) -> Sequence[Name]:
-    """The same names in one form, as one request has them: raw ids are written out where others are."""
-    if any(isinstance(name, str) for name in names):
-        return [name if isinstance(name, str) else name.hex() for name in names]
-    return names
-
-
-def _grouped(pins: Sequence[tuple[Pin, _Grant]]) -> Iterator[Sequence[tuple[Pin, _Grant]]]:
-    """Pins that one request can pin again: some of one namespace."""
-    for name in sorted({pin.namespace.name for pin, _ in pins}):
-        group = [(pin, grant) for pin, grant in pins if pin.namespace.name == name]
-        for start in range(0, len(group), _RECLAIMED_AT_ONCE):
-            yield group[start : start + _RECLAIMED_AT_ONCE]
+    return max(_CALL_SECONDS_MIN, server_session.renew_seconds)

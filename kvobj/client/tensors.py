@@ -20,7 +20,7 @@ import torch
 
 from kvobj.client.call_scope import bounded_seconds
 from kvobj.client.kv import KvClient
-from kvobj.client.kv_values import RAW, Name, Namespace, StoredBytes, StoredChunk, check_namespace
+from kvobj.client.kv_values import RAW, Name, Namespace, StoredBytes, StoredChunk, accepted, check_namespace
 from kvobj.errors import CorruptionError, InvalidRequestError, UnavailableError
 from kvobj.tensors.codecs import LOSSLESS, parse_tensor_frame, unavailable
 from kvobj.tensors.form import TensorForm
@@ -61,8 +61,11 @@ class TensorChunks:
         """Store a tensor whose axes are in the declared order: of a full chunk, or of fewer tokens.
 
         Dense host memory is sent as it lies, and must not change meanwhile; anything else, what lies on a GPU too, is copied
-        first. `InvalidRequestError` for another shape or dtype, before anything is sent; else as `KvClient.put_chunk`.
+        first. `InvalidRequestError` for another shape or dtype, and `TypeError` for what is no tensor, before anything is sent;
+        else as `KvClient.put_chunk`.
         """
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"a chunk is a torch.Tensor here, and not a {type(tensor).__name__}")
         shape = tuple(tensor.shape)
         form = None if len(shape) != len(self.form.shape) else self._form_of_tokens(shape[self._tokens_axis])
         if form is None or form.shape != shape:
@@ -91,22 +94,23 @@ class TensorChunks:
         (`LOSSLESS_FIRST`, or lossy ones, then with `max_error`, the largest error of any value): see `KvClient.get_stored`. Those
         without kernels here are left out; `UnavailableError` where none is left. `layers` A to B, both included, of a layout that
         puts layers first: exactly what was put, so with no other `accept`. A profile that a frame names is read from the bucket,
-        within the same timeout, and kept. `InvalidRequestError`; `CorruptionError`.
+        within the same timeout, and kept. `InvalidRequestError`; `CorruptionError`. What this gives is what `KvClient.match` finds
+        with the same `accept` and `max_error`.
         """
-        if tuple(accept) == (RAW,) and max_error is None:
+        items = accepted(accept, max_error)
+        if items == [RAW]:
             found = self._client.get_chunk(
                 name, namespace=self._namespace, layers=layers, pin=pin, timeout_seconds=timeout_seconds
             )
             return None if found is None else self._tensor(found, layers)
         if layers is not None:
-            raise InvalidRequestError("a range of layers is read as it was put", accept=tuple(accept))
+            raise InvalidRequestError("a range of layers is read as it was put", accept=tuple(items))
         seconds = self._client.timeout_seconds if timeout_seconds is None else bounded_seconds(timeout_seconds)
         deadline = time.monotonic() + seconds
         stored = self._client.get_stored(
             name,
             namespace=self._namespace,
-            accept=_usable(accept),
-            max_error=max_error,
+            accept=_usable(items),
             pin=pin,
             timeout_seconds=seconds,
         )
@@ -156,10 +160,11 @@ class TensorChunks:
         return replace(self.form, tokens=tokens) if 1 <= tokens <= self.form.tokens else None
 
 
-def _usable(accept: Sequence[str]) -> list[str]:
-    """What can be decoded here of what is accepted."""
+def _usable(items: Sequence[str]) -> list[str]:
+    """What can be decoded here of what is accepted (`kv_values.accepted`)."""
     problems: dict[str, str] = {}
-    for codec in accept:
+    for item in items:
+        codec = item.partition(";")[0]
         if codec == RAW:
             continue
         try:
@@ -168,7 +173,7 @@ def _usable(accept: Sequence[str]) -> list[str]:
             raise InvalidRequestError(f"accept: {error}", codec=codec) from error
         if problem is not None:
             problems[codec] = problem
-    usable = [codec for codec in accept if codec not in problems]
+    usable = [item for item in items if item.partition(";")[0] not in problems]
     if not usable:
         raise UnavailableError(f"no codec that is accepted can be used here: {problems or 'none is named'}")
     return usable

@@ -3,7 +3,7 @@
 Bytes that are asked for go from the kernel straight into the memory they are asked into, but for those that came along with a
 head or a chunk's line: at most `_AHEAD_BYTES`, copied once. Raises `OSError` and `BrokenAnswerError` as they come.
 
-A plain socket blocks, and the kernel keeps its deadlines (SO_RCVTIMEO, SO_SNDTIMEO): one call fills megabytes, where Python's own
+A plain socket blocks, and the kernel keeps its deadlines (`kernel_timeout`): one call fills megabytes, where Python's own
 timeouts come back for every hundred kilobytes, and each time wait for the interpreter's lock. TLS needs Python's.
 """
 
@@ -15,7 +15,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import Final
 
 from kvobj.buffers import address_of
 from kvobj.client.forking import forget_in_child
+from kvobj.client.kernel_timeout import SHARE_LEFT, SHARE_SET, left_until, set_timeout
 from kvobj.client.native_fetch import (
     HANDED,
     INTERRUPTED,
@@ -44,17 +44,10 @@ _BUFFERS_AT_ONCE: Final = 512
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 """Received at once: between two pieces the deadline is looked at."""
 _INTERIM_HEADS_MAX: Final = 16
-_SHARE_SET: Final = 1.05
-_SHARE_LEFT: Final = 0.9
-"""A socket's timeout is set a little too long, and again once it is a tenth too long or at all too short: one system call less for
-most waits, which end at most so much after their deadline."""
-
-
 _UNSET: Final = -1.0
 _DIGITS: Final = 64
 _char_at: Final = ctypes.c_char.from_buffer
 _addressof: Final = ctypes.addressof
-_TIMEVAL: Final = struct.Struct("@ll")
 
 
 class ServerClosedError(ConnectionError):
@@ -183,7 +176,7 @@ class Wire:
         opened = self._socket
         if opened is None or self._poll is None or self._start != self._end or seconds <= 0:
             return UNFIT
-        if not self._timeout * _SHARE_LEFT <= seconds <= self._timeout:
+        if not self._timeout * SHARE_LEFT <= seconds <= self._timeout:
             self._set_timeout(opened, seconds)
         fetching = self._fetching
         if fetching is None:
@@ -264,12 +257,12 @@ class Wire:
         if failure == errno.EINPROGRESS:
             waiting = select.poll()
             waiting.register(opened, select.POLLOUT)
-            if not waiting.poll(_left(deadline) * 1000):
+            if not waiting.poll(left_until(deadline) * 1000):
                 raise TimeoutError("the server does not answer")
             failure = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
             raise OSError(failure, os.strerror(failure))
-        opened.settimeout(_left(deadline))
+        opened.settimeout(left_until(deadline))
 
     def _handshake(self, deadline: float) -> None:
         opened = self._allow(deadline)
@@ -281,19 +274,17 @@ class Wire:
         opened = self._socket
         if opened is None:
             raise ConnectionError("the connection is closed")
-        left = _left(deadline)
-        if not self._timeout * _SHARE_LEFT <= left <= self._timeout:
+        left = left_until(deadline)
+        if not self._timeout * SHARE_LEFT <= left <= self._timeout:
             self._set_timeout(opened, left)
         return opened
 
     def _set_timeout(self, opened: socket.socket, left: float) -> None:
-        self._timeout = left * _SHARE_SET
         if self._poll is None:
+            self._timeout = left * SHARE_SET
             opened.settimeout(self._timeout)
         else:
-            timeval = _TIMEVAL.pack(*divmod(int(self._timeout * 1e6) + 1, 1_000_000))  # zero would be for ever
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+            self._timeout = set_timeout(opened, left)
 
     def _send_head(self, head: bytes, deadline: float) -> int:
         opened = self._allow(deadline)
@@ -367,14 +358,6 @@ class _Fetching:
         self.address = ctypes.addressof(self._memory)
         self.state = FetchState.from_buffer(self._memory)
         calls.ready(self.address, descriptor, address_of(stash), STASH_BYTES)
-
-
-def _left(deadline: float) -> float:
-    """Seconds to a deadline; TimeoutError where none are left."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left
 
 
 def _poll_of(opened: socket.socket) -> select.poll:

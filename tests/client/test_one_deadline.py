@@ -14,8 +14,8 @@ from module_paths import ModulePaths
 from real_client import BUCKET, bytes_of, client_of, credentials_of, kv_server
 from server_process import MIB, ServerProcess
 
-from kvobj.client import KvClient, NewChunk
-from kvobj.client.aio import AsyncKvClient
+from kvobj.client import DEFAULT, KvClient, NewChunk, Session
+from kvobj.client.aio import AsyncKvClient, AsyncSession
 from kvobj.client.same_host import REST_SECONDS, SameHost
 from kvobj.client.same_host_lane import GrantAnswer
 from kvobj.errors import (
@@ -41,6 +41,19 @@ CALLS: dict[str, Callable[[KvClient], object]] = {
     "put_chunk": lambda client: client.put_chunk("new", BODY),
     "mput": lambda client: client.mput([NewChunk("new", BODY)]),
     "mput_batches": lambda client: _raised(client.mput_batches([[NewChunk("new", BODY)], [NewChunk("newer", BODY)]])),
+}
+
+BOUNDED: dict[str, Callable[[KvClient, Session], object]] = {
+    "get_chunk": lambda client, _: client.get_chunk(KEY, timeout_seconds=SECONDS),
+    "get_chunks": lambda client, _: client.get_chunks([KEY], [memoryview(bytearray(MIB))], timeout_seconds=SECONDS),
+    "view_chunk": lambda client, _: client.view_chunk(KEY, timeout_seconds=SECONDS),
+    "view_chunks": lambda client, _: client.view_chunks([KEY, "other"], timeout_seconds=SECONDS),
+    "mget": lambda client, _: next(client.mget([KEY], timeout_seconds=SECONDS)),
+    "put_chunk": lambda client, _: client.put_chunk("new", BODY, timeout_seconds=SECONDS),
+    "put_part": lambda client, _: client.put_part("new", BODY, part=(0, 2), namespace=DEFAULT, timeout_seconds=SECONDS),
+    "mput": lambda client, _: client.mput([NewChunk("new", BODY)], timeout_seconds=SECONDS),
+    "match": lambda client, _: client.match(ids=[KEY], timeout_seconds=SECONDS),
+    "Session.match": lambda _, session: session.match(ids=[KEY], timeout_seconds=SECONDS),
 }
 
 
@@ -75,18 +88,44 @@ def test_a_server_that_hangs_costs_a_call_its_deadline_once(
             assert time.monotonic() - began < 1.7 * SECONDS, "both ways had the whole deadline each"
 
 
-def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(server: ServerProcess) -> None:
-    with client_of(server, timeout_seconds=60) as client, server.hanging():
-        for read in (
-            lambda: client.get_chunk(KEY, timeout_seconds=SECONDS),
-            lambda: client.view_chunk(KEY, timeout_seconds=SECONDS),
-            lambda: client.view_chunks([KEY, "other"], timeout_seconds=SECONDS),
-            lambda: next(client.mget([KEY], timeout_seconds=SECONDS)),
+@pytest.mark.parametrize("same_host", [True, False], ids=["same host", "http"])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_deadline_of_a_call_is_kept_where_the_client_has_a_longer_one(
+    server: ServerProcess,
+    name: str,
+    same_host: bool,  # noqa: FBT001
+) -> None:
+    with (
+        KvClient(server.endpoint, credentials_of(server), BUCKET, timeout_seconds=60, same_host=same_host) as client,
+        Session(client, is_automatic=False) as session,
+        server.hanging(),
+    ):
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            BOUNDED[name](client, session)
+        assert time.monotonic() - began < 1.7 * SECONDS
+
+
+def test_a_deadline_of_an_awaited_call_is_kept_where_the_client_has_a_longer_one(server: ServerProcess) -> None:
+    async def main() -> float:
+        async with (
+            AsyncKvClient(server.endpoint, credentials_of(server), BUCKET, timeout_seconds=60) as client,
+            AsyncSession(client, is_automatic=False) as session,
         ):
-            began = time.monotonic()
-            with pytest.raises(UnavailableError):
-                read()
-            assert time.monotonic() - began < 1.7 * SECONDS
+            with server.hanging():
+                began = time.monotonic()
+                raised = await asyncio.gather(
+                    client.put_chunk("new", BODY, timeout_seconds=SECONDS),
+                    client.mput([NewChunk("new", BODY)], timeout_seconds=SECONDS),
+                    client.get_chunks([KEY], [memoryview(bytearray(MIB))], timeout_seconds=SECONDS),
+                    client.match(ids=[KEY], timeout_seconds=SECONDS),
+                    session.match(ids=[KEY], timeout_seconds=SECONDS),
+                    return_exceptions=True,
+                )
+                assert [type(each) for each in raised if not isinstance(each, UnavailableError)] == []
+                return time.monotonic() - began
+
+    assert asyncio.run(main()) < 1.7 * SECONDS
 
 
 def test_calls_that_are_cancelled_leave_the_same_host_path_in_use(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_who_was_interrupted_as_the_renewal_was_woken_holds_up_no_other() -> Non
             opened.append((session, session.pin(PINS)))
             for pin in opened[-1][1][:-2]:
                 assert pin is not None
-                session._pins.pop(pin)
+                session._pins.drop([pin])
                 session._current().ledger.release(pin._grant.ids if pin._grant else ())
             is_over = next(interrupts, None) is None
             going_on = threading.Thread(target=_release_and_close, args=opened[-1], daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -194,3 +195,16 @@ def test_a_request_whose_caller_was_interrupted_hides_no_lost_pin() -> None:
     assert ledger.statement().as_of == 1, "it may have been granted already"
     del interrupted
     assert ledger.statement().as_of == 3
+
+
+def test_a_match_that_finds_its_session_lost_ends_within_its_own_timeout() -> None:
+    sessions = Sessions()
+    going_on = sessions.hold("open 2")
+    with opened(sessions) as session:
+        sessions.lost = {1}
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            session.match(ids=["a"], timeout_seconds=0.5)
+        assert time.monotonic() - began < 5, "the client's timeout is 20 s"
+        going_on.set()
+        session.close()

@@ -106,6 +106,10 @@ def test_another_shape_or_dtype_is_refused_before_anything_is_sent(engine: Engin
     engine.ask("declare", name="opaque", kind="opaque")
     assert "no tensor layout" in engine.ask("refused", name="opaque", shape=whole)
     assert "KvClient.namespace(name)" in engine.ask("refused_name", name="strict")
+    words = engine.ask("refused_kinds", name="strict")
+    assert len(words) == 8
+    assert all("torch.Tensor" in each for each in words[:4])
+    assert all("accept" in each for each in words[4:])
 
 
 def test_what_cannot_be_accepted_is_refused_by_name(engine: EngineProcess) -> None:

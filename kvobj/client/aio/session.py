@@ -9,7 +9,8 @@ from typing import Self
 from kvobj.client.aio.calls import OnThreads, awaited, streamed
 from kvobj.client.aio.kv import AsyncKvClient, let_go_view, let_go_views
 from kvobj.client.lease import boot_seconds
-from kvobj.client.session import DEFAULT_TTL_MS, Pin, PinnedMatch, Session
+from kvobj.client.pins import Pin
+from kvobj.client.session import DEFAULT_TTL_MS, PinnedMatch, Session
 from kvobj.errors import UnavailableError
 
 

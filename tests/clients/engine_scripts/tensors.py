@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -211,6 +213,23 @@ def refused_name(*, name: str) -> str:
     raise AssertionError("it was not refused")
 
 
+def refused_kinds(*, name: str) -> list[str]:
+    """With what words what is no tensor, and what is no list of codecs, is refused: the server is not asked at all."""
+    tensors: tuple[Any, ...] = (None, 5, [[1.0]], b"bytes")
+    accepts: tuple[Any, ...] = ("raw", b"raw", [None], ["raw, x3"])
+    words = []
+    with KvClient("http://127.0.0.1:1", _keys(), BUCKET, timeout_seconds=0.2) as client:
+        chunks = TensorChunks(client, namespaces[name])
+        calls: list[Callable[[], object]] = [partial(chunks.put, bytes(32), each, parent=ROOT) for each in tensors]
+        calls += [partial(chunks.get, bytes(32), accept=each) for each in accepts]
+        for call in calls:
+            try:
+                call()
+            except TypeError as error:
+                words.append(str(error))
+    return words
+
+
 def refused(*, name: str, shape: list[int], dtype: str = "bfloat16") -> str:
     """With what words a tensor is refused, and that nothing was sent: the server is not asked at all."""
     client = KvClient("http://127.0.0.1:1", _keys(), BUCKET, timeout_seconds=0.2)
@@ -294,6 +313,7 @@ if __name__ == "__main__":
                 get_awaited,
                 get_beside,
                 refused,
+                refused_kinds,
                 refused_name,
                 problem,
                 mistaken,
