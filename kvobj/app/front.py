@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvobj.api.errors import refusal_reply
 from kvobj.api.http import HttpServer
+from kvobj.api.kv.events import register_followers
 from kvobj.api.service import S3Service
 from kvobj.app.fronting import http_settings, s3_settings
 from kvobj.app.log import LineWriter
@@ -68,6 +69,7 @@ class OneProcess:
         log: logging.Logger,
     ) -> None:
         metrics.add_families(upstreams.metrics.families)
+        register_followers(metrics, node.kv.events)
         self._listeners = listeners
         self._context = None if tls is None else tls.context
         host_id = node.data.store_id.hex()

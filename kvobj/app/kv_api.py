@@ -20,7 +20,9 @@ from kvobj.metrics import Metrics
 from kvobj.policy.chunk_policy import chunk_names
 from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunks import ChunkStore
+from kvobj.store.given_chunks import GivenChunks
 from kvobj.store.key_wrapping import KeyWrapper, derived_wrapping_key
+from kvobj.store.lossy_namespaces import LossyNamespaces
 from kvobj.store.namespaces import NamespaceBook, no_profiles
 from kvobj.store.request_feed import LearnsOfRequests, RequestFeed
 from kvobj.store.store import Store
@@ -60,6 +62,7 @@ def make_kv_api(
     policy: LearnsOfRequests,
     dram: DramTier,
     coded_blobs: CodedBlobs,
+    lossy: LossyNamespaces,
     in_use: BlobsInUse,
     arena_bytes: int,
     executor: Executor,
@@ -116,15 +119,16 @@ def make_kv_api(
         is_arriving=store.arriving.is_arriving,
         lease_ttl_ms=int(settings.gc.lease_ttl_seconds * 1000),
         pace=pace,
+        given=GivenChunks(catalog, lossy=lossy, in_memory=dram.held, would_give=store.would_give),
+        lossy=lossy,
     )
     return KvApi(book, chunks, feed, Events(catalog), gate, wrapping_key)
 
 
-def register_events(metrics: Metrics, history: History, events: Events) -> None:
+def register_events(metrics: Metrics, history: History) -> None:
     """Figures of the event log, read when they are asked for."""
     metrics.gauge_of("kvobj_events_kept", "events that readers can still go back to", history.kept)
     metrics.gauge_of("kvobj_events_last_sequence", "number up to which events are told", history.last_sequence)
-    metrics.gauge_of("kvobj_events_followers", "readers that follow the events now", lambda: events.followers)
 
 
 async def check_wrapping_key(book: NamespaceBook, catalog: Catalog) -> None:

@@ -57,21 +57,18 @@ class HistoryRows:
 
     def stored(self, view: WriteView, rows: Sequence[ObjectRow], *, now_ms: int, volatile: bool) -> None:
         """Tell of rows that became visible; `row.sequence` is set. Consecutive rows of one chain are one event."""
-        table = EVENTS_VOLATILE if volatile else EVENTS
         if len(rows) == 1:  # the common case, and on the path of every PUT
-            event = _stored_event(rows, now_ms)
-            view.put(table, number_key(event.sequence), encode_row(event), headroom=True)
+            self._tell(view, _stored_event(rows, now_ms), volatile=volatile)
         else:
-            events = stored_events(rows, now_ms=now_ms)
-            view.put_many(table, [(number_key(event.sequence), encode_row(event)) for event in events])
-        self.on_told()
+            self._tell(view, *stored_events(rows, now_ms=now_ms), volatile=volatile)
 
     def removed(
         self, view: WriteView, rows: Sequence[ObjectRow], *, reason: RemovalReason, now_ms: int, volatile: bool
     ) -> None:
         """Tell of rows that went, and remember why. `volatile`: they were of class `memory` and not written down."""
         for event in removed_events(rows, self.allocate, reason=reason, now_ms=now_ms):
-            _remember(view, event, [key_hash(key.encode()) for key in event.keys], reason, volatile=volatile)
+            self._tell(view, event, volatile=volatile)
+            _remember(view, event, [key_hash(key.encode()) for key in event.keys], reason)
 
     def removed_run(
         self, view: WriteView, event: RemovedRun, hashes: Sequence[bytes], *, reason: RemovalReason, now_ms: int
@@ -90,7 +87,8 @@ class HistoryRows:
                 tokens=sum(event.tokens[start:stop]),
                 reason=reason.value,
             )
-            _remember(view, row, hashes[start:stop], reason, volatile=False)
+            self._tell(view, row, volatile=False)
+            _remember(view, row, hashes[start:stop], reason)
 
     def made_durable(self, view: WriteView, row: ObjectRow) -> None:
         """A row moved from the volatile to the durable table: its event goes along. Of an event with several rows the last one
@@ -104,16 +102,21 @@ class HistoryRows:
     def cleared(self, view: WriteView, bucket: str, namespace: str, *, now_ms: int) -> None:
         """Tell that nothing of a namespace is left; of the whole bucket where it is ""."""
         sequence = self.allocate()
-        event = EventRow(sequence, now_ms, EventType.CLEARED, bucket, namespace)
-        view.put(EVENTS, number_key(sequence), encode_row(event), headroom=True)
+        self._tell(view, EventRow(sequence, now_ms, EventType.CLEARED, bucket, namespace), volatile=False)
+
+    def _tell(self, view: WriteView, *events: EventRow, volatile: bool) -> None:
+        """Write events down, and wake who waits for one: all that is told goes through here."""
+        table = EVENTS_VOLATILE if volatile else EVENTS
+        if len(events) == 1:
+            view.put(table, number_key(events[0].sequence), encode_row(events[0]), headroom=True)
+        else:
+            view.put_many(table, [(number_key(event.sequence), encode_row(event)) for event in events])
         self.on_told()
 
 
-def _remember(
-    view: WriteView, event: EventRow, hashes: Sequence[bytes], reason: RemovalReason, *, volatile: bool
-) -> None:
+def _remember(view: WriteView, event: EventRow, hashes: Sequence[bytes], reason: RemovalReason) -> None:
+    """Why the keys of a removal went."""
     number = number_key(event.sequence)
-    view.put(EVENTS_VOLATILE if volatile else EVENTS, number, encode_row(event), headroom=True)
     removal = encode_row(RemovalRow(reason, event.time_ms, event.namespace, event.sequence))
     start = removals_of(event.bucket)
     view.put_many(REMOVALS, [(start + each, removal) for each in hashes])

@@ -69,6 +69,10 @@ class Teller(Protocol):
         volatile: bool = True,
     ) -> None: ...
 
+    async def removed_run(self, rows: Sequence[ObjectRow], *, now_ms: int = 6) -> None:
+        """`removed` of durable rows of one namespace, as a claim of many tells it."""
+        ...
+
     async def made_durable(self, row: ObjectRow) -> None: ...
 
     def bound(self, max_events: int) -> None:
@@ -215,13 +219,40 @@ class HistoryContract:
 
     async def test_waiting_ends_when_something_is_told(self, teller: Teller) -> None:
         for volatile in (True, False):
-            after = (await teller.history.read(BUCKET, after=0)).last
-            waiting = asyncio.create_task(teller.history.wait(after, timeout_seconds=10))
-            await asyncio.sleep(0)
-            assert not waiting.done()
+            waiting, after = await self._wait_for_more(teller)
             await teller.stored([chunk("a")], volatile=volatile)
             assert await waiting
             assert len((await teller.history.read(BUCKET, after=after)).events) == 1
+
+    async def test_waiting_ends_when_a_removal_is_told(self, teller: Teller) -> None:
+        for volatile in (True, False):
+            waiting, after = await self._wait_for_more(teller)
+            await teller.removed([chunk("a"), chunk("b", namespace="other")], volatile=volatile)
+            assert await waiting
+            told_since = (await teller.history.read(BUCKET, after=after)).events
+            assert [event.type for event in told_since] == [EventType.REMOVED] * 2
+
+    async def test_waiting_ends_when_a_run_of_removals_is_told(self, teller: Teller) -> None:
+        waiting, after = await self._wait_for_more(teller)
+        await teller.removed_run([chunk("a"), chunk("b")])
+        assert await waiting
+        told_since = (await teller.history.read(BUCKET, after=after)).events
+        assert [(event.type, event.keys) for event in told_since] == [(EventType.REMOVED, ("a", "b"))]
+
+    async def test_waiting_ends_when_a_cleared_namespace_is_told(self, teller: Teller) -> None:
+        waiting, after = await self._wait_for_more(teller)
+        await teller.history.tell_cleared(BUCKET, "llama", now_ms=8)
+        assert await waiting
+        assert len((await teller.history.read(BUCKET, after=after)).events) == 1
+
+    @staticmethod
+    async def _wait_for_more(teller: Teller) -> tuple[asyncio.Task[bool], int]:
+        """A reader that has read all and waits, and up to which number it has read."""
+        after = (await teller.history.read(BUCKET, after=0)).last
+        waiting = asyncio.create_task(teller.history.wait(after, timeout_seconds=10))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        return waiting, after
 
     async def test_waiting_for_what_was_told_already_is_no_wait(self, teller: Teller) -> None:
         after = (await teller.history.read(BUCKET, after=0)).last

@@ -12,7 +12,8 @@ import msgspec
 from kvobj.catalog.bucket_changes import begin_incarnation
 from kvobj.catalog.encoding import BUCKETS, CATALOG_TABLES, StoredBucket, encode_stored_bucket, number_key
 from kvobj.catalog.history_protocol import RemovalReason
-from kvobj.catalog.history_rows import HistoryRows
+from kvobj.catalog.history_rows import HistoryRows, RemovedRun
+from kvobj.catalog.key_hash import key_hash
 from kvobj.catalog.lmdb_history import LmdbHistory
 from kvobj.catalog.numbers import NumberLine
 from kvobj.catalog.rows import BucketKind, BucketRow, Durability, ObjectRow
@@ -81,6 +82,15 @@ class LmdbTeller:
             return []
 
         await self._run(change, volatile=volatile)
+
+    async def removed_run(self, rows: Sequence[ObjectRow], *, now_ms: int = 6) -> None:
+        run = RemovedRun(rows[0].bucket, rows[0].namespace, [row.key for row in rows], [row.tokens for row in rows])
+        hashes = [key_hash(row.key.encode()) for row in rows]
+
+        def change(view: WriteView) -> None:
+            self.rows.removed_run(view, run, hashes, reason=RemovalReason.EVICTED, now_ms=now_ms)
+
+        await self.database.write(change)
 
     async def made_durable(self, row: ObjectRow) -> None:
         await self.database.write(lambda view: self.rows.made_durable(view, row))

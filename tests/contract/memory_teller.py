@@ -37,6 +37,9 @@ class MemoryTeller:
     ) -> None:
         self.history.removed(rows, reason=reason, now_ms=now_ms, volatile=volatile)
 
+    async def removed_run(self, rows: Sequence[ObjectRow], *, now_ms: int = 6) -> None:
+        await self.removed(rows, reason=RemovalReason.EVICTED, now_ms=now_ms, volatile=False)
+
     async def made_durable(self, row: ObjectRow) -> None:
         self.history.made_durable(row)
 

@@ -24,6 +24,7 @@ from kvobj.catalog.history_protocol import EventRow, EventType, History
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketKind, Durability, UserRow
 from kvobj.errors import BusyError
+from kvobj.metrics import Metrics
 from kvobj.store.places import DEFAULT_NAMESPACE
 
 HEARTBEAT_SECONDS: Final = 10.0
@@ -95,6 +96,11 @@ class Events:
 
     def _leave(self) -> None:
         self._followers -= 1
+
+
+def register_followers(metrics: Metrics, events: Events) -> None:
+    """The figure of readers that follow, of whatever process they come to."""
+    metrics.gauge_of("kvobj_events_followers", "readers that follow the events now", lambda: events.followers)
 
 
 class EventStream:
