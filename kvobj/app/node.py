@@ -55,6 +55,7 @@ from kvobj.record_log import RecordLog
 from kvobj.store.arriving import ArrivingKeys
 from kvobj.store.commit import CommitStep
 from kvobj.store.host_reads import HostReads
+from kvobj.store.lossy_namespaces import LossyNamespaces
 from kvobj.store.placement import Placement
 from kvobj.store.prepared import PreparedRooms
 from kvobj.store.profile_shelf import ProfileShelf
@@ -120,6 +121,7 @@ class Node:
     profiles: ProfileShelf
     dram_transcoding: DramTranscoding
     home_demotion: HomeDemotion
+    lossy: LossyNamespaces
     transcoder: Transcoder
     store: Store
     prepared: PreparedRooms
@@ -272,6 +274,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         memory=dram, arena=arena, transcoder=transcoder, rules=rules, catalog=catalog, clock=clock, log=log
     )
 
+    lossy = LossyNamespaces()
     home_demotion = HomeDemotion(
         catalog=catalog,
         home=home,
@@ -283,6 +286,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         on_queued=reaper.kick,
         clock=clock,
         log=log,
+        lossy=lossy,
     )
 
     hooks = StoreHooks(
@@ -301,6 +305,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         make_room=collector.make_room,
         on_written=hooks.written,
         on_refused=dram_transcoding.note,
+        on_judged=collector.judged,
         admits=collector.admits,
         remove=collector.remove_now,
         on_queued=reaper.kick,
@@ -410,6 +415,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         policy=collector,
         dram=dram,
         coded_blobs=coded_blobs,
+        lossy=lossy,
         in_use=in_use,
         arena_bytes=arena.capacity_bytes,
         executor=hash_executor,
@@ -421,7 +427,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         check_profile=profiles.check,
     )
     await check_wrapping_key(kv.book, catalog)
-    register_events(metrics, catalog.history, kv.events)
+    register_events(metrics, catalog.history)
     metrics.gauge_of("kvobj_upload_followers", "readers that follow an upload now", lambda: store.following.followers)
 
     async def compact() -> None:
@@ -488,6 +494,7 @@ async def _compose(  # noqa: PLR0915 - the composition root is one list of parts
         profiles=profiles,
         dram_transcoding=dram_transcoding,
         home_demotion=home_demotion,
+        lossy=lossy,
         transcoder=transcoder,
         store=store,
         prepared=prepared,

@@ -356,17 +356,20 @@ class Collector(BackgroundWorker):
         self._tell_names(row)
         if self._evictions is not None and self._evictions.uploads_first(row.bucket):
             # What its bucket wants on the remote gets there through here, and makes room in time.
-            self.counts.admitted += 1
             return True
         name = chunk_name(row.bucket, row.key)
-        is_admitted = self._policy.admits(
+        return self._policy.admits(
             name, CacheTier.NVME, size_bytes=row.size_bytes, now_ms=boot_ms(self._clock), parent=parent_name(row)
         )
+
+    def judged(self, row: ObjectRow, *, is_admitted: bool) -> None:
+        """`admits` said so, of an object that it was not asked about before: counted where it is a chunk."""
+        if self._spares(row) or self._kinds.get(row.bucket) is not BucketKind.KV:
+            return
         if is_admitted:
             self.counts.admitted += 1
         else:
             self.counts.refused += 1
-        return is_admitted
 
     async def remove_now(self, rows: Sequence[ObjectRow]) -> int:
         """Condemn and claim the given chunks at once, children before parents; how many bytes went, other claims included.
@@ -381,18 +384,21 @@ class Collector(BackgroundWorker):
             return 0
         return await self._claims.claim()
 
-    async def make_room(self, needed_bytes: int) -> int:
-        """Somebody waits for room in the home tier: reap what is queued for deletion, and where that is not enough remove chunks
+    async def make_room(self, needed_bytes: int, *, is_waited_for: bool = True) -> int:
+        """The home tier refused so much: reap what is queued for deletion, and where that is not enough remove chunks
         until so much fits below the watermark; bytes that went. 0: nothing could go, and nothing did since this was called.
 
-        No grace time, but what is held is left alone. Of what is live, what the remote has goes first, and stays there.
+        No grace time, but what is held is left alone. Of what is live, what the remote has goes first, and stays there. Unless
+        somebody waits for the room nothing live goes where the tier has plenty by its accounts: then the disk is full, or the
+        database, and what goes may be of no use there.
         """
         used_bytes, reaped_blobs = (await self._home.usage()).used_bytes, self._reaper.reaped_blobs
         async with self._making_room:
             freed_bytes = await self._reap_queued(used_bytes, needed_bytes)
             if freed_bytes >= needed_bytes > 0:
                 return freed_bytes
-            removed_bytes = await self._remove_for_room(max(0, needed_bytes - freed_bytes))
+            lacking_bytes = max(0, needed_bytes - freed_bytes)
+            removed_bytes = await self._remove_for_room(await self._excess(lacking_bytes, is_waited_for=is_waited_for))
             # Another writer may have taken already what was reaped: this one is to try again all the same.
             has_reaped = self._reaper.reaped_blobs > reaped_blobs
             return max(freed_bytes + removed_bytes, 1 if has_reaped else 0)
@@ -410,9 +416,8 @@ class Collector(BackgroundWorker):
             freed_bytes = max(0, used_bytes - (await self._home.usage()).used_bytes)
         return freed_bytes
 
-    async def _remove_for_room(self, needed_bytes: int) -> int:
+    async def _remove_for_room(self, wanted_bytes: int) -> int:
         """Let copies and chunks go; bytes that went."""
-        wanted_bytes = await self._excess(needed_bytes)
         removed_bytes = evicted_bytes = await self._evict(wanted_bytes, is_waited_for=True)
         if not self.is_quiet:
             while removed_bytes < wanted_bytes:
@@ -455,12 +460,13 @@ class Collector(BackgroundWorker):
         lacking = await self._excess(0) - self._claims.marked.size_bytes
         return lacking if self._evictions is None else lacking - self._evictions.evictable_bytes
 
-    async def _excess(self, needed_bytes: int) -> int:
-        """How many bytes have to go: down to the low mark once the high one is passed, else none."""
+    async def _excess(self, needed_bytes: int, *, is_waited_for: bool = False) -> int:
+        """How many bytes have to go: down to the low mark once the high one is passed, else none but what a tier refused that is
+        above the low mark (its room may be in pieces), or that somebody waits for."""
         usage = await self._home.usage()
         limit = self._limits.high_watermark * usage.capacity_bytes
         excess = usage.used_bytes + needed_bytes - limit
-        if needed_bytes:
+        if needed_bytes and (is_waited_for or usage.used_bytes + needed_bytes > LOW_SHARE * limit):
             # The tier refused: whatever its accounts say, this much has to go.
             excess = max(excess, needed_bytes)
         return int(excess + (1 - LOW_SHARE) * limit) if excess > 0 else 0

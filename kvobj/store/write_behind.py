@@ -2,7 +2,9 @@
 
 The queue's content is the catalog's volatile rows, so nothing is forgotten across a crash: a start scans them and
 enqueues them again. Entries are taken in order (parents were committed before their children), written a few at a time, and
-moved to the durable catalog in one batch. A full or failing home tier delays it; dirty bytes are bounded by `Placement`.
+moved to the durable catalog in one batch. A full or failing home tier delays it; dirty bytes are bounded by `Placement`. Chunks at
+home give way to what waits here only where that tier is above its watermark, or somebody waits for room in memory: on a disk that
+is full before the tier is, they would go for others that memory holds as well.
 
 An object is left alone until it is `delay_seconds` old, unless dirty bytes press: a burst of chunks is then written in few
 large batches, after the burst and not beside it, and a chunk that is deleted at once is never written.
@@ -19,7 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -54,6 +56,29 @@ class Backlog:
     refused_objects: int = 0
 
 
+class MakesRoom(Protocol):
+    """`Collector.make_room`."""
+
+    async def __call__(self, needed_bytes: int, *, is_waited_for: bool) -> int:
+        """Make room in the home tier for what it refused; bytes that went."""
+        ...
+
+
+class Judged(Protocol):
+    """`Collector.judged`."""
+
+    def __call__(self, row: ObjectRow, /, *, is_admitted: bool) -> None:
+        """Policy wants the row in the home tier, or does not."""
+        ...
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """What was not written down, and why."""
+
+    row: ObjectRow
+    error: KvobjError
+
+
 class _Entry(msgspec.Struct, frozen=True):
     bucket: str
     key: str
@@ -75,13 +100,18 @@ async def _note_nothing(_: ObjectRow) -> None:
     """Nobody wants to know of refused chunks."""
 
 
+def _count_nothing(_: ObjectRow, *, is_admitted: bool) -> None:
+    """Nobody counts what policy says."""
+
+
 def _ignore() -> None:
     """Nobody wants to know that blobs were queued for deletion."""
 
 
 class WriteBehind:
     """One worker over one queue. `on_queued`: blobs were queued for deletion; `on_refused`: a chunk stays in memory alone,
-    since policy does not want it in the home tier. Event-loop-only."""
+    since policy does not want it in the home tier; `on_judged` is told what `admits` said of a row the first time, however often
+    the row has to be tried. Event-loop-only."""
 
     def __init__(
         self,
@@ -89,13 +119,14 @@ class WriteBehind:
         catalog: Catalog,
         placement: Placement,
         clock: Clock,
-        make_room: Callable[[int], Awaitable[int]],
+        make_room: MakesRoom,
         on_written: Callable[[ObjectRow], Awaitable[None]],
         log: logging.Logger,
         admits: Callable[[ObjectRow], Awaitable[bool]] = _always,
         remove: Callable[[Sequence[ObjectRow]], Awaitable[int]] = _never,
         on_queued: Callable[[], None] = _ignore,
         on_refused: Callable[[ObjectRow], Awaitable[None]] = _note_nothing,
+        on_judged: Judged = _count_nothing,
         delay_seconds: float = 2.0,
         retry_seconds: float = 0.2,
     ) -> None:
@@ -109,6 +140,7 @@ class WriteBehind:
         self._remove = remove
         self._on_queued = on_queued
         self._on_refused = on_refused
+        self._on_judged = on_judged
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._flushing = 0
@@ -117,6 +149,8 @@ class WriteBehind:
         self._refused: dict[tuple[str, str], _Entry] = {}
         # Lossy copies that are at home and in no row yet, by the blob that they are of: a batch that is tried again names them.
         self._lossy: dict[bytes, LossyCopy] = {}
+        # First blob ids of a batch that failed and is tried again.
+        self._tried: frozenset[bytes] = frozenset()
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
@@ -178,7 +212,9 @@ class WriteBehind:
         `lossless`, the very bytes. Their digests are known. Errors as of `Tier.put`; the rows are written down in their turn
         then."""
         batch = [_entry_of(row, self._clock.monotonic(), is_forced=True) for row in rows]
-        await self._write_down(batch, lossless=lossless)
+        failures = await self._write_down(batch, lossless=lossless)
+        if failures:
+            raise failures[0].error
 
     async def aclose(self) -> None:
         """Stop at once; what is left stays in the catalog's volatile rows."""
@@ -203,15 +239,14 @@ class WriteBehind:
                 continue
             await self._ripen()
             batch = self._next_batch()
-            try:
-                await self._write_down(batch)
-            except KvobjError as error:
+            failed = await self._failed(batch)
+            if failed is not None:
                 self.failures += 1
-                self._log.warning("write-behind failed, will retry: %s", error)
-                if isinstance(error, StoreFullError):
-                    await self._make_room(sum(entry.size_bytes for entry in batch))
+                self._log.warning("write-behind failed, will retry: %s", failed)
+                self._tried = frozenset(entry.blob_id for entry in batch)
                 await asyncio.sleep(self._retry_seconds)
                 continue
+            self._tried = frozenset()
             for entry in batch:
                 self._queue.popleft()
                 self._queued_bytes -= entry.size_bytes
@@ -230,6 +265,19 @@ class WriteBehind:
         finally:
             self._arrived.set()
 
+    async def _failed(self, batch: list[_Entry]) -> KvobjError | None:
+        """Write a batch down, and make room for what the home tier refused of it; why it has to be tried again, if it has."""
+        try:
+            failures = await self._write_down(batch)
+            # No more than that: the others of the batch are at home by now, and would have to go for it.
+            lacking = sum(each.row.size_bytes for each in failures if isinstance(each.error, StoreFullError))
+            if lacking:
+                is_waited_for = bool(self._flushing) or self._placement.is_waited_for
+                await self._make_room(lacking, is_waited_for=is_waited_for)
+        except KvobjError as error:
+            return error
+        return failures[0].error if failures else None
+
     def _next_batch(self) -> list[_Entry]:
         batch: list[_Entry] = []
         size_bytes = 0
@@ -240,27 +288,34 @@ class WriteBehind:
             size_bytes += entry.size_bytes
         return batch
 
-    async def _write_down(self, batch: list[_Entry], *, lossless: bool = False) -> None:
+    async def _write_down(self, batch: list[_Entry], *, lossless: bool = False) -> list[_Failure]:
+        """What failed; the rest is written down, or need not be."""
         async with self._turn:
-            await self._write_batch(batch, lossless=lossless)
+            return await self._write_batch(batch, lossless=lossless)
 
-    async def _write_batch(self, batch: list[_Entry], *, lossless: bool) -> None:
+    async def _write_batch(self, batch: list[_Entry], *, lossless: bool) -> list[_Failure]:
         current = await self._current_rows(batch)
         await self._drop_lossy({entry.blob_id for entry in batch}.difference(row.blobs[0].blob_id for row in current))
         rows = await self._admitted(current, {entry.blob_id for entry in batch if entry.is_forced})
         if not rows:
-            return
+            return []
         slots = asyncio.Semaphore(CONCURRENT_BLOBS)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._put_row(row, slots, lossless=lossless)) for row in rows]
         outcomes = [task.result() for task in tasks]
         raised = [outcome for outcome in outcomes if isinstance(outcome, ObjectRow)]
-        results = await self._catalog.raise_durability(raised) if raised else []
+        failures = [
+            _Failure(row, outcome)
+            for row, outcome in zip(rows, outcomes, strict=True)
+            if isinstance(outcome, KvobjError)
+        ]
+        try:
+            results = await self._catalog.raise_durability(raised) if raised else []
+        except KvobjError as error:
+            return [*(_Failure(row, error) for row in raised), *failures]
         for row, done in zip(raised, results, strict=True):
             await self._after(row, done=done)
-        failed = [outcome for outcome in outcomes if isinstance(outcome, KvobjError)]
-        if failed:
-            raise failed[0]
+        return failures
 
     async def _admitted(self, rows: list[ObjectRow], forced: set[bytes]) -> list[ObjectRow]:
         """Those that the home tier should have; the others are kept as refused. A child of a refused chunk is of no use there."""
@@ -268,13 +323,20 @@ class WriteBehind:
         for row in rows:
             name = (row.bucket, row.key)
             is_behind = bool(row.parent) and (row.bucket, row.parent) in self._refused
-            if row.blobs[0].blob_id in forced or (not is_behind and await self._admits(row)):
+            if row.blobs[0].blob_id in forced or (not is_behind and await self._asked(row)):
                 self._refused.pop(name, None)
                 admitted.append(row)
             elif name not in self._refused:
                 self._refused[name] = _entry_of(row, self._clock.monotonic())
                 await self._on_refused(row)
         return admitted
+
+    async def _asked(self, row: ObjectRow) -> bool:
+        """What policy says of the row now: asked anew each time it is tried, since others may have come to be worth more."""
+        is_admitted = await self._admits(row)
+        if row.blobs[0].blob_id not in self._tried and (row.bucket, row.key) not in self._refused:
+            self._on_judged(row, is_admitted=is_admitted)
+        return is_admitted
 
     async def _settle_refused(self) -> None:
         """Remove refused chunks until dirty bytes press no more (all of them for a flush); what cannot go is to be written."""
@@ -287,10 +349,12 @@ class WriteBehind:
         relieved_bytes = int(RELIEVED_SHARE * self._placement.dirty_bytes_max)
         by_name = {(row.bucket, row.key): row for row in rows}
         refused = _leaves_first([row for row in rows if row.blobs[0].blob_id not in to_write])
-        for start in range(0, len(refused), BATCH_ROWS):
-            if not self._flushing and self._placement.cache.dirty_bytes <= relieved_bytes:
+        while refused:
+            excess_bytes = self._placement.cache.dirty_bytes - relieved_bytes
+            if not self._flushing and excess_bytes <= 0:
                 break
-            batch = refused[start : start + BATCH_ROWS]
+            batch = _first_of(refused, None if self._flushing else excess_bytes)
+            del refused[: len(batch)]
             await self._remove(batch)
             for row in batch:
                 entry = self._refused.pop((row.bucket, row.key), None)
@@ -413,6 +477,17 @@ def _with_ancestors(row: ObjectRow, among: Mapping[tuple[str, str], ObjectRow]) 
     while at is not None:
         yield at.blobs[0].blob_id
         at = among.get((at.bucket, at.parent)) if at.parent else None
+
+
+def _first_of(rows: Sequence[ObjectRow], size_bytes: int | None) -> list[ObjectRow]:
+    """As many of the first rows as have so many bytes together, or as a batch takes. Not empty where there are rows."""
+    batch: list[ObjectRow] = []
+    for row in rows[:BATCH_ROWS]:
+        if size_bytes is not None and size_bytes <= 0:
+            break
+        batch.append(row)
+        size_bytes = None if size_bytes is None else size_bytes - row.size_bytes
+    return batch
 
 
 def _leaves_first(rows: Sequence[ObjectRow]) -> list[ObjectRow]:

@@ -159,6 +159,18 @@ async def test_who_waits_for_room_waits_for_no_grace_time(world: GcWorld) -> Non
     assert "a0" in await world.live()
 
 
+async def test_a_refusal_by_a_tier_with_plenty_of_room_costs_no_chunk_unless_somebody_waits(world: GcWorld) -> None:
+    await world.chain("a", 5)  # of ten: the disk below is full, and not the tier
+    assert await world.collector.make_room(2 * CHUNK, is_waited_for=False) == 0
+    assert len(await world.live()) == 5
+    assert await world.collector.make_room(2 * CHUNK) >= 2 * CHUNK
+
+
+async def test_a_tier_that_is_nearly_full_is_believed_when_it_refuses(world: GcWorld) -> None:
+    await world.chain("a", 8)  # what is free may lie in pieces
+    assert await world.collector.make_room(CHUNK, is_waited_for=False) >= CHUNK
+
+
 async def overwritten(world: GcWorld, times: int) -> None:
     """An object that leaves so many blobs behind, which nobody has reaped."""
     for _ in range(times + 1):
