@@ -109,6 +109,12 @@ class MeanwhileBody(FakeBody):
         return await super().read_some(limit)
 
 
+def all_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
+    """All of its header fields: those that are ready, too."""
+    pairs = [line.split(": ", 1) for line in reply.ready.split("\r\n")[:-1]]
+    return (*reply.headers, *((name, value) for name, value in pairs))
+
+
 @dataclass
 class Answer:
     reply: Reply
@@ -121,7 +127,7 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        return dict(self.reply.all_headers)
+        return dict(all_headers(self.reply))
 
     @property
     def xml(self) -> ET.Element:

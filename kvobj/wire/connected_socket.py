@@ -70,6 +70,11 @@ class ConnectedSocket(asyncio.BaseProtocol):
         return self._is_tls
 
     @property
+    def descriptor(self) -> int:
+        """The number of its file, -1 where it is closed."""
+        return -1 if self._transport is None else int(self._transport.get_extra_info("socket").fileno())
+
+    @property
     def remote(self) -> str:
         """The client's address, without its port; empty when unknown."""
         peer = None if self._transport is None else self._transport.get_extra_info("peername")

@@ -44,6 +44,10 @@ class HttpInstruments:
         self.refused_connections = metrics.counter(
             f"kvobj_{name}_refused_connections", "Connections over the limit, answered 503 or reset."
         )
+        self.accept_waits = metrics.counter(
+            f"kvobj_{name}_accept_waits",
+            "Seconds in which no connection could be accepted for want of descriptors or memory.",
+        )
         self.stalled_connections = metrics.counter(
             f"kvobj_{name}_stalled_connections", "Connections ended for a missed deadline, idle ones left out."
         )

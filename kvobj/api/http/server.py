@@ -28,6 +28,7 @@ from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode, Wire
 from kvobj.wire.body_receivers import BodyReceivers, make_receivers
 from kvobj.wire.body_senders import BodySenders, make_senders
+from kvobj.wire.plain_listener import PlainListener
 from kvobj.wire.receive_check import choose_receive_mode
 
 
@@ -97,9 +98,8 @@ class HttpServer:
             gathering=Gathering(clock),
         )
         self._receive_mode = receive_mode
-        self._servers: list[asyncio.Server] = []
+        self._plain_listeners: list[PlainListener] = []
         self._tls_listeners: list[TlsListener] = []
-        self._gone: list[asyncio.Task[None]] = []
         self._is_draining = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._header_names: dict[str, str] = {}
@@ -135,13 +135,16 @@ class HttpServer:
         self._schedule_sweep()
 
     async def _listen(self, bound: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: self._wire(self._connected), sock=bound.dup(), backlog=self._settings.listen_backlog
+        listener = PlainListener(
+            bound.dup(),
+            self._wire,
+            self._connected,
+            backlog=self._settings.listen_backlog,
+            waited=self._instruments.accept_waits.inc,
+            log=self._errors,
         )
-        self._servers.append(server)
-        # Done when the server is closed and no transport of it is left: some may be no connection yet.
-        self._gone.append(loop.create_task(server.wait_closed()))
+        self._plain_listeners.append(listener)
+        await listener.start()
 
     def _listen_with_tls(self, bound: socket.socket, context: ssl.SSLContext) -> None:
         serving = TlsServing(
@@ -198,11 +201,13 @@ class HttpServer:
     def _unconnected(self) -> list[asyncio.Task[None]]:
         """What was accepted and is no connection yet."""
         handshakes = [task for listener in self._tls_listeners for task in listener.handshakes]
-        return [*(gone for gone in self._gone if not gone.done()), *handshakes]
+        return [*(task for listener in self._plain_listeners for task in listener.unfinished), *handshakes]
 
     async def aclose(self) -> None:
         """Stop at once: what is still open is reset, handlers are cancelled. Idempotent."""
         self._stop_accepting()
+        for plain in self._plain_listeners:
+            await plain.aclose()
         for listener in self._tls_listeners:
             await listener.aclose()
         if self._sweeping is not None:
@@ -219,19 +224,14 @@ class HttpServer:
         for threads in (self._senders, self._receivers):
             if threads is not None:
                 threads.close()
-        for gone in self._gone:
-            gone.cancel()
-        await asyncio.gather(*self._gone, return_exceptions=True)
-        self._gone.clear()
-        for server in self._servers:
-            await server.wait_closed()
-        self._servers.clear()
 
     def sweep(self) -> None:
-        """Check every connection's deadline now; runs by itself every `sweep_seconds`."""
+        """Check every connection's deadline now, and whether descriptors are short; runs by itself every `sweep_seconds`."""
         now = self._clock.monotonic()
         for connection in self._connections:
             connection.sweep(now)
+        for listener in self._plain_listeners:
+            listener.look()
 
     def _schedule_sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -243,8 +243,8 @@ class HttpServer:
         self._sweeping = loop.call_later(self._settings.sweep_seconds, sweep_again)
 
     def _stop_accepting(self) -> None:
-        for server in self._servers:
-            server.close()
+        for plain in self._plain_listeners:
+            plain.stop()
         for listener in self._tls_listeners:
             listener.stop()
 

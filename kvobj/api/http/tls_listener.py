@@ -2,13 +2,12 @@
 
 Event loops that accept by themselves tell of a TLS connection once its handshake is done: until then it would count as nothing, and
 who opens sockets and says nothing would be bounded by open files alone. Here a socket is accepted, counted, and only then handed to
-the loop. Without TLS the loop's own way is as good, and faster.
+the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -22,13 +21,10 @@ from typing import Final
 from kvobj.api.http.admission import Admission, Place
 from kvobj.api.http.instruments import HttpInstruments
 from kvobj.api.http.limits import HttpSettings
+from kvobj.wire.accept_loop import AcceptLoop
 from kvobj.wire.body_handover import Wire
 
-_ACCEPTED_A_TURN: Final = 64
-_PAUSE_SECONDS: Final = 1.0
 _ABORT_SECONDS: Final = 2.0
-# No descriptor or memory to be had (accept(2)): the connection waits in the backlog, and so do we.
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -53,7 +49,9 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._serving = serving
-        self._resuming: asyncio.TimerHandle | None = None
+        self._accepting = AcceptLoop(
+            listening, self._admit, waited=serving.instruments.accept_waits.inc, log=serving.log
+        )
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
         self._is_open = False
 
@@ -67,16 +65,14 @@ class TlsListener:
         self._listening.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         self._listening.listen(self._serving.settings.listen_backlog)
         self._is_open = True
-        self._resume()
+        self._accepting.start()
 
     def stop(self) -> None:
         """Accept no more; handshakes go on. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
-        if self._resuming is not None:
-            self._resuming.cancel()
-        self._loop.remove_reader(self._listening)
+        self._accepting.stop()
         self._listening.close()
 
     async def aclose(self) -> None:
@@ -91,26 +87,6 @@ class TlsListener:
             for task in pending:
                 task.cancel()
 
-    def _resume(self) -> None:
-        self._resuming = None
-        self._loop.add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        """Take what waits, in bounded turns: other events of the loop come between."""
-        for _ in range(_ACCEPTED_A_TURN):
-            try:
-                accepted, address = self._listening.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    self._serving.log.warning("no connection can be accepted for now: %s", error.strerror)
-                    self._loop.remove_reader(self._listening)
-                    self._resuming = self._loop.call_later(_PAUSE_SECONDS, self._resume)
-                    return
-                continue  # the client went while it waited (ECONNABORTED and the network's own errors, accept(2))
-            self._admit(accepted, str(address[0]) if isinstance(address, tuple) else "")
-
     def _admit(self, accepted: socket.socket, remote: str) -> None:
         serving = self._serving
         place = serving.admission.admit(remote, is_local=_is_local(accepted, remote))
@@ -119,7 +95,6 @@ class TlsListener:
         if place is None:
             _reset(accepted)
             return
-        accepted.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         task = self._loop.create_task(self._shake_hands(accepted, place), name="tls-handshake")
         self._handshakes[task] = accepted
         task.add_done_callback(self._ended)

@@ -37,6 +37,10 @@ class LmInstruments:
         self._refused = metrics.counter(
             "kvobj_lm_refused_connections", "Connections reset at once, by reason.", ("reason",)
         )
+        self.accept_waits = metrics.counter(
+            "kvobj_lm_accept_waits",
+            "Seconds in which no connection could be accepted for want of descriptors or memory.",
+        )
         self._stalled = metrics.counter("kvobj_lm_stalled_connections", "Connections ended for a missed deadline.")
         metrics.gauge_of("kvobj_lm_connections", "Open connections of lm:// clients.", connections)
         self._clock = clock

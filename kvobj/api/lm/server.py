@@ -20,6 +20,7 @@ from kvobj.api.lm.instruments import LmInstruments
 from kvobj.clock import Clock
 from kvobj.metrics import Metrics
 from kvobj.wire.body_handover import ReceiveMode, Wire
+from kvobj.wire.plain_listener import PlainListener
 from kvobj.wire.receive_check import choose_receive_mode
 
 _WIRE: Final = HttpSettings()
@@ -64,7 +65,7 @@ class LmServer:
         self._receive_mode = receive_mode
         self._shared = memoryview(bytearray(_WIRE.receive_buffer_bytes))
         self._connections: dict[LmConnection, asyncio.Task[None]] = {}
-        self._server: asyncio.Server | None = None
+        self._listener: PlainListener | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._is_draining = False
 
@@ -76,11 +77,15 @@ class LmServer:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._server = await loop.create_server(
-            lambda: Wire(loop, self._connected, shared=self._shared, mode=mode),
-            sock=bound.dup(),
+        self._listener = PlainListener(
+            bound.dup(),
+            lambda connected: Wire(loop, connected, shared=self._shared, mode=mode),
+            self._connected,
             backlog=_WIRE.listen_backlog,
+            waited=self._instruments.accept_waits.inc,
+            log=self._log,
         )
+        await self._listener.start()
         self._schedule_sweep()
 
     async def drain(self, timeout_seconds: float) -> bool:
@@ -97,7 +102,8 @@ class LmServer:
 
     async def aclose(self) -> None:
         """Stop at once: what is still open is reset, and nothing stays of a PUT that is not whole. Idempotent."""
-        self._stop_accepting()
+        if self._listener is not None:
+            await self._listener.aclose()
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -108,15 +114,14 @@ class LmServer:
         await asyncio.gather(*connections.values(), return_exceptions=True)
         for connection in connections:
             await connection.wire.wait_closed()
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
 
     def sweep(self) -> None:
         """Check every connection's deadline now; runs by itself once a second."""
         now = self._clock.monotonic()
         for connection in self._connections:
             connection.sweep(now)
+        if self._listener is not None:
+            self._listener.look()
 
     def _schedule_sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -128,8 +133,8 @@ class LmServer:
         self._sweeping = loop.call_later(_WIRE.sweep_seconds, sweep_again)
 
     def _stop_accepting(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.stop()
 
     def _connected(self, wire: Wire) -> None:
         try:
