@@ -31,7 +31,7 @@ import uvloop
 from kvobj.api.errors import refusal_reply
 from kvobj.api.exchange import Exchange
 from kvobj.api.http import HttpServer
-from kvobj.api.kv.events import Events
+from kvobj.api.kv.events import Events, register_followers
 from kvobj.api.message import Reply
 from kvobj.api.operations import ReadEvents
 from kvobj.api.service import S3Service
@@ -123,9 +123,9 @@ class Worker(WorkerCalls):
     """See the module's text; it serves the store process's calls. Event-loop-only."""
 
     def __init__(self, orders: WorkerOrders, words: SharedWords, log: logging.Logger) -> None:
-        clock, metrics = SystemClock(), Metrics()
+        self._orders = orders
         self._log = log
-        self._metrics = metrics
+        self._clock, self._metrics = SystemClock(), Metrics()
         self._executor = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
         self._tls = _given_certificate(orders)
         self._is_over = asyncio.Event()
@@ -140,7 +140,26 @@ class Worker(WorkerCalls):
             on_answer=self._answered,
             on_lost=_end_at_once,
         )
-        calls = self.channel.proxy(StoreCalls)
+        self._calls = self.channel.proxy(StoreCalls)
+        self._catalog = self._make_catalog(words)
+        self._store = self._make_store()
+        self._upstreams = make_upstreams(
+            orders.upstreams,
+            self._store,
+            self._make_chunks(),
+            store_id=orders.s3.host_id,
+            has_remote=orders.s3.has_remote,
+            clock=self._clock,
+            metrics=self._metrics,
+            log=log,
+        )
+        self._events = Events(self._catalog.as_catalog())
+        register_followers(self._metrics, self._events)
+        self._lines = LineWriter(is_shared=True)
+        self._http = self._make_http(self._make_service())
+
+    def _make_catalog(self, words: SharedWords) -> WorkerCatalog:
+        orders = self._orders
         database = ReadDatabase.open_for_reading(
             durable=orders.durable,
             volatile=orders.volatile,
@@ -148,59 +167,52 @@ class Worker(WorkerCalls):
             map_bytes=orders.map_bytes,
             volatile_map_bytes=orders.volatile_map_bytes,
         )
-        catalog = WorkerCatalog(database, calls, words)
-        self._store = WorkerStore(
-            catalog=catalog.as_catalog(),
+        return WorkerCatalog(database, self._calls, words)
+
+    def _make_store(self) -> WorkerStore:
+        orders = self._orders
+        return WorkerStore(
+            catalog=self._catalog.as_catalog(),
             channel=self.channel,
-            calls=calls,
+            calls=self._calls,
             arena=MappedArena(orders.arena, huge_pages=orders.huge_pages),
             keeping=orders.keeping,
             executor=self._executor,
         )
-        chunks = WorkerChunks(
-            catalog=catalog,
+
+    def _make_chunks(self) -> WorkerChunks:
+        return WorkerChunks(
+            catalog=self._catalog,
             store=self._store,
             channel=self.channel,
-            calls=calls,
-            wrapper=KeyWrapper(orders.wrapping_key),
-            clock=clock,
+            calls=self._calls,
+            wrapper=KeyWrapper(self._orders.wrapping_key),
+            clock=self._clock,
             executor=self._executor,
         )
-        self._events = Events(catalog.as_catalog())
 
-        async def read_events(exchange: Exchange, operation: ReadEvents) -> Reply:
-            await catalog.history.freshen()
-            return await self._events.stream(exchange, operation)
-
-        self._upstreams = make_upstreams(
-            orders.upstreams,
-            self._store,
-            chunks,
-            store_id=orders.s3.host_id,
-            has_remote=orders.s3.has_remote,
-            clock=clock,
-            metrics=metrics,
-            log=log,
-        )
-        service = S3Service(
+    def _make_service(self) -> S3Service:
+        orders = self._orders
+        return S3Service(
             self._upstreams.store,
             orders.s3.settings(),
-            clock=clock,
-            log=log,
+            clock=self._clock,
+            log=self._log,
             chunks=self._upstreams.chunks,
-            read_events=read_events,
-            same_host=None if orders.levels is None else (RemoteGranting(calls), orders.levels),
+            read_events=self._read_events,
+            same_host=None if orders.levels is None else (RemoteGranting(self._calls), orders.levels),
             executor=self._executor,
         )
-        self._lines = LineWriter(is_shared=True)
-        self._http = HttpServer(
+
+    def _make_http(self, service: S3Service) -> HttpServer:
+        return HttpServer(
             self._upstreams.handler(service.handle),
-            settings=orders.http,
-            metrics=metrics,
-            clock=clock,
+            settings=self._orders.http,
+            metrics=self._metrics,
+            clock=self._clock,
             new_request_id=new_request_id,
-            log=log.getChild("s3"),
-            render_refusal=partial(refusal_reply, host_id=orders.s3.host_id),
+            log=self._log.getChild("s3"),
+            render_refusal=partial(refusal_reply, host_id=self._orders.s3.host_id),
             write_line=self._lines,
         )
 
@@ -274,6 +286,10 @@ class Worker(WorkerCalls):
         is_done = await self._http.drain(timeout_seconds)
         self._is_over.set()
         return is_done
+
+    async def _read_events(self, exchange: Exchange, operation: ReadEvents) -> Reply:
+        await self._catalog.history.freshen()
+        return await self._events.stream(exchange, operation)
 
     def _answered(self, result: object) -> None:
         self._store.answered(result)

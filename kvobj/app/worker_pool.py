@@ -37,6 +37,8 @@ START_SECONDS: Final = 60.0
 STARTING_MAX: Final = 2 * len(os.sched_getaffinity(0))
 """So many start at once: more would each take as much longer, and the first be as late as the last."""
 SILENT_SECONDS: Final = 10.0
+QUIET_SECONDS: Final = 5.0
+"""Who has said nothing for so long, and is asked every second, stands still: it counts as serving no longer."""
 REPLACING_SECONDS: Final = 2.0
 """For so long after the last that served has ended, the next is taken to be on its way: the idle process takes a tenth of it, one
 that is started from nothing half."""
@@ -47,6 +49,8 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _CALM_SECONDS: Final = 10.0
 """Who lived for so long is replaced at once."""
+_SHORT_LIVES: Final = 2
+"""So many in a row are no accident any more: an operator is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class _Process:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.figures = WorkerFigures(0.0, 0, 0, [])
+        self._silence = Silence(self.started_at)
         self._process = launched.process
         self._pidfd = launched.pidfd
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
@@ -80,9 +85,24 @@ class _Process:
         self.ended.set_result(self._process.wait())
 
     @property
-    def is_serving(self) -> bool:
+    def is_accepting(self) -> bool:
         """It was told to accept connections, and lives."""
         return self.ready.done() and not self.ended.done()
+
+    @property
+    def is_heard(self) -> bool:
+        """It has said something lately. What ended is judged as of now: ask at once."""
+        return self.silent_seconds(self.desk.channel.heard_at) <= QUIET_SECONDS
+
+    @property
+    def is_serving(self) -> bool:
+        """It accepts connections, and does not stand still."""
+        return self.is_accepting and self.is_heard
+
+    def silent_seconds(self, since: float) -> float:
+        """For how long it has said nothing, if it spoke then the last time; while this process stood still itself nobody could
+        have heard it. To be asked every few seconds (`Silence`), which who watches it does."""
+        return self._silence.seconds(asyncio.get_running_loop().time(), since)
 
     def kill(self) -> None:
         """SIGKILL, if it lives."""
@@ -121,10 +141,18 @@ class _Place:
         self.process: _Process | None = None
         self.past = _Past()
         self.restarts = 0
+        self.short_lives = 0
+        """In a row, up to the last."""
         self.last_end = ""
 
-    def note_end(self, process: _Process, status: int) -> None:
-        """The process has ended with this status."""
+    @property
+    def is_failing(self) -> bool:
+        """Its processes end soon, one after the other, and none accepts connections now."""
+        return self.short_lives >= _SHORT_LIVES and (self.process is None or not self.process.is_accepting)
+
+    def note_end(self, process: _Process, status: int, *, is_calm: bool) -> None:
+        """The process has ended with this status; `is_calm`: after some time."""
+        self.short_lives = 0 if is_calm else self.short_lives + 1
         figures = process.figures
         self.past = _Past(
             self.past.cpu_seconds + figures.cpu_seconds,
@@ -194,7 +222,7 @@ class WorkerPool:
 
     @property
     def is_serving(self) -> bool:
-        """Whether connections are accepted, by one worker at least; still for a moment (`REPLACING_SECONDS`) after the last has
+        """Whether connections are served, by one worker at least; still for a moment (`REPLACING_SECONDS`) after the last has
         ended, in which the next takes its place."""
         if any(process.is_serving for process in self._processes()):
             return True
@@ -242,13 +270,13 @@ class WorkerPool:
             process.can_accept.add_done_callback(lambda _: self._turns.release())
             admitting = asyncio.create_task(self._admit(process), name=f"worker-{place.number}-admit")
             status = await self._watch(process)
-            if process.ready.done():
+            if process.ready.done() and process.is_heard:
                 self._served_at = loop.time()
             admitting.cancel()
             process.can_accept.cancel()  # its turn is over, if it still had it
-            lived_seconds = loop.time() - process.started_at
+            is_calm = loop.time() - process.started_at >= _CALM_SECONDS
             await process.desk.aclose()
-            place.note_end(process, status)
+            place.note_end(process, status, is_calm=is_calm)
             place.process = None
             if self._is_stopping:
                 return
@@ -260,7 +288,6 @@ class WorkerPool:
                         )
                         return
             place.restarts += 1
-            is_calm = lived_seconds >= _CALM_SECONDS
             pause_seconds = (
                 0.0 if is_calm else min(max(2 * pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             )
@@ -348,9 +375,7 @@ class WorkerPool:
 
     async def _watch(self, process: _Process) -> int:
         """Its exit status, once it has ended: by itself, or because it said nothing for too long or closed the pair."""
-        loop = asyncio.get_running_loop()
         channel = process.desk.channel
-        silence = Silence(loop.time())
         while not process.ended.done():
             either: list[asyncio.Future[Any]] = [process.ended, channel.lost]
             await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -364,7 +389,7 @@ class WorkerPool:
             since = channel.heard_at
             if not process.ready.done():  # it may wait for others, which still start
                 since = max(process.started_at, self._progressed_at) + START_SECONDS
-            if silence.seconds(loop.time(), since) > SILENT_SECONDS:
+            if process.silent_seconds(since) > SILENT_SECONDS:
                 self._log.error("worker process %d answers nothing and is killed", process.pid)
                 process.kill()
             elif process.ready.done():
@@ -395,7 +420,7 @@ class WorkerPool:
         return tuple(
             f"worker {place.number} ends at its start again and again ({place.last_end})"
             for place in self._places
-            if place.restarts and (place.process is None or not place.process.is_serving)
+            if place.is_failing
         )
 
     def families(self) -> list[Family]:

@@ -491,6 +491,7 @@ class StoreCalls:
         explain: bool,  # noqa: FBT001
         partial_last: bool,  # noqa: FBT001
         hint: int,
+        accepts: list[Accepted],
     ) -> Matched:
         """`ChunkStore.match` in a namespace that the caller may use, chunks named by their keys."""
         raise NotImplementedError
@@ -522,7 +523,14 @@ class StoreCalls:
         raise NotImplementedError
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: Chunks, release: list[bytes], caller: Caller
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        tails: Chunks,
+        release: list[bytes],
+        caller: Caller,
+        namespace: NamespaceRow | None,
+        accepts: list[Accepted],
     ) -> PinsResult:
         """`ChunkStore.pin_tails`."""
         raise NotImplementedError

@@ -18,6 +18,7 @@ import msgspec
 
 from kvobj.errors import KvobjError, UnavailableError
 from kvobj.workers.wire import (
+    FRAME_BYTES_MAX,
     FrameReader,
     Kind,
     Message,
@@ -61,7 +62,10 @@ _STOOD_STILL_SECONDS: Final = 5.0
 _TELL: Final = int(Kind.TELL)
 _RESULT: Final = int(Kind.RESULT)
 _CANCEL: Final = int(Kind.CANCEL)
-_UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+_UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""Of one pair, each way: the longest message there may be, with as much again of others. Not less: requests that run together may
+each be answered with rows of a tenth of that, and who has stood still for some seconds is to find all of it. It is memory only
+for as long as the other end takes nothing, and one that says nothing is killed before long."""
 
 LATER: Final = object()
 """What a handler for the moment (`at_once`) returns where it cannot answer yet: the method itself is then run."""

@@ -17,7 +17,7 @@ from kvobj.catalog.chunk_list import ChunkList, IdList
 from kvobj.catalog.chunk_records import EncodedChunks
 from kvobj.catalog.lease_protocol import PinsResult, Renewal
 from kvobj.catalog.lease_rows import SessionRow
-from kvobj.catalog.namespace_protocol import NamespaceUsage
+from kvobj.catalog.namespace_protocol import NamespaceRow, NamespaceUsage
 from kvobj.catalog.protocol import Catalog
 from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQuota, ObjectRow
 from kvobj.clock import Clock
@@ -27,9 +27,11 @@ from kvobj.store.byte_gate import ByteGate
 from kvobj.store.chunk_naming import chunks_of_tokens, count_of_tokens
 from kvobj.store.chunk_values import Caller, ChunkDetail, MatchReply, OpenNamespace
 from kvobj.store.chunks import TOKENS_INLINE_BYTES
+from kvobj.store.given_chunks import PLAIN
 from kvobj.store.ingest import PutTransfer
 from kvobj.store.key_wrapping import KeyWrapper
 from kvobj.store.namespaces import NamespaceBook
+from kvobj.store.representation import Accepted
 from kvobj.store.requests import PutRequest
 from kvobj.workers.calls import Chunks, Matched, StoreCalls
 from kvobj.workers.catalog import WorkerCatalog
@@ -120,6 +122,7 @@ class WorkerChunks:
         explain: bool = False,
         partial_last: bool = False,
         hint: int = 0,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> MatchReply:
         """See `api.kv_store.ChunkStore`."""
         found = await self._calls.match(
@@ -134,6 +137,7 @@ class WorkerChunks:
             explain,
             partial_last,
             hint,
+            list(accepts),
         )
         return _reply(found, name)
 
@@ -195,10 +199,20 @@ class WorkerChunks:
         await self._calls.close_session(bucket, session_id, caller)
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: ChunkList, *, release: Sequence[bytes], caller: Caller
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        tails: ChunkList,
+        *,
+        release: Sequence[bytes],
+        caller: Caller,
+        namespace: NamespaceRow | None = None,
+        accepts: Sequence[Accepted] = PLAIN,
     ) -> PinsResult:
         """See `api.kv_store.ChunkStore`."""
-        return await self._calls.pin_tails(bucket, session_id, _sent(tails), list(release), caller)
+        return await self._calls.pin_tails(
+            bucket, session_id, _sent(tails), list(release), caller, namespace, list(accepts)
+        )
 
 
 class RemoteGranting:

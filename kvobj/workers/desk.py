@@ -504,6 +504,7 @@ class Desk(StoreCalls):
         explain: bool,  # noqa: FBT001
         partial_last: bool,  # noqa: FBT001
         hint: int,
+        accepts: list[Accepted],
     ) -> Matched:
         """See `StoreCalls.match`."""
         store = self._parts.chunks
@@ -519,6 +520,7 @@ class Desk(StoreCalls):
             explain=explain,
             partial_last=partial_last,
             hint=hint,
+            accepts=accepts,
         )
         return _matched(found)
 
@@ -558,10 +560,25 @@ class Desk(StoreCalls):
         await self._parts.chunks.close_session(bucket, session_id, caller=caller)
 
     async def pin_tails(
-        self, bucket: BucketRow, session_id: bytes, tails: Chunks, release: list[bytes], caller: Caller
+        self,
+        bucket: BucketRow,
+        session_id: bytes,
+        tails: Chunks,
+        release: list[bytes],
+        caller: Caller,
+        namespace: NamespaceRow | None,
+        accepts: list[Accepted],
     ) -> PinsResult:
         """See `StoreCalls.pin_tails`."""
-        return await self._parts.chunks.pin_tails(bucket, session_id, _list_of(tails), release=release, caller=caller)
+        return await self._parts.chunks.pin_tails(
+            bucket,
+            session_id,
+            _list_of(tails),
+            release=release,
+            caller=caller,
+            namespace=namespace,
+            accepts=accepts,
+        )
 
     def note_write(self, bucket: str, key: str, is_partial: bool, hint: int) -> None:  # noqa: FBT001
         """See `StoreCalls.note_write`."""

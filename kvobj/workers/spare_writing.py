@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from kvobj.api.message import ByteSource
 from kvobj.arena import Pin
 from kvobj.catalog.rows import Checksum, ObjectRow
 from kvobj.codec.checksums import Digester
@@ -21,7 +22,7 @@ from kvobj.workers.calls import FilledRoom, SpareRoom, StoreCalls
 from kvobj.workers.channel import Channel
 from kvobj.workers.mapped_arena import MappedArena
 from kvobj.workers.spare_rooms import SpareRooms
-from kvobj.workers.writing import ByteSource, LaterHashes, nothing
+from kvobj.workers.writing import LaterHashes, nothing
 
 BEGIN_SECONDS: Final = 0.02
 """A body that takes longer is told of, since somebody may want to follow it; a shorter one would cost two messages more."""

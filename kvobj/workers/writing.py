@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
+from kvobj.api.message import ByteSource
 from kvobj.arena import Pin
 from kvobj.catalog.rows import Checksum, CommitOutcome, ObjectRow
 from kvobj.codec.checksums import Digester
@@ -30,14 +31,6 @@ _TOLD_SECONDS: Final = 0.005
 """Else it is told so often, and hashes of what was acknowledged wait for so long for other messages to leave with: each message by
 itself wakes the store process."""
 _BATCH_BYTES: Final = 16 * 1024 * 1024
-
-
-class ByteSource(Protocol):
-    """See `api.message.ByteSource`; repeated here since workers are below the API."""
-
-    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
-        """Fill the whole buffer, reporting how much of it is there."""
-        ...
 
 
 class LaterHashes:

@@ -154,7 +154,6 @@ async def test_events_have_figures(settings: Settings) -> None:
             text = metrics.render().decode()
             last = float(node.catalog.history.last_sequence())
     assert "\nkvobj_events_kept 2.0" in text
-    assert "\nkvobj_events_followers 0.0" in text
     (line,) = [line for line in text.splitlines() if line.startswith("kvobj_events_last_sequence ")]
     assert 0 < float(line.split()[1]) <= last
 

@@ -7,9 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -17,7 +15,7 @@ import pytest
 from module_paths import ModulePaths
 from raw_http import RawConnection, RawReply, RawS3
 from server_process import MIB, ServerProcess, wait_until
-from worker_server import pid_behind, worker_server
+from worker_server import pid_behind, wait_for_workers, worker_server
 
 from kvobj.arena import Extent, Pin, PinnedFrame
 from kvobj.arena.extent import Hold
@@ -162,6 +160,12 @@ def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
         yield running
 
 
+def wait_for_nothing_kept(server: ServerProcess) -> None:
+    wait_until(
+        lambda: server.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="frames to be given back"
+    )
+
+
 class Asking:
     """Two connections, each to another worker."""
 
@@ -268,27 +272,25 @@ def test_ranges_and_heads_of_what_is_kept_say_what_they_say_of_all_else(asking: 
             assert (part.status, part.body) == (206, body[start : start + 10_000])
 
 
-def test_reads_of_what_is_kept_are_counted_as_reads_of_dram(tmp_path: Path) -> None:
-    # A server of its own: what a test before read of the shared one may be counted only now.
-    with worker_server(tmp_path) as server, server.raw() as raw, closing(Asking(server, raw)) as asking:
+def test_reads_of_what_is_kept_are_counted_as_reads_of_dram(server: ServerProcess, asking: Asking) -> None:
+    def hits() -> float:
+        with RawConnection(server.host, server.admin_port) as admin:
+            admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            page = admin.read_reply().body.decode()
+        found = re.search(r'^kvobj_tier_gets_total\{outcome="hit",tier="dram"\} (\S+)$', page, re.MULTILINE)
+        return float(found[1]) if found else 0.0
 
-        def hits() -> float:
-            with RawConnection(server.host, server.admin_port) as admin:
-                admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                page = admin.read_reply().body.decode()
-            found = re.search(r'^kvobj_tier_gets_total\{outcome="hit",tier="dram"\} (\S+)$', page, re.MULTILINE)
-            return float(found[1]) if found else 0.0
+    def all_are_counted(wanted: float) -> bool:
+        return hits() == wanted
 
-        def all_are_counted(wanted: float) -> bool:
-            return hits() == wanted
-
-        for path, size_bytes in (("/plain/counted-short", 100), ("/plain/counted-long", 100_000)):
-            body = os.urandom(size_bytes)
-            assert asking.ask(asking.one, "PUT", path, body).status == 200
-            wanted = hits() + 200
-            for _ in range(200):
-                assert asking.ask(asking.one, "GET", path).body == body
-            wait_until(partial(all_are_counted, wanted), timeout_seconds=10, what="all reads to be counted")
+    wait_for_nothing_kept(server)  # reads are counted by then: a test before may have left some
+    for path, size_bytes in (("/plain/counted-short", 100), ("/plain/counted-long", 100_000)):
+        body = os.urandom(size_bytes)
+        assert asking.ask(asking.one, "PUT", path, body).status == 200
+        wanted = hits() + 200
+        for _ in range(200):
+            assert asking.ask(asking.one, "GET", path).body == body
+        wait_until(partial(all_are_counted, wanted), timeout_seconds=10, what="all reads to be counted")
 
 
 def test_nothing_is_kept_for_long_when_nobody_asks(server: ServerProcess, asking: Asking) -> None:
@@ -296,13 +298,11 @@ def test_nothing_is_kept_for_long_when_nobody_asks(server: ServerProcess, asking
     for connection in (asking.one, asking.other) * 20:
         assert asking.ask(connection, "GET", "/cache/held").status == 200
     assert asking.ask(asking.one, "DELETE", "/cache/held").status == 204
-    wait_until(
-        lambda: server.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="frames to be given back"
-    )
+    wait_for_nothing_kept(server)
 
 
-def test_a_worker_that_is_killed_lets_go_of_what_it_kept(tmp_path: Path) -> None:
-    with worker_server(tmp_path) as server, server.raw() as raw:
+def test_a_worker_that_is_killed_lets_go_of_what_it_kept(server: ServerProcess) -> None:
+    with server.raw() as raw:
         assert raw.request("PUT", "/kept/long", os.urandom(3 * MIB)).status == 200
         with RawConnection(server.host, server.port) as connection:
             victim = pid_behind(server, connection)
@@ -310,4 +310,5 @@ def test_a_worker_that_is_killed_lets_go_of_what_it_kept(tmp_path: Path) -> None
                 connection.send(raw.head("GET", "/kept/long").head)
                 assert connection.read_reply().status == 200
             os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: server.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="the pins to go")
+    wait_for_nothing_kept(server)
+    wait_for_workers(server, without={victim})

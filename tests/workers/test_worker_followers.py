@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import pytest
+from module_paths import ModulePaths
 from raw_http import RawConnection
 from server_process import MIB, ServerProcess, wait_until
 from worker_server import worker_server
@@ -25,16 +26,19 @@ def followers_of(server: ServerProcess) -> float:
     return float(line.split()[1])
 
 
+@pytest.fixture(scope="module")
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    with worker_server(module_paths.mktemp("followed")) as running:
+        yield running
+
+
 @pytest.mark.parametrize("way", ["close", "reset"])
-def test_followers_of_workers_that_go_are_followed_for_no_longer(tmp_path: Path, way: str) -> None:
-    with (
-        worker_server(tmp_path) as server,
-        RawConnection(server.host, server.port) as writer,
-        server.raw() as signer,
-    ):
-        writer.send(signer.head("PUT", "/cache/k", headers={"content-length": str(SIZE_BYTES)}).head)
+def test_followers_of_workers_that_go_are_followed_for_no_longer(server: ServerProcess, way: str) -> None:
+    path = f"/cache/{way}"
+    with RawConnection(server.host, server.port) as writer, server.raw() as signer:
+        writer.send(signer.head("PUT", path, headers={"content-length": str(SIZE_BYTES)}).head)
         writer.send(bytes(2 * MIB))
-        head = signer.head("GET", "/cache/k", query={"follow": ""}).head
+        head = signer.head("GET", path, query={"follow": ""}).head
         for _ in range(2):  # twice as many as may follow at once
             with ExitStack() as stack:
                 followers = [

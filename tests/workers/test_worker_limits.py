@@ -4,10 +4,12 @@ connections that the kernel does not deal out evenly."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
+import pytest
+from module_paths import ModulePaths
 from raw_http import RawConnection
 from server_process import ServerProcess
 from worker_server import pid_behind, pids_of, worker_server
@@ -33,26 +35,31 @@ def between(text: str, name: str) -> str:
     return text.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
 
 
-def test_uploads_that_are_begun_at_once_through_all_workers_are_as_many_as_a_bucket_may_have(tmp_path: Path) -> None:
-    with worker_server(tmp_path, sections={"limits": {"bucket_uploads": str(UPLOADS)}}) as server:
-        with ThreadPoolExecutor(6) as executor:
-            codes = Counter(executor.map(lambda number: begin_upload(server, f"u{number}"), range(24)))
-        assert codes == {"": UPLOADS, "TooManyUploads": 24 - UPLOADS}
-        begun = uploads_of(server)
-        assert len(begun) == UPLOADS
-        key, upload_id = begun[0]
-        with server.raw() as raw:
-            assert raw.request("DELETE", f"/plain/{key}", query={"uploadId": upload_id}).status == 204
-        codes = Counter(begin_upload(server, f"v{number}") for number in range(8))
-        assert codes == {"": 1, "TooManyUploads": 7}
+@pytest.fixture(scope="module")
+def server(module_paths: ModulePaths) -> Iterator[ServerProcess]:
+    limits = {"bucket_uploads": str(UPLOADS), "connections": str(CONNECTIONS)}
+    with worker_server(module_paths.mktemp("limits"), sections={"limits": limits}) as running:
+        yield running
 
 
-def test_one_worker_may_have_all_of_a_few_connections(tmp_path: Path) -> None:
+def test_uploads_that_are_begun_at_once_through_all_workers_are_as_many_as_a_bucket_may_have(
+    server: ServerProcess,
+) -> None:
+    with ThreadPoolExecutor(6) as executor:
+        codes = Counter(executor.map(lambda number: begin_upload(server, f"u{number}"), range(24)))
+    assert codes == {"": UPLOADS, "TooManyUploads": 24 - UPLOADS}
+    begun = uploads_of(server)
+    assert len(begun) == UPLOADS
+    key, upload_id = begun[0]
+    with server.raw() as raw:
+        assert raw.request("DELETE", f"/plain/{key}", query={"uploadId": upload_id}).status == 204
+    codes = Counter(begin_upload(server, f"v{number}") for number in range(8))
+    assert codes == {"": 1, "TooManyUploads": 7}
+
+
+def test_one_worker_may_have_all_of_a_few_connections(server: ServerProcess) -> None:
     """The kernel deals them out by chance: what is below the limit is served, whoever has it."""
-    with (
-        worker_server(tmp_path, sections={"limits": {"connections": str(CONNECTIONS)}}) as server,
-        ExitStack() as stack,
-    ):
+    with ExitStack() as stack:
         favoured = pids_of(server)[0]
         signer = stack.enter_context(server.raw())
         kept = 0

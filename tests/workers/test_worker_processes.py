@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from module_paths import ModulePaths
@@ -35,9 +34,17 @@ def shared(module_paths: ModulePaths) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with worker_server(tmp_path) as running:
-        yield running
+def server(shared: ServerProcess) -> ServerProcess:
+    """With all its workers, whatever a test before has done to it."""
+    if not shared.is_running:
+        shared.kill()  # reaps
+        shared.start()
+    wait_for_workers(shared)
+    return shared
+
+
+def restarts_of(server: ServerProcess) -> list[int]:
+    return [int(worker["restarts"]) for worker in workers_of(server)]
 
 
 def body_of(size_bytes: int, seed: int = 0) -> bytes:
@@ -55,40 +62,40 @@ def sized(size_bytes: int, seed: int = 0) -> bytes:
 
 @pytest.mark.parametrize("bucket", ["plain", "cache", "kept"])
 @pytest.mark.parametrize("size_bytes", [0, 1, 4096, 70_000, MIB, 5 * MIB + 1, 30 * MIB])
-def test_what_one_worker_was_given_another_returns(shared: ServerProcess, bucket: str, size_bytes: int) -> None:
+def test_what_one_worker_was_given_another_returns(server: ServerProcess, bucket: str, size_bytes: int) -> None:
     body, path = sized(size_bytes, len(bucket)), f"/{bucket}/of-{size_bytes}"
-    with shared.raw() as raw:
+    with server.raw() as raw:
         assert raw.request("PUT", path, body).status == 200
     seen: set[int] = set()
     for _ in range(64):
-        with RawConnection(shared.host, shared.port) as connection, shared.raw() as signer:
-            seen.add(pid_behind(shared, connection))
+        with RawConnection(server.host, server.port) as connection, server.raw() as signer:
+            seen.add(pid_behind(server, connection))
             connection.send(signer.head("GET", path).head)
             reply = connection.read_reply()
             assert (reply.status, reply.body) == (200, body)
         if len(seen) == 2 or size_bytes > MIB:
             break
-    assert size_bytes > MIB or seen == set(pids_of(shared))
+    assert size_bytes > MIB or seen == set(pids_of(server))
 
 
-def test_connections_are_spread_over_the_workers(shared: ServerProcess) -> None:
-    connections = [RawConnection(shared.host, shared.port) for _ in range(32)]
+def test_connections_are_spread_over_the_workers(server: ServerProcess) -> None:
+    connections = [RawConnection(server.host, server.port) for _ in range(32)]
     try:
-        owners = [pid_behind(shared, connection) for connection in connections]
+        owners = [pid_behind(server, connection) for connection in connections]
     finally:
         for connection in connections:
             connection.close()
-    assert min(owners.count(pid) for pid in pids_of(shared)) >= 4  # one in 4 million is less even
+    assert min(owners.count(pid) for pid in pids_of(server)) >= 4  # one in 4 million is less even
 
 
-def test_a_changed_bucket_is_seen_by_every_worker_at_once(shared: ServerProcess) -> None:
+def test_a_changed_bucket_is_seen_by_every_worker_at_once(server: ServerProcess) -> None:
     """Rows of buckets are remembered: none may be out of date once the change was acknowledged."""
-    with RawConnection(shared.host, shared.port) as one, shared.raw() as signer:
-        first = pid_behind(shared, one)
-        other = RawConnection(shared.host, shared.port)
-        while pid_behind(shared, other) == first:
+    with RawConnection(server.host, server.port) as one, server.raw() as signer:
+        first = pid_behind(server, one)
+        other = RawConnection(server.host, server.port)
+        while pid_behind(server, other) == first:
             other.close()
-            other = RawConnection(shared.host, shared.port)
+            other = RawConnection(server.host, server.port)
         with other:
 
             def asked(connection: RawConnection, method: str) -> int:
@@ -103,8 +110,8 @@ def test_a_changed_bucket_is_seen_by_every_worker_at_once(shared: ServerProcess)
                 assert asked(other, "DELETE") == 204
 
 
-def test_parts_of_an_upload_may_come_through_different_workers(shared: ServerProcess) -> None:
-    with shared.raw() as raw:
+def test_parts_of_an_upload_may_come_through_different_workers(server: ServerProcess) -> None:
+    with server.raw() as raw:
         upload = raw.request("POST", "/plain/joined", query={"uploads": ""})
         upload_id = upload.body.split(b"<UploadId>")[1].split(b"</UploadId>")[0].decode()
         etags = []
@@ -122,16 +129,16 @@ def test_parts_of_an_upload_may_come_through_different_workers(shared: ServerPro
 
 
 @pytest.mark.parametrize("bucket", ["cache", "kept"])
-def test_what_has_come_of_a_chunk_is_followed_before_the_rest_comes(shared: ServerProcess, bucket: str) -> None:
+def test_what_has_come_of_a_chunk_is_followed_before_the_rest_comes(server: ServerProcess, bucket: str) -> None:
     """Where the store process writes it down meanwhile, and where nobody but the follower asks."""
     size_bytes, half = 9 * MIB, 5 * MIB
     body = sized(size_bytes, 5)
-    keys = shared.credentials()
+    keys = server.credentials()
     credentials = Credentials(keys.access_key, keys.secret_key)
     with (
-        RawConnection(shared.host, shared.port) as writer,
-        shared.raw() as signer,
-        KvClient(shared.endpoint, credentials, bucket, timeout_seconds=20.0) as client,
+        RawConnection(server.host, server.port) as writer,
+        server.raw() as signer,
+        KvClient(server.endpoint, credentials, bucket, timeout_seconds=20.0) as client,
     ):
         writer.send(signer.head("PUT", f"/{bucket}/followed", headers={"content-length": str(size_bytes)}).head)
         writer.send(body[:half])
@@ -146,28 +153,28 @@ def test_what_has_come_of_a_chunk_is_followed_before_the_rest_comes(shared: Serv
         assert signer.request("DELETE", f"/{bucket}/followed").status == 204
 
 
-def test_nothing_is_held_when_nobody_asks(shared: ServerProcess) -> None:
-    with shared.raw() as raw:
+def test_nothing_is_held_when_nobody_asks(server: ServerProcess) -> None:
+    with server.raw() as raw:
         assert raw.request("PUT", "/cache/held", sized(MIB)).status == 200
         for _ in range(50):
             assert raw.request("GET", "/cache/held").status == 200
     wait_until(
-        lambda: shared.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="all frames to be given back"
+        lambda: server.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="all frames to be given back"
     )
 
 
-def test_status_and_metrics_are_those_of_all_workers(shared: ServerProcess) -> None:
+def test_status_and_metrics_are_those_of_all_workers(server: ServerProcess) -> None:
     def requests() -> int:
-        return sum(int(worker["requests"]) for worker in workers_of(shared))
+        return sum(int(worker["requests"]) for worker in workers_of(server))
 
     before = requests()
-    with shared.raw() as raw:
+    with server.raw() as raw:
         for _ in range(10):
             raw.request("HEAD", "/plain")
     assert requests() == before + 10
-    found = workers_of(shared)
-    assert all(worker["cpu_seconds"] > 0 and worker["restarts"] == 0 and worker["is_ready"] for worker in found)
-    with RawConnection(shared.host, shared.admin_port) as admin:
+    found = workers_of(server)
+    assert all(worker["cpu_seconds"] > 0 and worker["is_ready"] for worker in found)
+    with RawConnection(server.host, server.admin_port) as admin:
         admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         page = admin.read_reply().body.decode()
     counted = [line for line in page.splitlines() if line.startswith("kvobj_s3_requests_total")]
@@ -180,9 +187,10 @@ def test_status_and_metrics_are_those_of_all_workers(shared: ServerProcess) -> N
 
 def test_a_killed_worker_is_replaced_and_loses_nothing_acknowledged(server: ServerProcess) -> None:
     kept: dict[str, bytes] = {}
+    restarts = restarts_of(server)
     with server.raw() as raw:
         for number in range(12):
-            path, body = f"/cache/chunk-{number}", sized(700_000, number)
+            path, body = f"/cache/acknowledged-{number}", sized(700_000, number)
             assert raw.request("PUT", path, body).status == 200
             kept[path] = body
         # Class `memory`, hashed after the acknowledgement: the last of them may not be hashed yet.
@@ -195,13 +203,13 @@ def test_a_killed_worker_is_replaced_and_loses_nothing_acknowledged(server: Serv
         assert time.monotonic() - began < REPLACED_SECONDS
         for path, body in kept.items():
             assert raw.request("GET", path).body == body
-    assert [worker["restarts"] for worker in workers_of(server)] == [1, 1]
+    assert restarts_of(server) == [count + 1 for count in restarts]
     assert {worker["last_end"] for worker in workers_of(server)} == {"SIGKILL"}
     server.settled_occupancy()  # what the dead had left unhashed was hashed, and written down
 
 
 @pytest.mark.parametrize("how", ["is refused", "dies with its worker"])
-def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(shared: ServerProcess, how: str) -> None:
+def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(server: ServerProcess, how: str) -> None:
     declared = {"model": "m", "chunk_tokens": 16, "layout": {"kind": "opaque"}, "ids": "foreign", "part_axis": "rank"}
     target = f"/cache/parted/{how.replace(' ', '-')}"
 
@@ -209,7 +217,7 @@ def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(sh
         said = {"namespace": "parted", "parent": "root", "tokens": "16", "part": part}
         return {f"x-kvobj-{name}": value for name, value in said.items()} | more
 
-    with shared.raw() as raw, RawConnection(shared.host, shared.port) as connection:
+    with server.raw() as raw, RawConnection(server.host, server.port) as connection:
         document, fields = json.dumps(declared).encode(), {"content-type": "application/json"}
         query = {"namespace": "parted"}
         assert raw.request("PUT", "/cache", document, query=query, headers=fields).status == 200
@@ -217,19 +225,19 @@ def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(sh
             wrong = place("0/4", **{"x-amz-checksum-crc32": "AAAAAA=="})
             assert b"BadDigest" in raw.request("PUT", target, sized(5000), headers=wrong).body
         else:
-            before = shared.settled_occupancy()
+            before = server.settled_occupancy()
             connection.send(raw.head("PUT", target, headers=place("0/4", **{"content-length": str(MIB)})).head)
             connection.send(sized(1000))
             wait_until(
-                lambda: shared.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
+                lambda: server.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
                 timeout_seconds=10,
                 what="room for the part",
             )
-            victim = pid_behind(shared, connection)
+            victim = pid_behind(server, connection)
             os.kill(victim, signal.SIGKILL)
             assert connection.is_closed_by_peer()
-            wait_for_workers(shared, without={victim})
-            shared.wait_for_occupancy(before)
+            wait_for_workers(server, without={victim})
+            server.wait_for_occupancy(before)
             raw.close()
         for part in ("1/2", "0/2"):
             reply = raw.request("PUT", target, sized(5000, int(part[0])), headers=place(part))
@@ -237,41 +245,42 @@ def test_a_chunks_first_part_that_fails_does_not_say_of_how_many_the_chunk_is(sh
         assert raw.request("GET", target).body == sized(5000, 0) + sized(5000, 1)
 
 
-@pytest.mark.parametrize("bucket", ["plain", "cache", "kept"])
-@pytest.mark.parametrize("sent_bytes", [0, 300_000, 6 * MIB])
-def test_what_a_killed_worker_was_receiving_leaves_nothing(shared: ServerProcess, bucket: str, sent_bytes: int) -> None:
-    before = shared.settled_occupancy()
-    with RawConnection(shared.host, shared.port) as connection, shared.raw() as signer:
+@pytest.mark.parametrize(
+    ("bucket", "sent_bytes"), [("cache", 0), ("cache", 300_000), ("plain", 6 * MIB), ("kept", 6 * MIB)]
+)
+def test_what_a_killed_worker_was_receiving_leaves_nothing(server: ServerProcess, bucket: str, sent_bytes: int) -> None:
+    before = server.settled_occupancy()
+    with RawConnection(server.host, server.port) as connection, server.raw() as signer:
         headers = {"content-length": str(40 * MIB)}
         connection.send(signer.head("PUT", f"/{bucket}/cut-{sent_bytes}", headers=headers).head)
         connection.send(sized(sent_bytes))
         wait_until(
-            lambda: shared.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
+            lambda: server.occupancy()["arena reserved_bytes"] > before["arena reserved_bytes"],
             timeout_seconds=10,
             what="room for the body",
         )
-        victim = pid_behind(shared, connection)
+        victim = pid_behind(server, connection)
         os.kill(victim, signal.SIGKILL)
         assert connection.is_closed_by_peer()
-    wait_for_workers(shared, without={victim})
-    shared.wait_for_occupancy(before)
-    with shared.raw() as raw:
+    wait_for_workers(server, without={victim})
+    server.wait_for_occupancy(before)
+    with server.raw() as raw:
         assert raw.request("GET", f"/{bucket}/cut-{sent_bytes}").status == 404
 
 
-def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(shared: ServerProcess) -> None:
+def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(server: ServerProcess) -> None:
     """Rooms at hand go from writer to writer: none reads what another left there, and none is kept."""
-    before = shared.settled_occupancy()
+    before = server.settled_occupancy()
     size_bytes, turns = 300_000, 24
 
     def write(writer: int) -> list[str]:
         stored: list[str] = []
-        with shared.raw() as raw:
+        with server.raw() as raw:
             for turn in range(turns):
                 path = f"/cache/room-{writer}-{turn}"
                 body = sized(size_bytes, writer * turns + turn)
                 if turn % 4 == 3:
-                    with RawConnection(shared.host, shared.port) as connection:
+                    with RawConnection(server.host, server.port) as connection:
                         connection.send(raw.head("PUT", path, headers={"content-length": str(size_bytes)}).head)
                         connection.send(body[: size_bytes // 3 * (turn % 3)])
                     continue
@@ -282,7 +291,7 @@ def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(share
 
     with ThreadPoolExecutor(4) as writers:
         found = list(writers.map(write, range(4)))
-    with shared.raw() as raw:
+    with server.raw() as raw:
         for writer, paths in enumerate(found):
             for turn in range(turns):
                 path = f"/cache/room-{writer}-{turn}"
@@ -291,12 +300,12 @@ def test_chunks_of_one_size_are_right_though_some_of_their_writers_go_away(share
                 if reply.status == 200:
                     assert reply.body == sized(size_bytes, writer * turns + turn)
                     assert raw.request("DELETE", path).status == 204
-    shared.wait_for_occupancy(before)
+    server.wait_for_occupancy(before)
 
 
-def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_write(shared: ServerProcess) -> None:
+def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_write(server: ServerProcess) -> None:
     """Most of these chunks lie in rooms that a worker had at hand, and their hashes were still to be told when it died."""
-    before = shared.settled_occupancy()
+    before = server.settled_occupancy()
     size_bytes, kept, kills = 400_000, 60, 3
     may_end = threading.Event()
 
@@ -304,7 +313,7 @@ def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_w
         stored: dict[str, bytes] = {}
         turn = 0
         while not may_end.is_set():
-            with suppress(OSError, RuntimeError), shared.raw() as raw:  # a killed worker takes its connections along
+            with suppress(OSError, RuntimeError), server.raw() as raw:  # a killed worker takes its connections along
                 while not may_end.is_set():
                     turn += 1
                     path, body = f"/cache/killed-{writer}-{turn}", sized(size_bytes, writer + turn)
@@ -320,14 +329,14 @@ def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_w
         writing = [writers.submit(write, writer) for writer in range(3)]
         try:
             for _ in range(kills):
-                victim = pids_of(shared)[0]
+                victim = pids_of(server)[0]
                 os.kill(victim, signal.SIGKILL)
-                wait_for_workers(shared, without={victim})
+                wait_for_workers(server, without={victim})
         finally:
             may_end.set()
         found = [each.result() for each in writing]
     assert all(found)
-    with shared.raw() as raw:
+    with server.raw() as raw:
         for stored in found:
             for path, body in stored.items():
                 reply = raw.request("GET", path)
@@ -339,25 +348,25 @@ def test_what_was_acknowledged_is_right_though_workers_are_killed_while_others_w
         assert len(names) < 1000
         for name in names:
             assert raw.request("DELETE", f"/cache/{name}").status == 204
-    shared.wait_for_occupancy(before)
+    server.wait_for_occupancy(before)
 
 
-def test_a_killed_worker_lets_go_of_what_it_was_sending(shared: ServerProcess) -> None:
-    with shared.raw() as raw:
+def test_a_killed_worker_lets_go_of_what_it_was_sending(server: ServerProcess) -> None:
+    with server.raw() as raw:
         assert raw.request("PUT", "/kept/long", sized(30 * MIB)).status == 200
-        before = shared.settled_occupancy()
-        with RawConnection(shared.host, shared.port) as connection:
+        before = server.settled_occupancy()
+        with RawConnection(server.host, server.port) as connection:
             connection.send(raw.head("GET", "/kept/long").head)
             wait_until(
-                lambda: shared.status()["queues"]["blobs_in_use"] > 0, timeout_seconds=10, what="the reply to begin"
+                lambda: server.status()["queues"]["blobs_in_use"] > 0, timeout_seconds=10, what="the reply to begin"
             )
-            victim = pid_behind(shared, connection)
+            victim = pid_behind(server, connection)
             os.kill(victim, signal.SIGKILL)
-            wait_for_workers(shared, without={victim})
-    wait_until(lambda: shared.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="the pins to go")
-    with shared.raw() as raw:  # the one before may have been the victim's, too
+            wait_for_workers(server, without={victim})
+    wait_until(lambda: server.status()["queues"]["blobs_in_use"] == 0, timeout_seconds=10, what="the pins to go")
+    with server.raw() as raw:  # the one before may have been the victim's, too
         assert raw.request("DELETE", "/kept/long").status == 204
-        after = shared.settled_occupancy()
+        after = server.settled_occupancy()
     assert after["nvme blobs"] < before["nvme blobs"]
 
 
@@ -375,17 +384,15 @@ def test_a_worker_that_answers_nothing_is_killed_and_replaced(server: ServerProc
 
 def test_workers_outlive_a_standstill_of_the_store_process(server: ServerProcess) -> None:
     """Longer than one of theirs is suffered."""
-    workers = pids_of(server)
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    workers, restarts = pids_of(server), restarts_of(server)
+    logged = len(server.log_path.read_text())
+    with server.hanging():
         time.sleep(STANDSTILL_SECONDS)  # it is what this is about
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     assert [worker["pid"] for worker in workers_of(server)] == workers  # asked of both, so both were looked at
     with server.raw() as raw:
         assert raw.request("GET", "/plain").status == 200
-    assert [(worker["pid"], worker["restarts"]) for worker in workers_of(server)] == [(pid, 0) for pid in workers]
-    assert "answers nothing" not in server.log_path.read_text()
+    assert (pids_of(server), restarts_of(server)) == (workers, restarts)
+    assert "answers nothing" not in server.log_path.read_text()[logged:]
 
 
 def test_the_idle_process_is_there_again_after_a_shortage_of_descriptors(server: ServerProcess) -> None:

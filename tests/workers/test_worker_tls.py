@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority, Pair
 from cryptography import x509
+from module_paths import ModulePaths
 from server_process import ServerProcess, wait_until
 from worker_server import is_ready, kill_all_workers, wait_for_workers, worker_server, workers_of
 
@@ -24,6 +25,11 @@ class TlsWorkers:
         self.authority = authority
         self.certificate = certificate
         self.key = key
+
+    def use(self, pair: Pair) -> None:
+        """Put it in place, and let the server read it; returns when it did."""
+        pair.write(self.certificate, self.key)
+        self.hang_up("TLS certificate read again")
 
     def serials(self) -> set[int]:
         """Of the certificates that new connections are shown: as many as come to both workers in all likelihood."""
@@ -55,20 +61,23 @@ class TlsWorkers:
         wait_for_workers(self.process, without=kill_all_workers(self.process))
 
 
-@pytest.fixture
-def first(tmp_path: Path) -> tuple[Authority, Pair]:
-    authority = Authority.make(tmp_path)
-    return authority, authority.sign()
-
-
-@pytest.fixture
-def server(tmp_path: Path, first: tuple[Authority, Pair]) -> Iterator[TlsWorkers]:
-    authority, pair = first
-    certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"
-    pair.write(certificate, key)
+@pytest.fixture(scope="module")
+def server(module_paths: ModulePaths) -> Iterator[TlsWorkers]:
+    directory = module_paths.mktemp("tls-workers")
+    authority = Authority.make(directory)
+    certificate, key = directory / "tls.pem", directory / "tls.key"
+    authority.sign().write(certificate, key)
     files = {"tls_certificate": f'"{certificate}"', "tls_key": f'"{key}"'}
-    with worker_server(tmp_path / "server", sections={"server": files}) as process:
+    with worker_server(directory / "server", sections={"server": files}) as process:
         yield TlsWorkers(process, authority, certificate, key)
+
+
+@pytest.fixture
+def first(server: TlsWorkers) -> Pair:
+    """In use, and the test's own."""
+    pair = server.authority.sign()
+    server.use(pair)
+    return pair
 
 
 def without_its_key(server: TlsWorkers) -> None:
@@ -82,24 +91,23 @@ def gone(server: TlsWorkers) -> None:
 
 @pytest.mark.parametrize("spoil", [without_its_key, gone], ids=["the certificate is there, its key is not", "gone"])
 def test_workers_that_die_after_a_bad_reload_are_replaced_with_the_pair_in_use(
-    server: TlsWorkers, first: tuple[Authority, Pair], spoil: Callable[[TlsWorkers], None]
+    server: TlsWorkers, first: Pair, spoil: Callable[[TlsWorkers], None]
 ) -> None:
     spoil(server)
     server.hang_up("the TLS certificate was not read again")
     server.replace_workers()
-    assert server.serials() == {first[1].serial}
+    assert server.serials() == {first.serial}
     assert is_ready(server.process)
     assert {worker["last_end"] for worker in workers_of(server.process)} == {"SIGKILL"}
     mended = server.authority.sign()
-    mended.write(server.certificate, server.key)
-    server.hang_up("TLS certificate read again")
+    server.use(mended)
     assert server.serials() == {mended.serial}
 
 
+@pytest.mark.usefixtures("first")
 def test_workers_that_are_started_later_have_the_pair_that_was_read_last(server: TlsWorkers) -> None:
     second = server.authority.sign()
-    second.write(server.certificate, server.key)
-    server.hang_up("TLS certificate read again")
+    server.use(second)
     gone(server)  # nobody asks for it to be read again
     server.replace_workers()
     assert server.serials() == {second.serial}
