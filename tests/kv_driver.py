@@ -291,6 +291,7 @@ async def kv_node(
             policy=node.policy,
             dram=node.dram,
             coded_blobs=node.coded_blobs,
+            lossy=node.lossy,
             in_use=node.in_use,
             arena_bytes=node.arena.capacity_bytes,
             executor=node.hash_executor,

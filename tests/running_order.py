@@ -50,9 +50,9 @@ _LONG: Final = (
     "remote/test_bucket_odd_replies.py",
     "node/test_demo_codecs.py",
     "remote/test_remote_troubles.py",
-    "remote/test_review_of_endings.py",
+    "remote/test_endings_beside_silence.py",
     "node/test_remote_reads.py",
-    "remote/test_review_of_restores.py",
+    "remote/test_misplaced_data_directories.py",
 )
 """By the seconds that they took, the longest first; what is missing here comes after them. It need not be exact."""
 _RANKS: Final = {f"tests/{name}": rank for rank, name in enumerate(_LONG)}

@@ -7,7 +7,7 @@ ordinary bucket as fast as they can, while a portion of the chunks is removed at
 between and after, about as long as a portion takes. What a round loses is told by the GETs right before and after it, since the
 machine's pace changes from one second to the next; the loss is the median of the rounds. Many short rounds tell the same as few
 long ones and differ less from run to run; a portion should last three seconds or so (`--chunks` by `--rounds` by `--rate`), since
-its beginning, a grace time without claims, counts in its rate. Targets are those of issue 4.
+its beginning, a grace time without claims, counts in its rate. Targets are those of `docs/benchmarks.md`.
 """
 
 from __future__ import annotations

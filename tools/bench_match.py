@@ -3,7 +3,7 @@
 Fills a store through ?mput, then measures: server time (from the server's own log) and client time of a match of 4,096 ids, without
 a pin, with one, and with the details of all chunks; HEAD of the same chunks, one after the other and by several at once, which
 is what engines do on S3; CPU of the server while 2,000 sessions renew every ten seconds, less what it takes when nobody asks,
-and CPU of renewals one after the other. Targets are those of issue 4; figures without one are only shown.
+and CPU of renewals one after the other. Targets are those of `docs/benchmarks.md`; figures without one are only shown.
 """
 
 from __future__ import annotations

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import uvloop
-from bench_support import RawS3, Row, medians, report
+from bench_support import Row, medians, report
 from blake3 import blake3
 from command_line import Parser, one_or_more, output_file, run_tool
-from radosgw_server import radosgw_server, require_radosgw
+from radosgw_server import require_radosgw
+from remote_nodes import gateway
 from rich.console import Console
 
 from kvobj.app.offline_opening import on_pool, open_bucket
@@ -36,7 +37,6 @@ from kvobj.catalog.log_entries import LogEntry, RowRemoved, encode_entry
 from kvobj.catalog.rows import BlobRef, BucketKind, BucketRow, Durability, ObjectRow
 from kvobj.clock import SystemClock
 from kvobj.codec.codec import codec_named
-from kvobj.config import RemoteSettings
 from kvobj.ids import make_blob_id
 from kvobj.manifests.folder import ManifestFolder
 from kvobj.manifests.format import ManifestEntry, ManifestKind
@@ -48,16 +48,14 @@ from kvobj.tiers.remote.names import RemoteNames
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from kvobj.config import RemoteSettings
     from kvobj.tiers.remote.bucket import RemoteBucket
 
 TARGET_PER_SECOND: Final = 5000.0
-BUCKET: Final = "bench"
 STORE: Final = bytes(range(16))
 _EPOCH: Final = 0x1234_5678_9ABC_DEF0
 _ROWS_A_MANIFEST: Final = 30_000
 _ENTRIES_A_JOURNAL: Final = 2_000
-_OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
-_HTTP_OK: Final = 200
 _PLAIN: Final = b"a small chunk " * 8
 _JOURNALED_SHARE: Final = 0.2
 
@@ -215,12 +213,8 @@ def main() -> int:
     require_radosgw()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
-        server = stack.enter_context(radosgw_server(directory / "r", store_bytes=6 * 2**30, options=_OPTIONS))
-        pair = server.credentials()
-        with RawS3(server.host, server.port, pair) as raw:
-            if raw.request("PUT", f"/{BUCKET}").status != _HTTP_OK:
-                raise RuntimeError("the bucket was refused")
-        settings = RemoteSettings(f"http://{server.host}:{server.port}", BUCKET, pair.access_key, pair.secret_key)
+        remote = stack.enter_context(gateway(directory / "r", store_bytes=6 * 2**30))
+        settings = remote.settings()
         uvloop.run(prepare(settings, directory, arguments.objects, console))
         rows = measure(settings, directory, arguments, console)
     return report("a node made again from radosgw in memory", rows, json_path=arguments.json, plot_path=arguments.plot)

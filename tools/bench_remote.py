@@ -22,26 +22,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvloop
-from bench_support import MIB, RawS3, Row, medians, report
+from bench_support import MIB, Row, medians, report
 from command_line import Parser, above_zero, one_or_more, output_file, run_tool
-from radosgw_server import radosgw_server, require_radosgw
+from radosgw_server import require_radosgw
 from remote_clients import BotoMover, CrtMover, KvobjMover, Mover
-from remote_nodes import ProxyProcess
+from remote_nodes import ProxyProcess, gateway
 from rich.console import Console
-
-from kvobj.config import RemoteSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvobj.config import RemoteSettings
+
 SIZES: Final = (8 * MIB, 32 * MIB)
 OPERATIONS: Final = ("get", "put")
 WIDTHS: Final = (1, 4)
-BUCKET: Final = "bench"
 SHARE_OF_CRT: Final = 0.9
 STALLED_TAIL: Final = 0.5  # p99 of the healthy over p99 with stalls and hedging: within twice
-_OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
-_HTTP_OK: Final = 200
 _QUANTILE: Final = 0.99
 
 
@@ -215,18 +212,13 @@ def main() -> int:
     require_radosgw()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvobj-bench-")))
-        server = stack.enter_context(radosgw_server(directory / "r", store_bytes=6 * 2**30, options=_OPTIONS))
-        pair = server.credentials()
-        with RawS3(server.host, server.port, pair) as raw:
-            if raw.request("PUT", f"/{BUCKET}").status != _HTTP_OK:
-                raise RuntimeError("the bucket was refused")
-        settings = RemoteSettings(f"http://{server.host}:{server.port}", BUCKET, pair.access_key, pair.secret_key)
+        remote = stack.enter_context(gateway(directory / "r", store_bytes=6 * 2**30))
         if arguments.stalls:
             title = f"GET of 8 MiB from radosgw through a proxy, medians of {arguments.rounds} rounds of {arguments.reads} reads"
-            rows = uvloop.run(stalled(server.host, server.port, settings, arguments, console))
+            rows = uvloop.run(stalled(remote.server.host, remote.server.port, remote.settings(), arguments, console))
         else:
             title = f"one radosgw in memory, medians of {arguments.rounds} alternating rounds"
-            rows = uvloop.run(compare(settings, arguments, console))
+            rows = uvloop.run(compare(remote.settings(), arguments, console))
     if arguments.markdown is not None:
         arguments.markdown.write_text(markdown(title, rows))
     return report(title, rows, json_path=arguments.json, plot_path=arguments.plot)

@@ -181,8 +181,3 @@ def own_server(directory: Path, settings: ServerSettings) -> Iterator[ServerProc
 def _is_populated(server: ServerProcess) -> bool:
     arena: dict[str, Any] = server.status()["arena"]
     return bool(arena["populated_bytes"] >= arena["capacity_bytes"])
-
-
-def stopwatch() -> float:
-    """Seconds on the clock that all processes of the machine share."""
-    return time.monotonic()

@@ -21,6 +21,8 @@ from bench_support import MIB, BucketSetting, RawS3, RemoteTarget, ServerProcess
 from limits import prefaulted
 from radosgw_server import radosgw_server
 
+from kvobj.config import RemoteSettings
+
 GATEWAY_OPTIONS: Final = {"rgw_gc_obj_min_wait": "2", "rgw_gc_processor_period": "2", "rgw_gc_processor_max_time": "2"}
 """Removed objects give their room back soon: two hours later by default."""
 _TOOLS: Final = Path(__file__).resolve().parent
@@ -88,6 +90,12 @@ class Gateway:
             "secret_key": f'"{pair.secret_key}"',
             **more,
         }
+
+    def settings(self) -> RemoteSettings:
+        """The nodes' bucket as code asks for it, without a server's process."""
+        pair = self.server.credentials()
+        endpoint = f"http://{self.server.host}:{self.server.port}"
+        return RemoteSettings(endpoint, self.nodes, pair.access_key, pair.secret_key)
 
 
 @contextmanager
@@ -228,11 +236,6 @@ class TimedConnection:
         if status != _HTTP_OK:
             raise RuntimeError(f"refused status={status} {bytes(self._room[end : end + 4 + min(length, 400)])!r}")
         return Reply(status, headers, length, first or seconds, seconds)
-
-    def body_of(self, reply: Reply) -> bytes:
-        """The body of the reply just received."""
-        head = bytes(self._room[:_HEAD_MAX_BYTES]).find(b"\r\n\r\n") + 4
-        return bytes(self._room[head : head + reply.body_bytes])
 
     def _more(self, filled: int, until: int) -> int:
         count = self._socket.recv_into(self._room[filled:until])

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from blake3 import blake3
 from kv_driver import FORMATS, JSON, MSGPACK, KvDriver, kv_node
-from s3_driver import ALICE, BOB, FakeBody
+from s3_driver import ALICE, BOB, FakeBody, all_headers
 
 from kvobj.api.exchange import S3Settings
-from kvobj.api.kv.hot_renewals import HotRenewals
+from kvobj.api.kv.hot_renewals import HotRenewals, RenewsAtOnce
 from kvobj.api.message import RepeatedAnswer, Reply, RequestHead
 from kvobj.api.service import S3Service
+from kvobj.catalog.lease_protocol import Renewal
 from kvobj.catalog.rows import UserRow
 from kvobj.client import Credentials
 from kvobj.client.request_head import SignedHeads
@@ -95,21 +96,37 @@ class Holders:
         return request
 
 
+class Failing:
+    """A way to the sessions that has a defect of its own."""
+
+    def renew_at_once(self, *_: object, **__: object) -> Renewal | None:
+        raise RuntimeError("a defect")
+
+
 @pytest.fixture
-async def holders(tmp_path: Path, shm_path: Path) -> AsyncIterator[Holders]:
-    async with kv_node(tmp_path, shm_path) as kv:
-        times = Times(kv.clock)
-        service = S3Service(
-            kv.node.store,
-            S3Settings(host_id="HOST"),
-            clock=times,
-            log=logging.getLogger("test"),
-            chunks=kv.chunks,
-            renews=kv.node.catalog.leases,
-            executor=kv.node.hash_executor,
-        )
-        assert service.repeated is not None
-        yield Holders(kv, times, service, service.repeated)
+async def kv(tmp_path: Path, shm_path: Path) -> AsyncIterator[KvDriver]:
+    async with kv_node(tmp_path, shm_path) as driver:
+        yield driver
+
+
+def holders_of(kv: KvDriver, renews: RenewsAtOnce) -> Holders:
+    times = Times(kv.clock)
+    service = S3Service(
+        kv.node.store,
+        S3Settings(host_id="HOST"),
+        clock=times,
+        log=logging.getLogger("test"),
+        chunks=kv.chunks,
+        renews=renews,
+        executor=kv.node.hash_executor,
+    )
+    assert service.repeated is not None
+    return Holders(kv, times, service, service.repeated)
+
+
+@pytest.fixture
+def holders(kv: KvDriver) -> Holders:
+    return holders_of(kv, kv.node.catalog.leases)
 
 
 async def opened(holders: Holders, *, user: UserRow = ALICE, ttl_ms: int = 30_000) -> str:
@@ -128,7 +145,7 @@ async def test_the_first_of_a_kind_is_the_handlers_and_those_after_it_say_the_sa
     for session in (first, second):
         answer = holders.answered(holders.request(session, form=form))
         assert answer is not None
-        told = dict(answer.reply.all_headers)
+        told = dict(all_headers(answer.reply))
         assert told.pop("content-length") == str(len(answer.body))
         assert told == dict(handled.headers) | {"x-amz-request-id": f"R{holders.count}"}
         assert (answer.reply.status, answer.body) == (handled.status, handled.body)
@@ -261,3 +278,15 @@ async def test_a_user_who_is_another_by_now_goes_the_way_of_all(holders: Holders
     assert holders.answered(request) is None
     assert (await holders.handled(request)).status == 403
     assert holders.answered(request) is None
+
+
+async def test_a_defect_of_the_short_way_is_told_once_and_renewals_go_the_long_way(
+    kv: KvDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    holders = holders_of(kv, Failing())
+    request = await holders.known(await opened(holders))
+    assert [holders.answered(request) for _ in range(3)] == [None] * 3
+    assert (await holders.handled(request)).status == 200
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "renewals are answered the long way"
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from awscrt import checksums  # type: ignore[import-untyped]
-from s3_driver import ALICE, BOB, FakeBody, sign, unsigned_chunks
+from s3_driver import ALICE, BOB, FakeBody, all_headers, sign, unsigned_chunks
 from test_hot_requests import BUCKETS, FORMS, MEMORY, Wired, calling, of_cpp, told, wired_node
 
 from kvobj.api.exchange import S3Settings
@@ -193,7 +193,7 @@ async def test_a_chunk_that_stands_answers_a_known_put_and_another_size_is_refus
     assert (await served(wired, wired.request("PUT", "/cache/a", ONE, headers=MEMORY))).status == 200
     again = wired.request("PUT", "/cache/a", TWO, headers=MEMORY)
     assert known(wired, again) is not None
-    assert dict((await served(wired, again)).all_headers)["x-kvobj-existed"] == "true"
+    assert dict(all_headers(await served(wired, again)))["x-kvobj-existed"] == "true"
     assert (await wired.kv.driver.get("/cache/a")).body == ONE
     shorter = ONE[: SIZE_BYTES - 2]
     assert (await served(wired, wired.request("PUT", "/cache/b", shorter, headers=MEMORY))).status == 200

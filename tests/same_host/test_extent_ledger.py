@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from kvobj.errors import BusyError, InvalidRequestError, NoSuchBucketError
 from kvobj.ids import BlobId
 from kvobj.same_host.messages import Open
 from kvobj.store.extents import ExtentLedger, PinnedBudget, Place, extent_bytes, room_of
+from kvobj.store.ingest import PutTransfer
 from kvobj.store.places import ChunkPlace, default_namespace
 from kvobj.store.requests import PutRequest
 
@@ -104,6 +105,14 @@ class Given:
         on_bytes(len(buffer))
 
 
+def adopt_hash(transfer: PutTransfer, digest: bytes, crcs: Sequence[int]) -> None:
+    """As who fills the room tells it."""
+    pipeline, _ = transfer.hash_elsewhere()
+    assert transfer.held is not None
+    assert transfer.held.hash is not None
+    pipeline.adopt(transfer.held.hash, digest, crcs)
+
+
 async def stored(node: Node, key: str, data: bytes, *, bucket: str = "cache") -> ObjectRow:
     async with await node.store.start_put(await request(node, key, len(data), bucket=bucket)) as transfer:
         await transfer.receive(Given(data))
@@ -137,7 +146,7 @@ async def test_hashes_made_elsewhere_are_taken_over(node: Node) -> None:
     made = await request(node, "k", len(data), durability=Durability.LOCAL)
     async with await node.store.start_put(made) as transfer:
         crcs = block_crcs(memoryview(data))
-        await transfer.receive(Given(data, lambda: transfer.adopt_hash(blake3(data).digest(), crcs)))
+        await transfer.receive(Given(data, lambda: adopt_hash(transfer, blake3(data).digest(), crcs)))
         row = (await transfer.commit()).row
     assert isinstance(row, ObjectRow)
     assert row.digest == blake3(data).digest()
@@ -153,7 +162,7 @@ async def test_hashes_of_another_size_are_refused_and_nothing_is_stored(node: No
     before = node.arena.reserved_bytes
     async with await node.store.start_put(await request(node, "k", 1000)) as transfer:
         with pytest.raises(InvalidRequestError):
-            await transfer.receive(Given(bytes(1000), lambda: transfer.adopt_hash(bytes(32), [1, 2, 3])))
+            await transfer.receive(Given(bytes(1000), lambda: adopt_hash(transfer, bytes(32), [1, 2, 3])))
     assert await node.catalog.lookup("cache", ["k"]) == [None]
     assert node.arena.reserved_bytes == before
     assert len(node.store.arriving) == 0

@@ -509,6 +509,12 @@ def test_a_lane_tells_whether_its_server_knows_of_it(tmp_path: Path) -> None:
 
 
 def test_credentials_of_others_open_nothing_ahead(server: ServerProcess) -> None:
+    with client_of(server) as owner:
+        names = stored(owner)
+    wait_for_nothing_held(server)
     stranger = KvClient(server.endpoint, Credentials("nobody", "nothing"), "cache", timeout_seconds=5.0)
     with stranger:
-        stranger.open_ahead(["k"])
+        before = gauge(server, HITS)
+        stranger.open_ahead(names)
+        assert gauge(server, "kvobj_same_host_handles") == 0
+        assert gauge(server, HITS) == before

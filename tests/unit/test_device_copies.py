@@ -87,7 +87,21 @@ def test_so_many_bytes_are_on_their_way_and_the_rest_waits(device: HostDevice) -
 
 def test_one_larger_than_the_bound_goes_alone(device: HostDevice) -> None:
     lane = Lane(device.new_stream(), name="test", in_flight_bytes=100)
-    lane.submit(lambda _: None, 1000).result(10)
+    gates, begun = [threading.Event() for _ in range(3)], []
+    futures = []
+    for number, size_bytes in enumerate((50, 1000, 50)):
+
+        def work(stream: object, number: int = number) -> None:
+            begun.append(number)
+            stream.run(gates[number].wait)  # type: ignore[attr-defined]
+
+        futures.append(lane.submit(work, size_bytes))
+    late = threading.Event()
+    for number in range(3):
+        assert not late.wait(0.1)
+        assert begun == list(range(number + 1)), "nothing goes beside the large one"
+        gates[number].set()
+        futures[number].result(10)
     lane.close()
 
 

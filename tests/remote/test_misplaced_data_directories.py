@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,18 @@ from kvobj.app.offline_remote import rebuild_remote
 from kvobj.config import load_settings
 
 SHARED = {"x-kvobj-durability": "shared"}
+OFTEN = {"sweep_interval": '"200 ms"', "reconcile_interval": '"200 ms"'}
+
+
+def settings_of(remote: RemoteStore, sections: Mapping[str, Mapping[str, str]] | None = None) -> ServerSettings:
+    return ServerSettings(
+        dram_bytes=64 * MIB,
+        nvme_bytes=64 * MIB,
+        buckets=(BucketSetting("plain", "ordinary", "local"),),
+        remote=remote.tier(),
+        sections=sections or {},
+        workers=1,
+    )
 
 
 def put(server: ServerProcess, key: str) -> int:
@@ -32,14 +45,7 @@ def get(server: ServerProcess, key: str) -> bytes:
 def test_a_restored_data_directory_removes_nothing_that_was_shared_since_its_copy_was_made(
     kvobj_remote: RemoteStore, tmp_path: Path
 ) -> None:
-    settings = ServerSettings(
-        dram_bytes=64 * MIB,
-        nvme_bytes=64 * MIB,
-        buckets=(BucketSetting("plain", "ordinary", "local"),),
-        remote=kvobj_remote.tier(),
-        sections={"log": {"requests": "false"}, "gc": {"sweep_interval": '"200 ms"', "reconcile_interval": '"200 ms"'}},
-        workers=1,
-    )
+    settings = settings_of(kvobj_remote, {"log": {"requests": "false"}, "gc": OFTEN})
     with ServerProcess(tmp_path / "node", settings) as server:
         assert put(server, "before") == 200
         server.terminate()
@@ -71,13 +77,7 @@ def test_a_restored_data_directory_removes_nothing_that_was_shared_since_its_cop
 def test_a_store_that_begins_anew_elsewhere_does_not_take_what_lay_there_for_what_lies_here(
     kvobj_remote: RemoteStore, tmp_path: Path
 ) -> None:
-    settings = ServerSettings(
-        dram_bytes=64 * MIB,
-        nvme_bytes=64 * MIB,
-        buckets=(BucketSetting("plain", "ordinary", "local"),),
-        remote=kvobj_remote.tier(),
-        workers=1,
-    )
+    settings = settings_of(kvobj_remote)
     with ServerProcess(tmp_path / "node", settings) as server:
         assert put(server, "before") == 200
         assert server.tier("remote")["blobs"] == 1
@@ -96,14 +96,7 @@ def test_no_node_starts_where_a_rebuild_was_cut_short(
     kvobj_remote: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has claimed the prefix and knows of nothing there: its sweep would take all of it for leftovers."""
-    settings = ServerSettings(
-        dram_bytes=64 * MIB,
-        nvme_bytes=64 * MIB,
-        buckets=(BucketSetting("plain", "ordinary", "local"),),
-        remote=kvobj_remote.tier(),
-        sections={"gc": {"sweep_interval": '"200 ms"', "reconcile_interval": '"200 ms"'}},
-        workers=1,
-    )
+    settings = settings_of(kvobj_remote, {"gc": OFTEN})
 
     def cut_short(*_: object, **__: object) -> NoReturn:
         raise InterruptedError
