@@ -36,10 +36,6 @@ class RequestHead(msgspec.Struct, frozen=True):
                 return value
         return None
 
-    def header_all(self, name: str) -> list[str]:
-        """All values of this (lower-case) name, in order of arrival."""
-        return [value for key, value in self.headers if key == name]
-
 
 class ByteSource(Protocol):
     """Bytes that arrive in order and are received straight into somebody's memory."""
@@ -147,12 +143,6 @@ class Reply(msgspec.Struct, frozen=True):
     close: bool = False
     log: dict[str, object] = {}
     ready: str = ""
-
-    @property
-    def all_headers(self) -> tuple[tuple[str, str], ...]:
-        """`headers`, and those that are ready."""
-        pairs = [line.split(": ", 1) for line in self.ready.split("\r\n")[:-1]]
-        return (*self.headers, *((name, value) for name, value in pairs))
 
 
 def ready_fields(headers: Iterable[tuple[str, str]]) -> str:

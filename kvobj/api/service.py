@@ -132,6 +132,7 @@ class S3Service:
                 verifier=self._verifier,
                 clock=clock,
                 host_id=settings.host_id,
+                log=log,
             )
             self._handlers[ops.RenewSession] = self.repeated.learning(self._handlers[ops.RenewSession])
         self._handlers[ops.Preflight] = self._cross_origin.preflight

@@ -20,7 +20,7 @@ from kvobj.catalog.rows import BucketRow, CommitOutcome, Durability, NamespaceQu
 from kvobj.clock import Clock
 from kvobj.errors import DigestMismatchError, ImmutableChunkError, InvalidRequestError, KvobjError
 from kvobj.store.byte_gate import ByteGate
-from kvobj.store.ingest import PutTransfer
+from kvobj.store.ingest import ByteSource, PutTransfer
 from kvobj.store.requests import PutRequest
 from kvobj.task_endings import ended, to_their_end
 
@@ -47,14 +47,6 @@ class StartsTogether(Protocol):
 
     async def start_beside(self, request: PutRequest, existing: ObjectRow | None) -> PutTransfer:
         """See `Store.start_beside`."""
-        ...
-
-
-class ByteSource(Protocol):
-    """See `api.message.ByteSource`; repeated here since the store is below the API."""
-
-    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
-        """Fill the whole buffer, reporting how much of it is there."""
         ...
 
 

@@ -277,13 +277,6 @@ class PutTransfer:
         the body is several blobs, or nothing is to be received."""
         return (self._pins[0], self._sizes[0]) if self.single and self._pins else (None, self.request.size_bytes)
 
-    def adopt_hash(self, digest: bytes, block_crcs: Sequence[int]) -> None:
-        """Take the hash of the blob that is being received, all of whose bytes are there, from who has computed it already. The
-        body's own digests are not fed."""
-        assert self.held is not None
-        assert self.held.hash is not None
-        self._pipeline.adopt(self.held.hash, digest, block_crcs)
-
     def hash_elsewhere(self) -> tuple[HashPipeline, frozenset[str]]:
         """Who fills the room hashes it, too, and tells the pipeline (`HashPipeline.adopt`). Before `receive`. The second: of which
         algorithms the body's own digests have to be given (`adopt_digests`)."""

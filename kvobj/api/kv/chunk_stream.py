@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from kvobj.api.message import ByteSource
 from kvobj.errors import IncompleteBodyError, InvalidRequestError
 
 CONTENT_TYPE: Final = "application/vnd.kvobj.stream"
@@ -45,14 +46,6 @@ def framed(header: dict[str, object]) -> bytes:
     """A header as it stands in a stream."""
     encoded = msgspec.msgpack.encode(header)
     return _LENGTH.pack(len(encoded)) + encoded
-
-
-class ByteSource(Protocol):
-    """See `message.ByteSource`."""
-
-    async def receive_into(self, buffer: memoryview, on_bytes: Callable[[int], None]) -> None:
-        """Fill the whole buffer."""
-        ...
 
 
 async def read_header(source: ByteSource) -> tuple[ItemHeader, int]:

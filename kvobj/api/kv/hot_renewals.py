@@ -10,6 +10,7 @@ right behind another costs 60 to 90 µs of a core so, 170 to 200 by that way.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from kvobj.api.users import UserDirectory
 from kvobj.catalog.lease_protocol import Renewal
 from kvobj.catalog.rows import BucketKind
 from kvobj.clock import Clock, boot_ms
+from kvobj.errors import KvobjError
 from kvobj.store.at_once import at_once
 
 _ID_DIGITS: Final = 32
@@ -106,7 +108,19 @@ class _Known:
 class HotRenewals:
     """Implements `message.RepeatedRequests`. Event-loop-only."""
 
-    __slots__ = ("_clock", "_credentials", "_host_id", "_known", "_renews", "_store", "_targets", "_users", "_verifier")
+    __slots__ = (
+        "_clock",
+        "_credentials",
+        "_host_id",
+        "_known",
+        "_log",
+        "_renews",
+        "_store",
+        "_targets",
+        "_told",
+        "_users",
+        "_verifier",
+    )
 
     def __init__(
         self,
@@ -119,6 +133,7 @@ class HotRenewals:
         verifier: SignatureVerifier,
         clock: Clock,
         host_id: str,
+        log: logging.Logger,
     ) -> None:
         """`clock` is the one that leases go by."""
         self._clock = clock
@@ -130,6 +145,8 @@ class HotRenewals:
         self._verifier = verifier
         self._host_id: Header = ("x-amz-id-2", host_id)
         self._known: dict[tuple[bytes, ...], _Known] = {}
+        self._log = log
+        self._told: set[type[Exception]] = set()
 
     @property
     def looks_like(self) -> Callable[[bytes], object | None]:
@@ -201,7 +218,13 @@ class HotRenewals:
             return None
         try:
             return self._answer(cut, known, request_id, waited_ms)
-        except Exception:  # noqa: BLE001 - the way of all requests meets it again, and tells the client or the log
+        except (KvobjError, ValueError, msgspec.MsgspecError):
+            return None  # what is wrong with the request the way of all requests meets again, and tells the client
+        except Exception as error:  # noqa: BLE001 - told once, and the other way answers
+            # The other way may well answer, so that nobody would ever hear of a defect that is here alone.
+            if type(error) not in self._told:
+                self._told.add(type(error))
+                self._log.exception("renewals are answered the long way", extra={"request_id": request_id})
             return None
 
     def _answer(self, cut: _Cut, known: _Known, request_id: str, waited_ms: int) -> RepeatedAnswer | None:

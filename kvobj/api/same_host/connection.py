@@ -161,7 +161,7 @@ class Connection:
             log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error) or "no hello")
         except asyncio.CancelledError:
             return  # by `end`: what it was doing is undone below
-        except Exception:
+        except Exception:  # the task's outermost handler: a defect ends this connection, not the server
             log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
         finally:
             await self._close()
@@ -223,7 +223,7 @@ class Connection:
             return None if self._opened is None else encode(self._opened.reply)
         except InvalidRequestError:
             return None  # the task ends the connection
-        except Exception:
+        except Exception:  # called while bytes are read: event loops would log it and leave the client waiting for ever
             self._parts.log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
             self.end()
             return b""
@@ -251,7 +251,7 @@ class Connection:
         except InvalidRequestError as error:
             self._parts.log.info("a same-host connection is ended pid=%d uid=%d reason=%s", *self._peer, str(error))
             self.end()
-        except Exception:
+        except Exception:  # its answer is sent: only the log can be told, and what was opened ends with the connection
             self._parts.log.exception("a same-host connection met a defect pid=%d uid=%d", *self._peer)
             self.end()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from kvobj.api.kv.bodies import SHORT_ID_BYTES
+from kvobj.api.same_host.reads import Reads
 from kvobj.api.same_host.rights import Rights
 from kvobj.arena import Pin
 from kvobj.catalog.rows import ObjectRow
@@ -29,18 +30,6 @@ AHEAD_SHARE: Final = 2
 DIGESTS_MAX: Final = 16_384
 """Digests that are remembered of chunks whose rows have none yet: to read one out of its frame takes a third of an open."""
 _TIER: Final = "dram"
-
-
-class Rows(Protocol):
-    """What is needed of the store (`store.Store`)."""
-
-    async def pinned(self, bucket: str, key: str, pin: bytes, *, user_id: str) -> ObjectRow | None:
-        """The row that a pin lets its user read."""
-        ...
-
-    async def settled(self, row: ObjectRow, *, wait: bool = True) -> ObjectRow:
-        """The row with its digest, if that is known."""
-        ...
 
 
 class LookUp(Protocol):
@@ -72,7 +61,7 @@ class HotOpens:
     """See the module's text. Event-loop-only. `pin_hot` is `DramTier.pin_hot`; `on_read` is told of rows that were looked up and
     read, `on_pinned_read` of those that a client's pin holds; `count_hits` counts reads of dram and their bytes."""
 
-    rows: Rows
+    rows: Reads
     look_up: LookUp
     pin_hot: Callable[[bytes], tuple[Pin, int] | None]
     on_read: Callable[[ObjectRow], None]
