@@ -83,8 +83,9 @@ class _Ended(Exception):  # noqa: N818 - the end of a flight, no error
 @dataclass(slots=True, eq=False)
 class _Flight:
     """One chunk on its way. `is_alone`: it is the only one that was asked for, so it is read at once if its parent is here, and may
-    be handed on: half of its time is for ancestors. `turns`: of the reads for one asker. `head` and `place` are what it was found
-    to be first, and `parent` the flight that it waits for. `has_room` is set too when it is over."""
+    be handed on: half of its time is for ancestors. `turns`: of the reads for one asker; `after`: the flight before it in its
+    list. `head` and `place` are what it was found to be first, and `parent` the flight that it waits for. `has_room` is set too
+    when it is over."""
 
     bucket: BucketRow
     key: str
@@ -92,6 +93,7 @@ class _Flight:
     is_alone: bool
     turns: asyncio.Semaphore
     depth: int = 0
+    after: _Flight | None = None
     head: ChunkHead | None = None
     place: ChunkPlace | None = None
     parent: _Flight | None = None
@@ -99,6 +101,11 @@ class _Flight:
     memory: memoryview = field(default_factory=lambda: memoryview(b""))
     room: ExitStack = field(default_factory=ExitStack)
     task: asyncio.Task[Found] = field(init=False)
+
+    @property
+    def is_coming(self) -> bool:
+        """It has room, and is not over."""
+        return self.has_room.is_set() and not self.task.done()
 
     @property
     def outcome(self) -> Outcome | None:
@@ -150,10 +157,12 @@ class Fetcher:
         """Have chunks here, in any order; how many of them are. `is_run`: none after the first that is not."""
         running: deque[_Flight] = deque()
         stored, waiting, turns = 0, iter(keys), asyncio.Semaphore(AT_ONCE)
+        last: _Flight | None = None
         is_over = False
         while True:
             while not is_over and len(running) < AT_ONCE and (key := next(waiting, None)) is not None:
-                running.append(self._flight(bucket, key, until=until, is_alone=len(keys) == 1, turns=turns))
+                last = self._flight(bucket, key, until=until, is_alone=len(keys) == 1, turns=turns, after=last)
+                running.append(last)
             if not running:
                 return stored
             found = await self._landed(running.popleft(), until=until)
@@ -172,6 +181,7 @@ class Fetcher:
         is_alone: bool = False,
         turns: asyncio.Semaphore | None = None,
         depth: int = 0,
+        after: _Flight | None = None,
     ) -> _Flight:
         """The flight of a chunk: the one that is under way, or else a new one."""
         name = (key, self._client.via.came_by)
@@ -179,7 +189,7 @@ class Fetcher:
         if under_way is not None:
             return under_way
         turns = asyncio.Semaphore(AT_ONCE) if turns is None else turns
-        flight = _Flight(bucket, key, until, is_alone, turns, depth)
+        flight = _Flight(bucket, key, until, is_alone, turns, depth, after)
         flight.task = asyncio.create_task(self._fly(flight), name="fetch-chunk")
         self._flights[name] = flight
         flight.task.add_done_callback(lambda _: self._flights.pop(name, None))
@@ -217,6 +227,7 @@ class Fetcher:
         finally:
             flight.room.close()
             flight.has_room.set()
+            flight.after = flight.parent = None  # or a list's last would keep all of them
         if outcome is Outcome.LOOSE:
             return Found(outcome, self._row(flight))
         if flight.head is not None or outcome is not Outcome.STORED:
@@ -226,7 +237,9 @@ class Fetcher:
     async def _outcome(self, flight: _Flight) -> Outcome:
         if not flight.is_alone and await self._is_here(flight, flight.key):
             return Outcome.STORED  # it came as an ancestor of another that was asked for
-        if not flight.is_alone or not await self._read_at_once(flight):
+        # In a chain's list the one before is the parent: once that has room there is nothing to wait for, nor to be asked first.
+        is_next = flight.after is not None and flight.after.has_room.is_set()
+        if not (flight.is_alone or is_next) or not await self._read_at_once(flight):
             await self._read_in_turn(flight)
         head, place, parent = flight.head, flight.place, flight.parent
         assert head is not None
@@ -247,7 +260,9 @@ class Fetcher:
                 if head.digest is None or flight.place is None:
                     raise _MustWait
                 if flight.place.parent and not await self._is_here(flight, flight.place.parent):
-                    raise _MustWait
+                    if flight.after is None or flight.after.key != flight.place.parent or not flight.after.is_coming:
+                        raise _MustWait
+                    flight.parent = flight.after
                 try:
                     async with asyncio.timeout(0):
                         await self._take_room(flight, head.size_bytes)
@@ -256,8 +271,9 @@ class Fetcher:
             return await self._fill(flight, head, exchange)
 
         try:
-            if not await self._client.read(flight.key, take, until=flight.until):
-                raise _Ended(Outcome.MISSING)
+            async with flight.turns:
+                if not await self._client.read(flight.key, take, until=flight.until):
+                    raise _Ended(Outcome.MISSING)
         except _MustWait:
             return False
         return True
