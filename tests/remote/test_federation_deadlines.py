@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from federation_world import World, call
 from kv_driver import KvDriver, kv_node
 from s3_proxy import NOTHING, Operation, Plan, Toxic
@@ -134,3 +135,41 @@ async def test_chunks_that_are_their_own_ancestors_are_refused_at_once(
         found = await upstream.fetcher.fetch(bucket, "a", until=now + 20.0)
         assert found.outcome in (Outcome.DISAGREES, Outcome.LOOSE)
         assert asyncio.get_running_loop().time() - now < 5
+
+
+async def test_a_chunk_right_behind_its_parent_is_asked_for_and_not_about(tmp_path: Path, shm_path: Path) -> None:
+    asked: dict[str, list[str]] = {"parent": [], "child": []}
+    child_asked, parent_goes_on = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                method, path, _ = head.decode().split(" ", 2)
+                key = path.rpartition("/")[2]
+                asked[key].append(method)
+                fields = [f"content-length: {len(key)}", f"x-kvobj-digest: {blake3(key.encode()).hexdigest()}"]
+                fields += ["x-kvobj-parent: parent"] if key == "child" else []
+                writer.write(("\r\n".join(["HTTP/1.1 200 OK", *fields]) + "\r\n\r\n").encode())
+                if key == "child":
+                    child_asked.set()
+                else:
+                    await parent_goes_on.wait()
+                if method == "GET":
+                    writer.write(key.encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        kv_node(tmp_path, shm_path) as kv,
+        upstream_of(kv, server.sockets[0].getsockname()[1], "access", "secret") as upstream,
+        asyncio.timeout(20),
+    ):
+        bucket, until = await bucket_of(kv), asyncio.get_running_loop().time() + 20.0
+        parent = upstream.fetcher._flight(bucket, "parent", until=until, is_alone=True)
+        await parent.has_room.wait()
+        both = asyncio.create_task(upstream.fetcher.fetch_all(bucket, ["parent", "child"], until=until, is_run=True))
+        await child_asked.wait()
+        parent_goes_on.set()
+        assert await both == 2
+        assert asked == {"parent": ["GET"], "child": ["GET"]}

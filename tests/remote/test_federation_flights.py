@@ -85,16 +85,6 @@ def test_an_mget_of_a_chain_that_names_children_first_brings_each_chunk_once(wor
     assert world.proxy.requests[Operation.GET] - gets <= len(ids) + 1, "each, and where its namespace is asked for"
 
 
-def test_of_a_chain_in_its_order_few_chunks_are_asked_about_before_they_are_asked_for(world: World) -> None:
-    namespace = world.declare_both("in-order")
-    ids = ids_of(namespace, 48)
-    put_chain(world.far, namespace, ids)
-    before = world.proxy.requests.copy()
-    assert all(item.payload for item in mget(world.near, ids))
-    assert world.proxy.requests[Operation.GET] - before[Operation.GET] <= len(ids) + 1
-    assert world.proxy.requests[Operation.HEAD] - before[Operation.HEAD] <= len(ids) // 2
-
-
 def test_ends_of_chains_come_although_all_connections_are_asked_for_at_once(world: World) -> None:
     namespace = world.declare_both("ends")
     chains = [ids_of(namespace, 16, first=10_000 * number) for number in range(3)]
