@@ -24,11 +24,16 @@ def test_a_server_whose_workers_all_stand_still_is_not_ready(server: ServerProce
     os.kill(workers[0], signal.SIGSTOP)
     wait_until(lambda: not workers_of(server)[0]["is_ready"], timeout_seconds=20, what="the first to be missed")
     assert is_ready(server)  # the other serves
-    os.kill(workers[1], signal.SIGSTOP)
+    os.kill(workers[0], signal.SIGCONT)
+    wait_for_workers(server)
+    workers = pids_of(server)  # at once, since each is replaced after twice the time that it takes to be missed
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
     wait_until(lambda: not is_ready(server), timeout_seconds=20, what="nobody to count as serving")
-    assert lives(workers[1])  # long before it is killed for it
-    os.kill(workers[1], signal.SIGCONT)
-    wait_until(lambda: is_ready(server), timeout_seconds=20, what="the worker to be heard of again")
+    assert all(map(lives, workers))
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+    wait_until(lambda: is_ready(server), timeout_seconds=20, what="the workers to be heard of again")
 
 
 def test_a_store_process_that_stood_still_does_not_take_its_workers_for_silent(server: ServerProcess) -> None:
