@@ -90,12 +90,15 @@ class PlainListener:
 
     # -- by the event loop ---------------------------------------------------------------------------------------
     async def _let_the_loop_accept(self) -> None:
+        if not self._is_open:  # stopped before this task had its turn
+            return
         try:
             server = await self._loop.create_server(
                 lambda: self._make_wire(self._made), sock=self._listening.dup(), backlog=self._backlog
             )
         except OSError:  # no descriptor for the duplicate
-            self._by_hand.start()
+            if self._is_open:
+                self._by_hand.start()
             return
         finally:
             self._turning = None

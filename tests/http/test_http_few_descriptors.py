@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 from collections.abc import Iterator
@@ -64,6 +65,24 @@ async def test_who_connects_is_served_whoever_accepts(noticed: str) -> None:
         await until(lambda: listener._server is not None)
         await served_once(served)
         await until(lambda: served.metrics.value("kvobj_s3_connections") == len(served.peers))
+
+
+async def test_who_is_stopped_as_descriptors_are_plenty_again_stays_so() -> None:
+    faults: list[dict[str, object]] = []
+    async with serving(handle) as served:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        listener = listener_of(served)
+        with short_of_descriptors():
+            served.server.sweep()
+        served.server.sweep()
+        turning = listener._turning
+        assert turning is not None
+        assert await served.server.drain(20)
+        await asyncio.wait([turning], timeout=20)
+        assert turning.exception() is None
+        assert listener._server is None
+        assert not listener._by_hand._is_open
+    assert not faults
 
 
 async def test_a_drain_ends_connections_that_were_accepted_by_hand_too() -> None:
