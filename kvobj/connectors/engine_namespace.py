@@ -28,7 +28,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine's configuration fixes about its facts. `others`: all that changes their bytes and has no field here; ranks of
+    """What an engine's configuration fixes about its chunks. `others`: all that changes their bytes and has no field here; ranks of
     `context` and `decode_context` have none in a declaration, and are to be among them."""
 
     engine: str

@@ -200,8 +200,8 @@ class StoreLink:
         self, *, after: str = "", limit: int = PAGE_KEYS_MAX, key_prefix: str = ""
     ) -> list[tuple[str, int]] | None:
         """Stored foreign keys that begin so, with sizes in bytes, in order and strictly after `after`; fewer than `limit` only at
-        the end. None where the store did not tell (it cannot be reached, or the user may
-        not list) or not all of it in the call's time, so that it is not taken for one that has nothing, or nothing more."""
+        the end. None where the store did not tell (it cannot be reached, or the user may not list) or not all of it in the call's
+        time, so that it is not taken for one that has nothing, or nothing more."""
         return self._asked(lambda calls: calls.names(after=after, limit=limit, key_prefix=key_prefix), None, _LIST)
 
     def namespace(self) -> Namespace | None:
@@ -313,9 +313,8 @@ class StoreLink:
                 self._failed(turn, error)
         except KvobjError as error:
             self._refused(turn, error, sort)
-        except (
-            Exception
-        ) as error:  # a bug, or an argument that cannot be sent: an engine that serves on misses its chunks, and told
+        except Exception as error:
+            # A bug, or an argument that cannot be sent: the engine serves on, misses its chunks, and is told.
             self._outage.left(turn)
             if self._tally.failed(error, sort):
                 self.log.exception("a call of a connector failed")

@@ -52,14 +52,14 @@ class _Job:
 
 
 class Transfers:
-    """A pool of threads, of which at most `store_threads` store at once: all but one, where there are several. Thread-safe. A store
+    """A pool of threads, of which at most `store_threads` store at once (`store_threads_of`). Thread-safe. A store
     that waited longer than `store_wait_seconds` in the queue is given up, since it keeps rows of the engine's memory from being
     used; a load is always tried. In a forked child, which has no such threads, every job has failed, those that its parent goes on
     with too."""
 
     def __init__(self, *, threads: int, store_wait_seconds: float) -> None:
         self.threads = threads
-        self.store_threads = max(1, threads - 1)
+        self.store_threads = store_threads_of(threads)
         self._storing = 0
         self._store_wait_seconds = store_wait_seconds
         self._loads: deque[tuple[_Job, int, Piece]] = deque()
@@ -170,6 +170,11 @@ class Transfers:
             del self._unfinished[job.job]
             self._finished.append(_ended(job))
             self._changed.notify_all()
+
+
+def store_threads_of(threads: int) -> int:
+    """How many of so many threads store at once: one is left to loads, where there are several."""
+    return max(1, threads - 1)
 
 
 def _copied(piece: Piece) -> list[bool] | None:

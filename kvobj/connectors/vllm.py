@@ -36,7 +36,7 @@ from kvobj.connectors.ending_threads import CLOSE_SECONDS
 from kvobj.connectors.engine_namespace import EngineFacts, fact_digest, link_settings, partition_fact
 from kvobj.connectors.link import StoreLink
 from kvobj.connectors.lookups import Lookups
-from kvobj.connectors.transfers import Finished, Piece, Transfers
+from kvobj.connectors.transfers import Finished, Piece, Transfers, store_threads_of
 
 _LOG: Final = logging.getLogger("vllm.kvobj")
 """Below vLLM's own logger, the one that vLLM configures: its log shows no other's lines of INFO."""
@@ -63,9 +63,9 @@ _COUNTERS: Final = {
 class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """`{"type": "KvobjTier", "module_path": "kvobj.connectors.vllm", "endpoint": …, "bucket": …}`.
 
-    `enable_kv_events` and `locality` mean what they mean for vLLM's own tiers, `io_threads` how many copy; all else is
-    `link_settings`'. `ConfigurationError` and `ValueError` for a configuration that cannot be used; a store that cannot be reached
-    is none: everything is a miss until it can.
+    `enable_kv_events` and `locality` mean what they mean for vLLM's own tiers, `io_threads` how many copy (two at least, of which
+    one only loads); all else is `link_settings`'. `ConfigurationError` and `ValueError` for a configuration that cannot be used; a
+    store that cannot be reached is none: everything is a miss until it can.
     """
 
     medium = Medium.STORAGE
@@ -94,12 +94,11 @@ class KvobjTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         self._row_count = shape[0]
         self._row_bytes = shape[1] * primary_kv_view.itemsize
         settings = link_settings(store, os.environ, _facts_of(offloading_spec, self._row_bytes), problems=problems)
-        self._transfers = Transfers(
-            threads=max(_THREADS_MIN, io_threads), store_wait_seconds=2 * settings.timeout_seconds
-        )
-        self._link = StoreLink(settings, log=_LOG, store_threads=self._transfers.store_threads)
+        threads = max(_THREADS_MIN, io_threads)
+        self._link = StoreLink(settings, log=_LOG, store_threads=store_threads_of(threads))
         self._link.connect()
         self._lookups = Lookups(self._link, name_of=chunk_name, deadline_seconds=settings.timeout_seconds)
+        self._transfers = Transfers(threads=threads, store_wait_seconds=2 * settings.timeout_seconds)
         self._keys: dict[int, list[bytes]] = {}
         self._suspects: set[str] = set()
         self._events: list[OffloadingEvent] | None = None

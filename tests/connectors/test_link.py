@@ -75,16 +75,6 @@ def frail(kept_frail: ServerProcess) -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def hanging(server: ServerProcess) -> Iterator[None]:
-    """The server answers nothing within the block."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
-@contextmanager
 def done_on(what: Callable[[], None], *, threads: int) -> Iterator[None]:
     """So many threads do it again and again within the block; what one of them raises fails it."""
     is_over = threading.Event()
@@ -381,7 +371,7 @@ class TestFaults:
         ) as link:
             assert link.store(chunks) == [True] * 4
             assert link.hold(names_of(chunks)) == [True] * 4
-            with hanging(frail):
+            with frail.hanging():
                 began = time.monotonic()
                 assert loaded(link, chunks) == [None] * 4
                 assert time.monotonic() - began < 3.0
@@ -409,7 +399,7 @@ class TestFaults:
             return False  # it still rests
 
         with closing(StoreLink(settings_of(frail, timeout_seconds=1.0))) as link:
-            with hanging(frail):
+            with frail.hanging():
                 assert link.present(["a"]) == [False]
                 assert not link.is_up
             wait_until(lambda: is_interrupted(link), timeout_seconds=10, what="the rest to end")
@@ -459,7 +449,7 @@ class TestFaults:
         link = StoreLink(settings_of(frail))
         assert link.store([chunk]) == [True]
         held: list[bool] = []
-        with hanging(frail):
+        with frail.hanging():
             opening = threading.Thread(target=lambda: held.extend(link.hold([chunk.id])), daemon=True)
             opening.start()
             wait_until(lambda: link._calls._opening.is_full, timeout_seconds=10, what="the session to be asked for")
@@ -477,7 +467,7 @@ class TestFaults:
         assert link.store(chunks) == [True] * 6
         assert loaded(link, chunks) == bodies(chunks)
         runner = TaskRunner[object]("link", threads=2, failure=int, notify=lambda: None)
-        with hanging(frail):
+        with frail.hanging():
             numbers = [
                 runner.submit(6, lambda: link.store(others)),
                 runner.submit(6, lambda: loaded(link, chunks)),
@@ -581,7 +571,7 @@ class TestFaults:
             assert not [each for each in caplog.messages if "cannot be used" in each]
 
     def test_a_report_waits_for_nothing_while_the_server_hangs(self, frail: ServerProcess) -> None:
-        with closing(StoreLink(settings_of(frail, timeout_seconds=5))) as link, hanging(frail):
+        with closing(StoreLink(settings_of(frail, timeout_seconds=5))) as link, frail.hanging():
             began = time.monotonic()
             assert link.report()["same_host"] is False
             assert time.monotonic() - began < 1, "an engine's scheduler asks for it"

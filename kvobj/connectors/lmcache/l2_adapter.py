@@ -240,9 +240,8 @@ class KvobjL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache ships
         """A listener's fault is not the task's."""
         try:
             notify(*arguments)
-        except (
-            Exception
-        ):  # listeners are LMCache's, and others' on it, and raise what they like; the chunks are moved by then
+        except Exception:
+            # Listeners are LMCache's, and others' on it, and raise what they like; the chunks are moved by then.
             self._link.log.exception("a listener of LMCache failed")
 
 
