@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from raw_http import RawConnection, RawS3
-from server_process import ServerProcess, wait_until
-from worker_server import worker_server
+from server_process import ServerProcess, ServerSettings, wait_until
+from worker_server import BUCKETS, WORKERS, worker_server
 
 SOON_SECONDS = 5.0
 """Half of what a stream lets pass before it gives a sign of life, and reads on whether it was woken or not."""
@@ -83,8 +84,9 @@ def test_what_policy_removes_is_told_at_once(tmp_path: Path) -> None:
         assert (told["ids"], told["reason"]) == (["expires"], "evicted")
 
 
-def test_readers_that_follow_are_counted(tmp_path: Path) -> None:
-    with worker_server(tmp_path) as server:
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_readers_that_follow_are_counted(tmp_path: Path, workers: int) -> None:
+    with ServerProcess(tmp_path, ServerSettings(buckets=BUCKETS, workers=workers)) as server:
         with reading(server, "cache"), reading(server, "kept"):
             wait_until(lambda: gauge(server, "kvobj_events_followers") == 2, timeout_seconds=20, what="both readers")
         wait_until(lambda: gauge(server, "kvobj_events_followers") == 0, timeout_seconds=20, what="their end")

@@ -167,13 +167,14 @@ def test_status_and_metrics_are_those_of_all_workers(server: ServerProcess) -> N
     def requests() -> int:
         return sum(int(worker["requests"]) for worker in workers_of(server))
 
-    before = requests()
+    before, restarts = requests(), restarts_of(server)
     with server.raw() as raw:
         for _ in range(10):
             raw.request("HEAD", "/plain")
     assert requests() == before + 10
     found = workers_of(server)
     assert all(worker["cpu_seconds"] > 0 and worker["is_ready"] for worker in found)
+    assert [worker["restarts"] for worker in found] == restarts
     with RawConnection(server.host, server.admin_port) as admin:
         admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         page = admin.read_reply().body.decode()
